@@ -1,0 +1,52 @@
+# `make train` and `make test` do all the set-up in a virtual environment of their own.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -type f 2>/dev/null)
+DATA   ?= runs/quickstart/data
+MODEL  ?= runs/quickstart/model
+
+.PHONY: help setup train test test-all lint bench native clean
+
+help:
+	@echo "make train     set up, generate Criteo-like data, train, evaluate, say where the model is"
+	@echo "make test      set up, lint, type-check, run the tests"
+	@echo "make test-all  the tests that take longer too"
+	@echo "make bench     print the table of speed ratios (benchmarks/local.py)"
+	@echo "make native    build the native module in place, for work on the sources"
+	@echo "make clean     remove the environment and everything built"
+
+$(VENV)/.ready: $(NATIVE)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	@touch $@
+
+setup: $(VENV)/.ready
+
+train: setup
+	@test -f $(DATA)/schema.json || $(BIN)/sparsefleet data synth --rows 400000 --test-rows 40000 --parts 4 --out $(DATA) --seed 1
+	$(BIN)/sparsefleet train --data $(DATA)/train --test-data $(DATA)/test --threads 2 --save $(MODEL)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow" tests
+
+test-all: lint
+	$(BIN)/python -m pytest tests
+
+bench: setup
+	$(BIN)/python benchmarks/local.py
+
+native:
+	cmake -S . -B build/inplace -DPython_EXECUTABLE=$$(command -v python) >/dev/null
+	cmake --build build/inplace -j2
+	cp build/inplace/_native*.so src/sparsefleet/kernels/
+
+clean:
+	rm -rf $(VENV) build runs src/sparsefleet/kernels/_native*.so

@@ -1,0 +1,30 @@
+// One bind function per family of kernels, and the array types they share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace sparsefleet {
+
+namespace nb = nanobind;
+
+// Contiguous CPU arrays. `In` may be read-only; `Out` is written in place.
+template <typename T, std::size_t N>
+using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <typename T, std::size_t N>
+using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+
+// Kernels never allocate for Python: the caller (kernels/__init__.py) hands in NumPy arrays of the right size.
+// A wrong size here is our own bug, not the user's, but must never write out of bounds.
+inline void expect(bool ok, const char* what) {
+    if (!ok) throw std::invalid_argument(std::string("native kernel: ") + what);
+}
+
+void bind_pooling(nb::module_& m);
+
+}  // namespace sparsefleet

@@ -1,0 +1,7 @@
+// The Python face of the kernels. Each bind_*.cpp exposes one family; this file only gathers them.
+#include "bindings.h"
+
+NB_MODULE(_native, m) {
+    m.doc() = "Hot kernels of SparseFleet; each has a readable NumPy twin in sparsefleet.kernels.reference";
+    sparsefleet::bind_pooling(m);
+}

@@ -1,0 +1,76 @@
+"""Reader: hands batches to training threads, and knows how far they have come.
+
+```
+reader.epoch(threads=2) -> [stream 0, stream 1]      each an iterator of Batch for one training thread
+reader.consumed(batch)                               the trainer says so after each step
+reader.position() -> dict                            consumed so far, as plain JSON data, for a checkpoint
+reader.seek(position)                                the next epoch() starts there
+```
+With one thread the order of rows is fixed. Whatever is read ahead but not consumed is not in the position.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.schema import Schema
+
+
+class BatchStream(Iterator[Batch], ABC):
+    """The batches of one training thread. `close` stops whatever reads ahead; closing twice is fine."""
+
+    @abstractmethod
+    def __next__(self) -> Batch: ...
+
+    def close(self) -> None:  # noqa: B027  (nothing to do is a fine default)
+        """Stop reading ahead and let go of files and child processes."""
+
+
+class Epoch:
+    """The streams of one pass over the data; leaving the `with` block closes them all."""
+
+    def __init__(self, streams: Sequence[BatchStream]) -> None:
+        self.streams = tuple(streams)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for stream in self.streams:
+            stream.close()
+
+
+class Reader(ABC):
+    schema: Schema
+    batch_size: int
+
+    @abstractmethod
+    def epoch(self, threads: int = 1) -> Epoch:
+        """Start a pass over the data, from the last `seek` or the beginning, split over `threads` streams.
+
+        Each row comes once, in exactly one stream.
+        """
+
+    @abstractmethod
+    def consumed(self, batch: Batch) -> None:
+        """This batch has been trained on. Called from the thread that drew it."""
+
+    @abstractmethod
+    def position(self) -> dict[str, Any]:
+        """What has been consumed of the epoch under way; empty before its first batch and after its last."""
+
+    @abstractmethod
+    def seek(self, position: Mapping[str, Any]) -> None:
+        """Make the next epoch start from `position`, as `position()` gave it; {} means the beginning."""
+
+    def progress(self) -> float | None:
+        """Share of the epoch consumed, 0 to 1, or None where it is not known."""
+        return None
+
+    def skipped(self) -> dict[str, int]:
+        """Bad rows passed over so far, per reason (with on_bad_row='skip')."""
+        return {}

@@ -1,0 +1,57 @@
+"""UpdateRule: how a gradient changes a row. One rule serves sparse rows and dense blocks alike.
+
+Legend: U rows, D values a row, S = rule.state_width(D) floats of optimizer state a row.
+
+A rule is a frozen dataclass of its hyperparameters. Its arithmetic is a native kernel (with a NumPy twin), chosen by
+`kind`, fed with `numbers(step)`. `step` counts the updates that a table has applied, this one included (first: 1).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.optim.schedule import Constant, Schedule
+
+
+@dataclass(frozen=True)
+class UpdateRule(ABC):
+    learning_rate: float = 1e-4
+    """Step size before the schedule."""
+    schedule: Schedule = field(default_factory=Constant, kw_only=True)
+    """How the step size changes with the table's step."""
+
+    name: ClassVar[str]
+    """What command lines, checkpoints and the wire call it."""
+    kind: ClassVar[int]
+    """What the native kernel calls it; the numbers are in native/include/sparsefleet/rules.h."""
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate >= 0:
+            raise ConfigError(f"{self.name}: learning_rate={self.learning_rate} must be 0 or above")
+
+    @abstractmethod
+    def state_width(self, dim: int) -> int:
+        """Floats of state that belong to a row of `dim` values."""
+
+    @abstractmethod
+    def hyperparameters(self) -> tuple[float, ...]:
+        """The rule's constants in the order its kernel reads them, without the learning rate; at most 6."""
+
+    def initial_state(self) -> float:
+        """What every float of state starts from."""
+        return 0.0
+
+    def for_dense(self) -> UpdateRule:
+        """The rule to use on a dense block, seen as one long row; itself unless its state is per row."""
+        return self
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate * self.schedule.factor(step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for manifests and the wire; `optim.from_dict` is the inverse."""
+        fields = {k: v for k, v in asdict(self).items() if k != "schedule"}
+        return {"name": self.name, **fields, "schedule": self.schedule.to_dict()}

@@ -1,0 +1,88 @@
+"""ParameterStore: where parameters live. In this process (`LocalStore`) or on servers (`RemoteStore`).
+
+Contract:
+- `keys` in one call are unique (whoever calls has deduplicated); `rows[i]` belongs to `keys[i]`.
+- Every call that may cross a network returns a `Pending` to wait on. Several may be under way at once; calls of
+  one caller on one table take effect in the order they were made.
+- A push is one optimizer step of that table, even with zero keys.
+- The dense parameters of a model are one flat float32 block. `create_dense` adopts the given array where the store is
+  local: updates then show in it at once. Where it is remote, `pull_dense` fills it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.optim.base import UpdateRule
+from sparsefleet.table.spec import TableSpec
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+class Pending(Protocol[T_co]):
+    """The answer to come of a call that is under way."""
+
+    def wait(self, timeout: float | None = None) -> T_co:
+        """The answer, or the call's error. Raises `StoreError` after `timeout` seconds without one."""
+        ...
+
+
+class Done(Generic[T]):
+    """A Pending whose answer is there already."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def wait(self, timeout: float | None = None) -> T:
+        return self._value
+
+
+class ParameterStore(ABC):
+    @abstractmethod
+    def create_table(self, spec: TableSpec) -> None:
+        """Make the table, or check that the one there has the same spec (`StoreError` says what differs)."""
+
+    @abstractmethod
+    def create_dense(self, name: str, values: F32, rule: UpdateRule) -> None:
+        """Make the dense block from `values`, or, where it exists, fill `values` from it."""
+
+    @abstractmethod
+    def pull(self, table: str, keys: U64, *, create: bool = True) -> Pending[F32]:
+        """Rows [U, D]. Missing ones are created, or with create=False read as zeros and counted as misses."""
+
+    @abstractmethod
+    def push(self, table: str, keys: U64, grads: F32) -> Pending[None]:
+        """Apply the table's rule to these rows; missing ones are created first."""
+
+    @abstractmethod
+    def pull_dense(self, name: str, out: F32) -> Pending[None]:
+        """Fill `out` with the block's present values (nothing to do where `out` is the block)."""
+
+    @abstractmethod
+    def push_dense(self, name: str, grads: F32) -> Pending[None]:
+        """Apply the block's rule."""
+
+    @abstractmethod
+    def barrier(self, name: str, timeout: float | None = None) -> None:
+        """Return when every trainer has called it with this name."""
+
+    @abstractmethod
+    def save(self, path: str, extra: Mapping[str, Any]) -> None:
+        """Write a checkpoint of all tables and blocks at one moment; `extra` goes into the manifest."""
+
+    @abstractmethod
+    def load(self, path: str) -> Mapping[str, Any]:
+        """Fill tables and blocks from a checkpoint and return its manifest's extra part."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Rows, memory, calls and misses per table, as plain data."""
+
+    def close(self) -> None:
+        """Let go of connections; the store is not used afterwards."""

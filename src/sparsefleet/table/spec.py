@@ -1,0 +1,26 @@
+"""TableSpec: everything that makes two processes agree on a sparse table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.initializer import Initializer, Uniform
+from sparsefleet.optim.base import UpdateRule
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    name: str
+    dim: int
+    """Values in a row."""
+    rule: UpdateRule
+    initializer: Initializer = field(default_factory=Uniform)
+    seed: int = 0
+    """With the table's name and a row's key, decides that row's first values."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ConfigError(f"table name {self.name!r}: it names files, so it must not be empty, hold '/' or start with '.'")
+        if not 1 <= self.dim <= 65536:
+            raise ConfigError(f"table {self.name!r}: dim={self.dim} must be 1 to 65536")
