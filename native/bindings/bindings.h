@@ -25,6 +25,8 @@ inline void expect(bool ok, const char* what) {
     if (!ok) throw std::invalid_argument(std::string("native kernel: ") + what);
 }
 
-void bind_pooling(nb::module_& m);
+void bind_text(nb::module_& m);   // hashing and parsing of rows
+void bind_rows(nb::module_& m);   // unique keys, pooling, metrics
+void bind_table(nb::module_& m);  // sparse tables, update rules, initial values
 
 }  // namespace sparsefleet

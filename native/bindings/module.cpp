@@ -3,5 +3,7 @@
 
 NB_MODULE(_native, m) {
     m.doc() = "Hot kernels of SparseFleet; each has a readable NumPy twin in sparsefleet.kernels.reference";
-    sparsefleet::bind_pooling(m);
+    sparsefleet::bind_text(m);
+    sparsefleet::bind_rows(m);
+    sparsefleet::bind_table(m);
 }

@@ -1,0 +1,5 @@
+"""Hot kernels: `text` (hashing, parsing), `rows` (unique keys, pooling, metrics), `table` (tables, update rules).
+
+Each module is a thin, typed face over `_native`; its readable NumPy twin stands in `reference/` under the same name,
+with the same functions, and the same tests run both. The GIL is released in every native kernel.
+"""
