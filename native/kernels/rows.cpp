@@ -1,1 +1,142 @@
-#include <cstdint>
+#include "sparsefleet/rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace sparsefleet {
+
+namespace {
+
+// Calls f with the row width as a compile-time constant where it is a common one: copies and sums of a known length
+// become a few vector instructions.
+template <typename F>
+void with_width(std::size_t dim, F&& f) {
+    switch (dim) {
+        case 4: return f(std::integral_constant<std::size_t, 4>{});
+        case 8: return f(std::integral_constant<std::size_t, 8>{});
+        case 10: return f(std::integral_constant<std::size_t, 10>{});
+        case 16: return f(std::integral_constant<std::size_t, 16>{});
+        case 32: return f(std::integral_constant<std::size_t, 32>{});
+        case 64: return f(std::integral_constant<std::size_t, 64>{});
+        default: return f(dim);
+    }
+}
+
+}  // namespace
+
+std::size_t unique_keys(const std::uint64_t* keys, std::size_t n, std::uint64_t* unique, std::int32_t* inverse) {
+    std::size_t bits = 6;
+    while ((std::size_t{1} << bits) < 2 * n) ++bits;
+    thread_local std::vector<std::int32_t> slots;  // reused: a batch is followed by one of the same size
+    slots.assign(std::size_t{1} << bits, -1);
+    const std::size_t mask = slots.size() - 1;
+    std::int32_t count = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        const std::uint64_t key = keys[i];
+        std::size_t at = ((key ^ (key >> 32)) * 0x9E3779B97F4A7C15ull) >> (64 - bits);
+        for (;; at = (at + 1) & mask) {
+            const std::int32_t found = slots[at];
+            if (found < 0) {
+                slots[at] = count;
+                unique[count] = key;
+                inverse[i] = count++;
+                break;
+            }
+            if (unique[found] == key) {
+                inverse[i] = found;
+                break;
+            }
+        }
+    }
+    return static_cast<std::size_t>(count);
+}
+
+std::size_t select_slots(const std::uint64_t* keys, const std::int64_t* offsets, std::size_t rows, std::size_t slots,
+                         const std::int32_t* chosen, std::size_t chosen_count, std::uint64_t* out_keys,
+                         std::int64_t* out_offsets) {
+    std::int64_t written = 0;
+    *out_offsets++ = 0;
+    for (std::size_t row = 0; row < rows; ++row) {
+        const std::int64_t* bags = offsets + row * slots;
+        for (std::size_t c = 0; c < chosen_count; ++c) {
+            for (std::int64_t i = bags[chosen[c]]; i < bags[chosen[c] + 1]; ++i) out_keys[written++] = keys[i];
+            *out_offsets++ = written;
+        }
+    }
+    return static_cast<std::size_t>(written);
+}
+
+void pool_forward(const float* rows, std::size_t dim, const std::int32_t* inverse, const std::int64_t* offsets,
+                  std::size_t batch, std::size_t slots, const std::int32_t* chosen, std::size_t chosen_count, bool mean,
+                  float* out, std::size_t out_stride) {
+    with_width(dim, [&](auto width) {
+        const std::size_t d = width;
+        for (std::size_t b = 0; b < batch; ++b) {
+            const std::int64_t* bags = offsets + b * slots;
+            float* to = out + b * out_stride;
+            for (std::size_t c = 0; c < chosen_count; ++c, to += d) {
+                const std::int64_t begin = bags[chosen[c]], end = bags[chosen[c] + 1];
+                if (begin == end) {
+                    std::fill(to, to + d, 0.0f);
+                    continue;
+                }
+                std::memcpy(to, rows + inverse[begin] * d, d * sizeof(float));
+                for (std::int64_t i = begin + 1; i < end; ++i) {
+                    const float* row = rows + inverse[i] * d;
+                    for (std::size_t j = 0; j < d; ++j) to[j] += row[j];
+                }
+                if (mean && end - begin > 1) {
+                    const float scale = 1.0f / static_cast<float>(end - begin);
+                    for (std::size_t j = 0; j < d; ++j) to[j] *= scale;
+                }
+            }
+        }
+    });
+}
+
+void pool_backward(const float* grad_out, std::size_t grad_stride, std::size_t dim, const std::int32_t* inverse,
+                   const std::int64_t* offsets, std::size_t batch, std::size_t slots, const std::int32_t* chosen,
+                   std::size_t chosen_count, bool mean, float* grad_rows) {
+    with_width(dim, [&](auto width) {
+        const std::size_t d = width;
+        for (std::size_t b = 0; b < batch; ++b) {
+            const std::int64_t* bags = offsets + b * slots;
+            const float* from = grad_out + b * grad_stride;
+            for (std::size_t c = 0; c < chosen_count; ++c, from += d) {
+                const std::int64_t begin = bags[chosen[c]], end = bags[chosen[c] + 1];
+                const float scale = mean && end - begin > 1 ? 1.0f / static_cast<float>(end - begin) : 1.0f;
+                for (std::int64_t i = begin; i < end; ++i) {
+                    float* row = grad_rows + inverse[i] * d;
+                    for (std::size_t j = 0; j < d; ++j) row[j] += scale * from[j];
+                }
+            }
+        }
+    });
+}
+
+ClickSums count_clicks(const float* probabilities, const float* labels, std::size_t n, std::int64_t* positive,
+                       std::int64_t* negative, std::size_t buckets) {
+    constexpr double kEdge = 1e-7;  // what float32 can still tell from 0 and 1
+    ClickSums sums;
+    const double top = static_cast<double>(buckets - 1);
+    for (std::size_t i = 0; i < n; ++i) {
+        const float p = probabilities[i], label = labels[i];
+        if (!(p >= 0.0f && p <= 1.0f) || !(label == 0.0f || label == 1.0f)) {
+            ++sums.bad;
+            continue;
+        }
+        const bool click = label != 0.0f;
+        const auto bucket = static_cast<std::size_t>(static_cast<double>(p) * top);
+        ++(click ? positive : negative)[bucket];
+        const double q = std::min(std::max(static_cast<double>(p), kEdge), 1.0 - kEdge);
+        sums.log_loss -= std::log(click ? q : 1.0 - q);
+        sums.predicted += p;
+        sums.clicks += label;
+        sums.correct += (p > 0.5f) == click;
+    }
+    return sums;
+}
+
+}  // namespace sparsefleet

@@ -1,0 +1,25 @@
+"""KeyedRows: rows (or gradients of rows) with the keys they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRows:
+    """keys unique; rows[i] belongs to keys[i]."""
+
+    keys: U64
+    """[U]"""
+    rows: F32
+    """[U, D]"""
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or len(self.keys) != len(self.rows):
+            raise ConfigError(f"{len(self.keys)} keys need rows of shape [{len(self.keys)}, D]; got {self.rows.shape}")
+
+    def __len__(self) -> int:
+        return len(self.keys)

@@ -1,0 +1,59 @@
+"""Kernels on the rows of one batch: unique keys, slot selection, pooling, click counts.
+
+Legend: N feature values, U unique keys, D values a row, B batch rows, S slots, C chosen slots.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsefleet.core.batch import F32, I64, U64
+from sparsefleet.kernels import _native
+
+I32 = npt.NDArray[np.int32]
+
+
+class ClickSums(NamedTuple):
+    """Sums over the rows of one `count_clicks` call."""
+
+    log_loss: float
+    predicted: float
+    clicks: float
+    correct: int
+    bad: int
+    """Rows left out: a probability outside [0, 1] or not a number, a label other than 0 or 1."""
+
+
+def unique_keys(keys: U64) -> tuple[U64, I32]:
+    """Distinct keys in order of first appearance [U], and for each key its place among them [N]."""
+    unique, inverse = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int32)
+    count = _native.unique_keys(keys, unique, inverse)
+    return unique[:count], inverse
+
+
+def select_slots(keys: U64, offsets: I64, slots: int, chosen: I32) -> tuple[U64, I64]:
+    """The bags of the chosen slots only, in the order chosen."""
+    rows = (len(offsets) - 1) // slots
+    repeats = max(1, -(-len(chosen) // slots))  # a slot may be chosen more than once
+    out_keys = np.empty(len(keys) * repeats, np.uint64)
+    out_offsets = np.empty(rows * len(chosen) + 1, np.int64)
+    count = _native.select_slots(keys, offsets, slots, chosen, out_keys, out_offsets)
+    return out_keys[:count], out_offsets
+
+
+def pool_forward(rows: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, out: F32) -> None:
+    """out [B, C*D] (rows may lie apart): per row and chosen slot the sum or mean of its values' rows; empty: zeros."""
+    _native.pool_forward(rows, inverse, offsets, slots, chosen, mean, out)
+
+
+def pool_backward(grad: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, grad_rows: F32) -> None:
+    """Add each pooled gradient [B, C*D] (rows may lie apart) to the rows [U, D] it was pooled from."""
+    _native.pool_backward(grad, inverse, offsets, slots, chosen, mean, grad_rows)
+
+
+def count_clicks(probabilities: F32, labels: F32, positive: I64, negative: I64) -> ClickSums:
+    """Count each probability into bucket int(p * (buckets - 1)) of its label's histogram, in place."""
+    return ClickSums(*_native.count_clicks(probabilities, labels, positive, negative))

@@ -1,0 +1,67 @@
+"""CTR-DNN: the seeds' network. One shared table, pooled slots beside the dense features, three relu layers, softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.initializer import Initializer, Uniform
+from sparsefleet.core.schema import CRITEO
+from sparsefleet.nn import DenseTower, SparseEmbedding, dense_input
+
+TABLE = "SparseFeatFactors"
+
+
+@dataclass(frozen=True)
+class CTRDNNConfig:
+    embedding_size: int = 10
+    """Values in a row of the table."""
+    hidden: tuple[int, ...] = (400, 400, 400)
+    """Widths of the relu layers."""
+    initializer: Initializer = field(default_factory=lambda: Uniform(-0.01, 0.01))
+    """How rows start. ±0.01 learns far better than the seeds' ±1 (docs/defaults.md has the measurement)."""
+    pooling: str = "sum"
+
+    def __post_init__(self) -> None:
+        if self.embedding_size < 1:
+            raise ConfigError(f"embedding_size={self.embedding_size} must be 1 or above")
+        if not self.hidden or min(self.hidden) < 1:
+            raise ConfigError(f"hidden={self.hidden}: at least one layer, each of width 1 or above")
+
+
+PRESETS = {
+    "default": CTRDNNConfig(),
+    "paddle": CTRDNNConfig(initializer=Uniform(-1.0, 1.0)),
+}
+"""`paddle` is the seeds' network to the letter: plain Uniform() there means [-1, 1]."""
+
+
+class CTRDNN(nn.Module):
+    """Batch -> [B, 2] softmax logits (no click, click)."""
+
+    def __init__(
+        self,
+        slots: Sequence[str] = CRITEO.slot_names,
+        dense_features: int = len(CRITEO.dense),
+        config: CTRDNNConfig | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config = config or CTRDNNConfig()
+        self.embedding = SparseEmbedding(
+            TABLE, config.embedding_size, slots, pooling=config.pooling, initializer=config.initializer
+        )
+        self.tower = DenseTower([len(slots) * config.embedding_size + dense_features, *config.hidden, 2])
+        for layer in self.tower.layers:
+            nn.init.normal_(layer.weight, std=1 / math.sqrt(layer.in_features))
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        x = torch.cat([self.embedding(batch), dense_input(batch)], dim=1)
+        out: torch.Tensor = self.tower(x)
+        return out
