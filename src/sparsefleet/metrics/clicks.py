@@ -1,0 +1,89 @@
+"""Metrics of click predictions, over everything since the last reset and over the last few batches."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+
+import numpy as np
+
+from sparsefleet.core.batch import F32
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.kernels.rows import count_clicks
+from sparsefleet.metrics.auc import auc_of
+
+NUM_THRESHOLDS = 2**12
+SLIDE_STEPS = 20
+
+
+class ClickMetrics:
+    """Global AUC, log loss, accuracy, predicted/actual click ratio. Sums only: parts of a data set can be merged."""
+
+    def __init__(self, num_thresholds: int = NUM_THRESHOLDS) -> None:
+        if num_thresholds < 1:
+            raise ConfigError(f"num_thresholds={num_thresholds} must be 1 or above")
+        self.positive = np.zeros(num_thresholds + 1, np.int64)
+        self.negative = np.zeros(num_thresholds + 1, np.int64)
+        self.log_loss_sum = self.predicted = self.clicks = 0.0
+        self.correct = self.bad = 0
+        self._lock = threading.Lock()
+
+    def update(self, probabilities: F32, labels: F32) -> None:
+        with self._lock:
+            sums = count_clicks(probabilities, labels, self.positive, self.negative)
+            self.log_loss_sum += sums.log_loss
+            self.predicted += sums.predicted
+            self.clicks += sums.clicks
+            self.correct += sums.correct
+            self.bad += sums.bad
+
+    def merge(self, other: ClickMetrics) -> None:
+        """Add what another process or thread has counted."""
+        if len(other.positive) != len(self.positive):
+            raise ConfigError(
+                f"metrics of {len(other.positive) - 1} and {len(self.positive) - 1} thresholds cannot be merged"
+            )
+        with other._lock, self._lock:
+            self.positive += other.positive
+            self.negative += other.negative
+            self.log_loss_sum += other.log_loss_sum
+            self.predicted += other.predicted
+            self.clicks += other.clicks
+            self.correct += other.correct
+            self.bad += other.bad
+
+    @property
+    def rows(self) -> int:
+        """Rows counted; those without a label, or whose prediction is not a number, are not (see `bad`)."""
+        return int(self.positive.sum() + self.negative.sum())
+
+    def values(self) -> dict[str, float]:
+        with self._lock:
+            rows = self.rows
+            return {
+                "auc": auc_of(self.positive, self.negative),
+                "logloss": self.log_loss_sum / rows if rows else math.nan,
+                "accuracy": self.correct / rows if rows else math.nan,
+                "click_ratio": self.predicted / self.clicks if self.clicks else math.nan,
+                "rows": rows,
+            }
+
+
+class WindowMetrics:
+    """AUC of the pooled histograms of the last `slide_steps` batches. Pools when asked, so a step costs next to nothing."""
+
+    def __init__(self, num_thresholds: int = NUM_THRESHOLDS, slide_steps: int = SLIDE_STEPS) -> None:
+        if slide_steps < 1:
+            raise ConfigError(f"slide_steps={slide_steps} must be 1 or above")
+        self.num_thresholds = num_thresholds
+        self._last: deque[tuple[F32, F32]] = deque(maxlen=slide_steps)
+
+    def update(self, probabilities: F32, labels: F32) -> None:
+        self._last.append((probabilities, labels))
+
+    def auc(self) -> float:
+        window = ClickMetrics(self.num_thresholds)
+        for probabilities, labels in tuple(self._last):
+            window.update(probabilities, labels)
+        return auc_of(window.positive, window.negative)

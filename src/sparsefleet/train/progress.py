@@ -1,0 +1,100 @@
+"""Progress: what has been trained so far. Training threads write it, reporters read it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.metrics import ClickMetrics, WindowMetrics
+from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
+from sparsefleet.train.replica import StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of training at one moment, as reporters show it."""
+
+    epoch: int
+    epochs: int
+    step: int
+    rows: int
+    """Rows trained by this run, over all epochs."""
+    seconds: float
+    """Since this run began to train, without evaluation and saving."""
+    share: float | None
+    """Part of the epoch that is done, 0 to 1, where known."""
+    loss: float
+    """Per sample, over the rows since the last snapshot."""
+    auc: float
+    batch_auc: float
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds else math.nan
+
+    def values(self) -> dict[str, float]:
+        """What a run logs, by name."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "rows": self.rows,
+            "rows_per_s": self.rows_per_second,
+            "loss": self.loss,
+            "auc": self.auc,
+            "batch_auc": self.batch_auc,
+        }
+
+
+class Progress:
+    def __init__(self, epochs: int, num_thresholds: int = NUM_THRESHOLDS, slide_steps: int = SLIDE_STEPS) -> None:
+        self.epoch, self.epochs = 0, epochs
+        self.step = 0
+        """Steps of the whole training, over resumes."""
+        self.rows = 0
+        """Rows of this run."""
+        self.metrics = ClickMetrics(num_thresholds)
+        self.window = WindowMetrics(num_thresholds, slide_steps)
+        self._lock = threading.Lock()
+        self._loss_sum, self._loss_rows, self._last_loss = 0.0, 0, math.nan
+        self._seconds, self._since = 0.0, 0.0
+
+    def add(self, batch: Batch, outcome: StepOutcome) -> int:
+        """Count one step; returns its number, from 1."""
+        with self._lock:
+            self.step += 1
+            self.rows += len(batch)
+            self._loss_sum += outcome.loss
+            self._loss_rows += len(batch)
+            self.metrics.update(outcome.probabilities, batch.labels)
+            self.window.update(outcome.probabilities, batch.labels)
+            return self.step
+
+    def start_clock(self) -> None:
+        self._since = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        self._seconds, self._since = self.seconds, 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds + (time.perf_counter() - self._since if self._since else 0.0)
+
+    def snapshot(self, share: float | None) -> Snapshot:
+        with self._lock:
+            if self._loss_rows:
+                self._last_loss = self._loss_sum / self._loss_rows
+                self._loss_sum, self._loss_rows = 0.0, 0
+            return Snapshot(
+                epoch=self.epoch,
+                epochs=self.epochs,
+                step=self.step,
+                rows=self.rows,
+                seconds=self.seconds,
+                share=share,
+                loss=self._last_loss,
+                auc=self.metrics.values()["auc"],
+                batch_auc=self.window.auc(),
+            )

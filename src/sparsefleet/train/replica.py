@@ -1,0 +1,85 @@
+"""Replica: one training thread's copy of the model. Parameters are shared with the others, gradients are its own."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sparsefleet.communicator.base import Lane, StepGradients
+from sparsefleet.core.batch import F32, Batch
+from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.nn.dense_block import DenseBlock
+from sparsefleet.nn.embedding import attach as attach_source
+from sparsefleet.nn.inputs import label_input
+from sparsefleet.nn.objective import loss_of, probabilities_of
+from sparsefleet.train.row_source import BatchRows, Pull
+
+PRECISIONS = ("float32", "bf16")
+
+
+class DivergedError(SparseFleetError):
+    """Training produced a loss that is not a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    loss: float
+    """Summed over the batch, before the update."""
+    probabilities: F32
+    """[B] clicks as predicted before the update."""
+
+
+def autocast(precision: str) -> AbstractContextManager[object]:
+    """What the dense network computes in; parameters and tables stay float32."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision={precision!r} is not a precision; choose {' or '.join(PRECISIONS)}")
+    return torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+class Replica:
+    def __init__(self, model: nn.Module, block: DenseBlock, lane: Lane, precision: str) -> None:
+        self.model, self._lane, self._precision = model, lane, precision
+        self._rows = BatchRows(model, lane.pull, training=True)
+        self._dense = block.gradients_for(model)
+        attach_source(model, self._rows)
+
+    def step(self, batch: Batch) -> StepOutcome:
+        """Pull, forward, backward, push."""
+        self._rows.begin(batch)
+        self._dense.reset()
+        labels = label_input(batch)
+        with autocast(self._precision):
+            output = self.model(batch)
+            loss = loss_of(self.model, output, labels)
+        value = loss.item()
+        if not math.isfinite(value):
+            # Before the push: the tables stay as they were.
+            raise DivergedError(
+                f"the loss became {value}: lower the learning rate, or look for labels or dense values out of range"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._lane.push(StepGradients(self._rows.gradients(), self._dense.collect()))
+        probabilities: F32 = probabilities_of(self.model, output.detach()).numpy()
+        self._rows.end()
+        return StepOutcome(value, probabilities)
+
+
+class Scorer:
+    """A copy of the model that predicts and changes nothing: missing rows read as zeros."""
+
+    def __init__(self, model: nn.Module, pull: Pull, precision: str = "float32") -> None:
+        self._model, self._precision = model, precision
+        self._rows = BatchRows(model, pull, training=False)
+
+    def __call__(self, batch: Batch) -> F32:
+        """[B] click probabilities."""
+        attach_source(self._model, self._rows)
+        with torch.no_grad(), autocast(self._precision):
+            output = self._model(batch)
+        probabilities: F32 = probabilities_of(self._model, output).numpy()
+        self._rows.end()
+        return probabilities

@@ -1,0 +1,128 @@
+"""What a person sees: a progress bar in a terminal, plain log lines elsewhere. Both write to standard error."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn
+
+from sparsefleet.train.progress import Snapshot
+from sparsefleet.train.reporting.base import Look, Reporter
+
+logger = logging.getLogger("sparsefleet.train")
+
+
+def console_reporter(console: Console, log_seconds: float = 10.0) -> Reporter:
+    """The one that fits where the console writes to."""
+    return BarReporter(console) if console.is_terminal else LogReporter(console, log_seconds)
+
+
+def describe(snapshot: Snapshot) -> str:
+    parts = [
+        f"{snapshot.rows:,} rows",
+        f"{_number(snapshot.rows_per_second, ',.0f')} rows/s",
+        f"loss {_number(snapshot.loss, '.5f')}",
+        f"auc {_number(snapshot.auc, '.5f')}",
+        f"window auc {_number(snapshot.batch_auc, '.5f')}",
+    ]
+    left = seconds_left(snapshot)
+    return "  ".join(parts) + (f"  {_clock(left)} left" if left is not None else "")
+
+
+def seconds_left(snapshot: Snapshot) -> float | None:
+    """Until the last epoch's end, at the speed so far."""
+    if not snapshot.share or not snapshot.seconds:
+        return None
+    done = snapshot.epoch + snapshot.share
+    return snapshot.seconds * (snapshot.epochs - done) / done
+
+
+class BarReporter(Reporter):
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(),
+            TextColumn("{task.fields[text]}"), console=console, transient=True,
+        )  # fmt: skip
+        self._task: TaskID | None = None
+        self._next = 0.0
+
+    def tick(self, look: Look) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + 0.5
+        snapshot = look()
+        if self._task is None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=1.0, text="")
+        self._bar.update(
+            self._task,
+            description=f"epoch {snapshot.epoch + 1}/{snapshot.epochs}",
+            completed=snapshot.share or 0.0,
+            text=describe(snapshot),
+        )
+
+    def epoch_end(self, snapshot: Snapshot) -> None:
+        self._hide()
+        self._console.print(f"[bold]epoch {snapshot.epoch + 1}/{snapshot.epochs}[/]  {describe(snapshot)}")
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        self._console.print(f"[bold]test[/]  {describe_metrics(values)}")
+
+    def saved(self, path: str, step: int) -> None:
+        self._console.print(f"[bold]saved[/]  {path}")
+
+    def close(self) -> None:
+        self._hide()
+
+    def _hide(self) -> None:
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._bar.stop()
+            self._task = None
+
+
+class LogReporter(Reporter):
+    def __init__(self, console: Console, seconds: float) -> None:
+        self._console, self._seconds = console, seconds
+        self._next = time.monotonic() + seconds
+
+    def tick(self, look: Look) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._seconds
+            snapshot = look()
+            share = "" if snapshot.share is None else f" {snapshot.share:4.0%}"
+            self._say(f"epoch {snapshot.epoch + 1}/{snapshot.epochs}{share}  {describe(snapshot)}")
+
+    def epoch_end(self, snapshot: Snapshot) -> None:
+        self._say(f"epoch {snapshot.epoch + 1}/{snapshot.epochs} done  {describe(snapshot)}")
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        self._say(f"test  {describe_metrics(values)}")
+
+    def saved(self, path: str, step: int) -> None:
+        self._say(f"saved {path}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}", highlight=False, soft_wrap=True)
+
+
+def describe_metrics(values: Mapping[str, float]) -> str:
+    return "  ".join(
+        f"{name.replace('_', ' ')} {_number(value, ',d' if isinstance(value, int) else '.5f')}"
+        for name, value in values.items()
+    )
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if isinstance(value, float) and math.isnan(value) else format(value, form)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

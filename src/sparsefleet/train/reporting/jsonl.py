@@ -1,0 +1,51 @@
+"""Metrics as JSON lines in the run's folder: one object a line, `kind` says which."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from sparsefleet.train.progress import Snapshot
+from sparsefleet.train.reporting.base import Look, Reporter
+
+FILE_NAME = "metrics.jsonl"
+
+
+def plain_numbers(values: Mapping[str, object]) -> dict[str, object]:
+    """NaN and infinity are not JSON: they become null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+class JsonLinesReporter(Reporter):
+    def __init__(self, folder: str | Path, seconds: float = 5.0) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._file = (Path(folder) / FILE_NAME).open("a")
+        self._seconds, self._next = seconds, time.monotonic() + seconds
+
+    def start(self, facts: Mapping[str, object]) -> None:
+        self._write("start", facts)
+
+    def tick(self, look: Look) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._seconds
+            self._write("train", look().values())
+
+    def epoch_end(self, snapshot: Snapshot) -> None:
+        self._write("epoch", snapshot.values())
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        self._write("test", {"step": step, **values})
+
+    def saved(self, path: str, step: int) -> None:
+        self._write("save", {"step": step, "path": path})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, kind: str, values: Mapping[str, object]) -> None:
+        line = {"kind": kind, "time": round(time.time(), 3), **plain_numbers(values)}
+        self._file.write(json.dumps(line, default=str) + "\n")
+        self._file.flush()

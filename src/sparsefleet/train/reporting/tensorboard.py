@@ -1,0 +1,40 @@
+"""Metrics for TensorBoard (the `tensorboard` extra)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.train.progress import Snapshot
+from sparsefleet.train.reporting.base import Look, Reporter
+
+
+class TensorBoardReporter(Reporter):
+    def __init__(self, folder: str, seconds: float = 5.0) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError("TensorBoard is not installed: pip install 'sparsefleet[tensorboard]'") from error
+        self._writer = SummaryWriter(folder)  # type: ignore[no-untyped-call]
+        self._seconds, self._next = seconds, time.monotonic()
+
+    def tick(self, look: Look) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._seconds
+            snapshot = look()
+            self._add("train", snapshot.step, snapshot.values())
+
+    def epoch_end(self, snapshot: Snapshot) -> None:
+        self._add("train", snapshot.step, snapshot.values())
+
+    def evaluated(self, step: int, values: Mapping[str, float]) -> None:
+        self._add("test", step, values)
+
+    def close(self) -> None:
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+    def _add(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            if name not in ("epoch", "step"):
+                self._writer.add_scalar(f"{group}/{name}", value, step)  # type: ignore[no-untyped-call]

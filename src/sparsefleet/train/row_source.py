@@ -1,0 +1,81 @@
+"""BatchRows: gives a model the rows of the batch it runs on, and takes their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparsefleet.core.batch import F32, U64, Batch
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.kernels.rows import select_slots, unique_keys
+from sparsefleet.nn.embedding import attach as attach_source
+from sparsefleet.nn.embedding import tables
+from sparsefleet.nn.lookup import Lookup, slot_places
+from sparsefleet.store.base import ParameterStore, Pending
+
+Pull = Callable[[str, U64], Pending[F32]]
+
+
+class BatchRows:
+    """A RowSource over any way to pull. One per copy of the model; not shared between threads."""
+
+    def __init__(self, model: nn.Module, pull: Pull, *, training: bool) -> None:
+        self._pull, self._training = pull, training
+        # The slots of a table are those of all its embeddings: their keys are deduplicated and pulled together, so
+        # that a batch asks for a row once and pushes one gradient for it.
+        self._slots = {
+            name: tuple(dict.fromkeys(slot for user in users for slot in user.slots))
+            for name, users in tables(model).items()
+        }
+        self._batch: Batch | None = None
+        self._lookups: dict[str, Lookup] = {}
+
+    def begin(self, batch: Batch) -> None:
+        """Look up all tables for this batch; pulls that cross a network run side by side."""
+        asked = []
+        for table, slots in self._slots.items():
+            keys, offsets = batch.keys, batch.offsets
+            if slots != batch.slots:
+                keys, offsets = select_slots(keys, offsets, len(batch.slots), slot_places(batch.slots, slots))
+            unique, inverse = unique_keys(keys)
+            asked.append((table, slots, unique, inverse, offsets, self._pull(table, unique)))
+        self._lookups = {
+            table: Lookup(
+                keys=unique,
+                rows=torch.from_numpy(answer.wait()).requires_grad_(self._training),
+                inverse=inverse,
+                offsets=offsets,
+                slots=slots,
+            )
+            for table, slots, unique, inverse, offsets, answer in asked
+        }
+        self._batch = batch
+
+    def lookup(self, table: str, batch: Batch) -> Lookup:
+        if batch is not self._batch:
+            self.begin(batch)
+        return self._lookups[table]
+
+    def gradients(self) -> dict[str, KeyedRows]:
+        """After backward: per table, what the batch asks of each of its keys."""
+        return {table: KeyedRows(found.keys, _gradient(found.rows)) for table, found in self._lookups.items()}
+
+    def end(self) -> None:
+        """Let go of the batch's rows."""
+        self._batch, self._lookups = None, {}
+
+
+def _gradient(rows: torch.Tensor) -> F32:
+    if rows.grad is None:  # the model did not use this table for this batch
+        return np.zeros(rows.shape, np.float32)
+    gradient: F32 = rows.grad.numpy()
+    return gradient
+
+
+def attach(model: nn.Module, store: ParameterStore) -> nn.Module:
+    """Let a model read its rows from a store, for calling it by hand; rows that are not there read as zeros."""
+    attach_source(model, BatchRows(model, lambda table, keys: store.pull(table, keys, create=False), training=False))
+    return model
