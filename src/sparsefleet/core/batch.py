@@ -52,7 +52,9 @@ class Batch:
     def __post_init__(self) -> None:
         rows = len(self.labels)
         if self.dense.ndim != 2 or len(self.dense) != rows:
-            raise ConfigError(f"a batch of {rows} labels needs dense values of shape [{rows}, n]; got {self.dense.shape}")
+            raise ConfigError(
+                f"a batch of {rows} labels needs dense values of shape [{rows}, n]; got {self.dense.shape}"
+            )
         if len(self.offsets) != rows * len(self.slots) + 1:
             raise ConfigError(
                 f"a batch of {rows} rows and {len(self.slots)} slots needs {rows * len(self.slots) + 1} offsets; "
@@ -141,7 +143,9 @@ class Batch:
         keys = np.empty(all_offsets[-1], np.uint64)
         for index, (slot_keys, offsets) in enumerate(pairs):
             starts, counts = all_offsets[:-1][index::width], np.diff(offsets)
-            keys[np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts) + np.repeat(starts, counts)] = slot_keys
+            keys[np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts) + np.repeat(starts, counts)] = (
+                slot_keys
+            )
         return Batch(
             labels=np.full(rows, np.nan, np.float32) if labels is None else np.asarray(labels, np.float32),
             dense=np.empty((rows, 0), np.float32) if dense is None else np.asarray(dense, np.float32),

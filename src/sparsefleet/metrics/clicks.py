@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import threading
+import zlib
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -52,6 +56,33 @@ class ClickMetrics:
             self.clicks += other.clicks
             self.correct += other.correct
             self.bad += other.bad
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, exact: for checkpoints and for merging across processes."""
+        with self._lock:
+            histograms = np.stack([self.positive, self.negative]).astype("<i8").tobytes()
+            return {
+                "histograms": base64.b64encode(zlib.compress(histograms)).decode(),
+                "log_loss_sum": self.log_loss_sum,
+                "predicted": self.predicted,
+                "clicks": self.clicks,
+                "correct": self.correct,
+                "bad": self.bad,
+            }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> ClickMetrics:
+        try:
+            raw = zlib.decompress(base64.b64decode(data["histograms"]))
+            histograms = np.frombuffer(raw, "<i8").reshape(2, -1)
+            metrics = ClickMetrics(histograms.shape[1] - 1)
+            metrics.positive[:], metrics.negative[:] = histograms
+            metrics.log_loss_sum, metrics.predicted = float(data["log_loss_sum"]), float(data["predicted"])
+            metrics.clicks, metrics.correct = float(data["clicks"]), int(data["correct"])
+            metrics.bad = int(data["bad"])
+            return metrics
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
+            raise ConfigError(f"these are not metrics that to_dict wrote: {error!r}") from error
 
     @property
     def rows(self) -> int:

@@ -53,6 +53,7 @@ class CTRDNN(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config = config or CTRDNNConfig()
+        self.dense_features = dense_features
         self.embedding = SparseEmbedding(
             TABLE, config.embedding_size, slots, pooling=config.pooling, initializer=config.initializer
         )

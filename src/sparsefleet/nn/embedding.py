@@ -70,12 +70,20 @@ class _Pool(torch.autograd.Function):
     """Pooling with the native kernels; the gradient of a row is the sum over all its uses in the batch."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, lookup: Lookup, slots: tuple[str, ...], mean: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, rows: torch.Tensor, lookup: Lookup, slots: tuple[str, ...], mean: bool
+    ) -> torch.Tensor:
         places = slot_places(lookup.slots, slots)
         batch = (len(lookup.offsets) - 1) // len(lookup.slots)
         out = torch.empty(batch, len(slots) * rows.shape[1])
         kernels.pool_forward(
-            rows.detach().numpy(), lookup.inverse, lookup.offsets, len(lookup.slots), places, mean, out.numpy()
+            rows.detach().numpy(),
+            lookup.inverse,
+            lookup.offsets,
+            len(lookup.slots),
+            places,
+            mean,
+            out.numpy(),
         )
         ctx.lookup, ctx.places, ctx.mean = lookup, places, mean
         return out
@@ -87,7 +95,13 @@ class _Pool(torch.autograd.Function):
             grad = grad.float().contiguous()
         grad_rows = torch.zeros_like(lookup.rows)
         kernels.pool_backward(
-            grad.numpy(), lookup.inverse, lookup.offsets, len(lookup.slots), ctx.places, ctx.mean, grad_rows.numpy()
+            grad.numpy(),
+            lookup.inverse,
+            lookup.offsets,
+            len(lookup.slots),
+            ctx.places,
+            ctx.mean,
+            grad_rows.numpy(),
         )
         return grad_rows, None, None, None
 

@@ -29,7 +29,9 @@ class DenseTower(nn.Module):
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
-            raise ConfigError(f"sizes={tuple(sizes)}: a tower needs at least an input and an output width, all above 0")
+            raise ConfigError(
+                f"sizes={tuple(sizes)}: a tower needs at least an input and an output width, all above 0"
+            )
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
         self._free: list[_Workspace] = []
 
@@ -63,7 +65,9 @@ class _Workspace:
 
 class _Tower(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, free: list[_Workspace], half: bool, *parameters: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, free: list[_Workspace], half: bool, *parameters: torch.Tensor
+    ) -> torch.Tensor:
         weights, biases = list(parameters[0::2]), list(parameters[1::2])
         dtype = torch.bfloat16 if half else torch.float32
         space = _take(free, len(x), weights, dtype)
@@ -106,7 +110,9 @@ class _Tower(torch.autograd.Function):
         return (grad_x, None, None, *[None] * len(parameters))
 
 
-def _take(free: list[_Workspace], rows: int, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> _Workspace:
+def _take(
+    free: list[_Workspace], rows: int, weights: Sequence[torch.Tensor], dtype: torch.dtype
+) -> _Workspace:
     """A free workspace of this size, or a new one: a second forward before the first's backward gets its own."""
     for index, space in enumerate(free):
         if space.key == (rows, dtype):

@@ -12,8 +12,11 @@ Contract:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
+
+import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.optim.base import UpdateRule
@@ -43,13 +46,31 @@ class Done(Generic[T]):
         return self._value
 
 
+Layout = Sequence[tuple[str, Sequence[int]]]
+"""The parameters that lie in a dense block one after the other: (name, shape)."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a checkpoint knows of a run besides its parameters. All but `buffers` is plain JSON data."""
+
+    step: int = 0
+    schema: Mapping[str, Any] | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+    positions: Mapping[str, Any] = field(default_factory=dict)
+    """Reader positions by trainer: {"0": {...}}."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    buffers: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """Tensors of the model that no optimizer moves: BatchNorm statistics, frozen weights."""
+
+
 class ParameterStore(ABC):
     @abstractmethod
     def create_table(self, spec: TableSpec) -> None:
         """Make the table, or check that the one there has the same spec (`StoreError` says what differs)."""
 
     @abstractmethod
-    def create_dense(self, name: str, values: F32, rule: UpdateRule) -> None:
+    def create_dense(self, name: str, values: F32, rule: UpdateRule, layout: Layout) -> None:
         """Make the dense block from `values`, or, where it exists, fill `values` from it."""
 
     @abstractmethod
@@ -73,12 +94,12 @@ class ParameterStore(ABC):
         """Return when every trainer has called it with this name."""
 
     @abstractmethod
-    def save(self, path: str, extra: Mapping[str, Any]) -> None:
-        """Write a checkpoint of all tables and blocks at one moment; `extra` goes into the manifest."""
+    def save(self, path: str, facts: RunFacts) -> None:
+        """Write a checkpoint of all tables and blocks at one moment; nobody pushes meanwhile."""
 
     @abstractmethod
-    def load(self, path: str) -> Mapping[str, Any]:
-        """Fill tables and blocks from a checkpoint and return its manifest's extra part."""
+    def load(self, path: str) -> RunFacts:
+        """Fill the tables and blocks that have been created from a checkpoint, and return what else it knows."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:

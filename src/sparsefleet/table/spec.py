@@ -21,6 +21,8 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name or self.name.startswith("."):
-            raise ConfigError(f"table name {self.name!r}: it names files, so it must not be empty, hold '/' or start with '.'")
+            raise ConfigError(
+                f"table name {self.name!r}: it names files, so it must not be empty, hold '/' or start with '.'"
+            )
         if not 1 <= self.dim <= 65536:
             raise ConfigError(f"table {self.name!r}: dim={self.dim} must be 1 to 65536")

@@ -19,7 +19,11 @@ Work = Callable[[int, Batch], None]
 
 
 def run_threads(
-    epoch: Epoch, work: Work, gate: Gate, tick: Callable[[], None], leave: Callable[[int], None] = lambda index: None
+    epoch: Epoch,
+    work: Work,
+    gate: Gate,
+    tick: Callable[[], None],
+    leave: Callable[[int], None] = lambda index: None,
 ) -> None:
     """One thread per stream; each takes its batches through `work`. Returns when all streams have ended.
 

@@ -38,6 +38,8 @@ def seconds_left(snapshot: Snapshot) -> float | None:
     if not snapshot.share or not snapshot.seconds:
         return None
     done = snapshot.epoch + snapshot.share
+    if done >= snapshot.epochs:
+        return None
     return snapshot.seconds * (snapshot.epochs - done) / done
 
 

@@ -1,0 +1,101 @@
+"""Looking into a run while it goes on: values by name, printed every so many batches or handed to a FetchHandler.
+
+A name is one of the run's numbers (`auc`, `batch_auc`, `loss`, `rows`, `step`, …, see `Snapshot.values`) or the name of
+a dense parameter of the model.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.train.progress import Snapshot
+
+Fetch = Callable[[Sequence[str]], list[Any]]
+
+
+class FetchHandler:
+    """Subclass it and write `handler`; it is called with the fetched values every so often, never at the same time twice.
+
+    `FetchHandler(["auc"], 5)` is called about every 5 seconds, `FetchHandler(["auc"], period_batches=100)` after every
+    100 batches.
+    """
+
+    def __init__(
+        self,
+        fetch_list: Sequence[str],
+        period_secs: float | None = None,
+        return_np: bool = True,
+        *,
+        period_batches: int | None = None,
+    ) -> None:
+        if (period_secs is None) == (period_batches is None):
+            raise ConfigError("a FetchHandler needs either period_secs or period_batches")
+        if (period_secs or period_batches or 0) <= 0:
+            raise ConfigError("a FetchHandler's period must be above 0")
+        self.fetch_list, self.period_secs, self.period_batches = list(fetch_list), period_secs, period_batches
+        self.return_np = return_np
+        self._lock = threading.Lock()
+        self._next = time.monotonic() + (period_secs or 0.0)
+
+    def handler(self, fetched: list[Any]) -> None:
+        """Called with one value per name of `fetch_list`."""
+        raise NotImplementedError("write handler(self, fetched) in your FetchHandler")
+
+    def after_step(self, step: int, fetch: Fetch) -> None:
+        if self.period_batches and step % self.period_batches == 0:
+            self._call(fetch)
+
+    def tick(self, fetch: Fetch) -> None:
+        if self.period_secs and time.monotonic() >= self._next:
+            self._next = time.monotonic() + self.period_secs
+            self._call(fetch)
+
+    def _call(self, fetch: Fetch) -> None:
+        with self._lock:
+            values = fetch(self.fetch_list)
+            self.handler(
+                [_as_numpy(value) for value in values]
+                if self.return_np
+                else [torch.as_tensor(v) for v in values]
+            )
+
+
+class PrintFetched(FetchHandler):
+    """`print_period` of train_from_dataset: prints each value behind its `fetch_info`."""
+
+    def __init__(
+        self, fetch_list: Sequence[str], fetch_info: Sequence[str] | None, print_period: int
+    ) -> None:
+        super().__init__(fetch_list, period_batches=print_period)
+        self._info = list(fetch_info or fetch_list)
+        if len(self._info) != len(self.fetch_list):
+            raise ConfigError(
+                f"fetch_info has {len(self._info)} texts for {len(self.fetch_list)} names of fetch_list"
+            )
+
+    def handler(self, fetched: list[Any]) -> None:
+        print(
+            "  ".join(f"{info} {value}" for info, value in zip(self._info, fetched, strict=True)), flush=True
+        )
+
+
+def fetch_values(names: Sequence[str], snapshot: Snapshot, parameters: dict[str, torch.Tensor]) -> list[Any]:
+    numbers = snapshot.values()
+    unknown = [name for name in names if name not in numbers and name not in parameters]
+    if unknown:
+        raise ConfigError(
+            f"cannot fetch {', '.join(map(repr, unknown))}; choose from {', '.join(numbers)} or a dense parameter: "
+            f"{', '.join(parameters)}"
+        )
+    return [numbers[name] if name in numbers else parameters[name].detach().clone() for name in names]
+
+
+def _as_numpy(value: Any) -> Any:
+    return value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

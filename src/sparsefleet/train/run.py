@@ -1,0 +1,172 @@
+"""Run: one call of `Trainer.fit`: its threads, its progress, its saves, its watchers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsefleet.communicator import Communicator
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.data.base import Reader
+from sparsefleet.metrics import ClickMetrics
+from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
+from sparsefleet.models import registry
+from sparsefleet.store.base import RunFacts
+from sparsefleet.train.fetch import FetchHandler, fetch_values
+from sparsefleet.train.gate import Gate
+from sparsefleet.train.loop import run_threads
+from sparsefleet.train.progress import Progress
+from sparsefleet.train.replica import Replica, autocast
+from sparsefleet.train.reporting.base import Reporter
+from sparsefleet.train.saving import SavePolicy, TrainingState, random_state_text, save_checkpoint
+from sparsefleet.train.session import Session
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    threads: int = 1
+    """Training threads, each with a copy of the model and a stream of the reader."""
+    precision: str = "float32"
+    """What the dense network computes in: float32 or bf16."""
+    num_thresholds: int = NUM_THRESHOLDS
+    """Buckets of the AUC histograms, less one."""
+    slide_steps: int = SLIDE_STEPS
+    """Batches in the sliding-window AUC."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError(f"threads={self.threads} must be 1 or above")
+        autocast(self.precision)  # refuses an unknown one
+
+
+@dataclass(frozen=True)
+class FitResult:
+    rows: int
+    """Rows trained by this call."""
+    steps: int
+    """Steps of the whole training so far, over resumes."""
+    seconds: float
+    """Time spent training, without evaluation and saving."""
+    train: Mapping[str, float]
+    """Metrics over all rows, each predicted before it was trained on."""
+    test: Mapping[str, float] | None
+    skipped: Mapping[str, int]
+    """Bad rows passed over, per reason."""
+    checkpoint: str | None
+    """The last checkpoint written."""
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+class Run:
+    def __init__(
+        self,
+        session: Session,
+        data: Reader,
+        epochs: int,
+        config: RunConfig,
+        *,
+        state: TrainingState,
+        save: SavePolicy | None,
+        reporters: Sequence[Reporter],
+        fetch: Sequence[FetchHandler],
+    ) -> None:
+        self.session, self.data, self.config, self.save_policy = session, data, config, save
+        self.reporters, self.handlers = tuple(reporters), tuple(fetch)
+        self.progress = Progress(epochs, config.num_thresholds, config.slide_steps)
+        self.progress.step = state.step
+        if state.metrics:
+            self.progress.metrics = ClickMetrics.from_dict(state.metrics)
+        self.checkpoint: str | None = None
+        self._saved_step = -1
+        self._parameters = dict(session.model.named_parameters())
+
+    def epoch(self, number: int, communicator: Communicator) -> None:
+        """Train on what is left of one pass over the data."""
+        progress, threads = self.progress, self.config.threads
+        progress.epoch = number
+        self.session.model.train()
+        gate = Gate(threads)
+        lanes = [communicator.lane() for _ in range(threads)]
+        replicas = [
+            Replica(copy, self.session.block, lane, self.config.precision)
+            for copy, lane in zip(self.session.copies(threads), lanes, strict=True)
+        ]
+
+        def step(index: int, batch: Batch) -> None:
+            outcome = replicas[index].step(batch)
+            self.data.consumed(batch)
+            count = progress.add(batch, outcome)
+            for handler in self.handlers:
+                handler.after_step(count, self.fetch)
+            if (
+                self.save_policy
+                and self.save_policy.every_steps
+                and count % self.save_policy.every_steps == 0
+            ):
+                with gate.alone():
+                    self.save(communicator)
+
+        progress.start_clock()
+        try:
+            with self.data.epoch(threads) as epoch:
+                run_threads(epoch, step, gate, self.tick, leave=lambda index: lanes[index].leave())
+            communicator.flush()
+        except KeyboardInterrupt:
+            if self.save_policy and self.save_policy.on_interrupt and self._saved_step != progress.step:
+                self.save(communicator)
+            raise
+        finally:
+            progress.stop_clock()
+        for reporter in self.reporters:
+            reporter.epoch_end(progress.snapshot(share=1.0))
+        progress.epoch = number + 1  # a checkpoint from here resumes with the next one
+        if self.save_policy and self.save_policy.every_epoch:
+            self.save(communicator)
+
+    def tick(self) -> None:
+        for reporter in self.reporters:
+            reporter.tick(lambda: self.progress.snapshot(self.data.progress()))
+        for handler in self.handlers:
+            handler.tick(self.fetch)
+
+    def fetch(self, names: Sequence[str]) -> list[Any]:
+        return fetch_values(names, self.progress.snapshot(self.data.progress()), self._parameters)
+
+    def save(self, communicator: Communicator) -> None:
+        """A checkpoint of this moment. Nobody is within a step: threads stand at the gate, or have ended."""
+        assert self.save_policy is not None
+        communicator.flush()
+        state = TrainingState(
+            step=self.progress.step,
+            epoch=self.progress.epoch,
+            metrics=self.progress.metrics.to_dict(),
+            random_state=random_state_text(),
+        )
+        facts = RunFacts(
+            step=state.step,
+            schema=self.data.schema.to_dict(),
+            model=registry.describe(self.session.model),
+            positions={"0": self.data.position()},
+            extra={"training": state.to_dict()},
+            buffers=self.session.buffers(),
+        )
+        self.checkpoint = save_checkpoint(self.session.store, self.save_policy, facts)
+        self._saved_step = state.step
+        for reporter in self.reporters:
+            reporter.saved(self.checkpoint, state.step)
+
+    def result(self, test: Mapping[str, float] | None) -> FitResult:
+        return FitResult(
+            rows=self.progress.rows,
+            steps=self.progress.step,
+            seconds=self.progress.seconds,
+            train=self.progress.metrics.values(),
+            test=test,
+            skipped=self.data.skipped(),
+            checkpoint=self.checkpoint,
+        )

@@ -1,0 +1,71 @@
+"""Session: one model bound to one store, and the copies of the model that threads work with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from sparsefleet.core.errors import CheckpointError
+from sparsefleet.nn.dense_block import DenseBlock
+from sparsefleet.nn.embedding import attach as attach_source
+from sparsefleet.nn.embedding import tables
+from sparsefleet.optim.base import UpdateRule
+from sparsefleet.store.base import ParameterStore
+from sparsefleet.table.spec import TableSpec
+
+DENSE = "dense"
+"""The name of the model's dense block in the store."""
+
+
+class Session:
+    def __init__(self, model: nn.Module, store: ParameterStore, optimizer: UpdateRule, seed: int) -> None:
+        self.model, self.store = model, store
+        for name, users in tables(model).items():
+            rule, initializer = users[0].optimizer or optimizer, users[0].initializer
+            store.create_table(TableSpec(name, users[0].dim, rule, initializer, seed))
+        self.block = DenseBlock(model)
+        layout = [(piece.name, piece.shape) for piece in self.block.pieces]
+        store.create_dense(DENSE, self.block.values, optimizer, layout)
+
+    def copies(self, count: int) -> list[nn.Module]:
+        """The model itself, and copies that share its parameters and buffers."""
+        attach_source(self.model, None)  # what a copy reads from is its own
+        return [self.model, *(self._copy() for _ in range(count - 1))]
+
+    def buffers(self) -> dict[str, npt.NDArray[Any]]:
+        """What a checkpoint must hold besides tables and the block: buffers and frozen parameters."""
+        return {name: tensor.detach().numpy() for name, tensor in self._untrained().items()}
+
+    def load_buffers(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take buffers from a checkpoint; those of another name or shape are an error."""
+        mine = self._untrained()
+        if set(mine) != set(saved):
+            raise CheckpointError(
+                f"buffers differ: only in the model: {sorted(set(mine) - set(saved))}; "
+                f"only in the checkpoint: {sorted(set(saved) - set(mine))}"
+            )
+        for name, tensor in mine.items():
+            if tuple(tensor.shape) != saved[name].shape:
+                raise CheckpointError(
+                    f"buffer {name!r} is {tuple(tensor.shape)} in the model and {saved[name].shape} in the checkpoint"
+                )
+            tensor.copy_(torch.from_numpy(saved[name].copy()))
+
+    def _untrained(self) -> dict[str, torch.Tensor]:
+        trained = {piece.name for piece in self.block.pieces}
+        return {name: tensor for name, tensor in self.model.state_dict().items() if name not in trained}
+
+    def _copy(self) -> nn.Module:
+        twin = copy.deepcopy(self.model)
+        self.block.share_with(twin)
+        for original, module in zip(self.model.modules(), twin.modules(), strict=True):
+            module._buffers.update(original._buffers)
+            for name, parameter in original._parameters.items():
+                if parameter is not None and not parameter.requires_grad:
+                    module._parameters[name] = parameter
+        return twin

@@ -1,0 +1,202 @@
+"""Trainer: fit, evaluate, predict. One trainer is one job on one store; the same calls whatever the store is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from sparsefleet.communicator import Communicator, DirectCommunicator
+from sparsefleet.core.batch import F32, U64, Batch
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.data.base import Reader
+from sparsefleet.metrics import ClickMetrics
+from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
+from sparsefleet.optim import Adam
+from sparsefleet.optim.base import UpdateRule
+from sparsefleet.store import LocalStore, ParameterStore
+from sparsefleet.store.base import Pending
+from sparsefleet.train.fetch import FetchHandler, PrintFetched
+from sparsefleet.train.gate import Gate
+from sparsefleet.train.loop import run_threads
+from sparsefleet.train.replica import Scorer
+from sparsefleet.train.reporting.base import Reporter
+from sparsefleet.train.run import FitResult, Run, RunConfig
+from sparsefleet.train.saving import SavePolicy, TrainingState, restore_random_state
+from sparsefleet.train.session import DENSE, Session
+
+
+class Trainer:
+    def __init__(
+        self,
+        optimizer: UpdateRule | None = None,
+        *,
+        threads: int = 1,
+        precision: str = "float32",
+        seed: int = 0,
+        store: ParameterStore | None = None,
+        communicator: Callable[[ParameterStore], Communicator] = DirectCommunicator,
+        reporters: Sequence[Reporter] = (),
+        num_thresholds: int = NUM_THRESHOLDS,
+        slide_steps: int = SLIDE_STEPS,
+    ) -> None:
+        """`optimizer`: for the dense parameters, and for every table that has no rule of its own."""
+        self.optimizer = optimizer or Adam()
+        self.config = RunConfig(threads, precision, num_thresholds, slide_steps)
+        self.seed = seed
+        self.store = store or LocalStore()
+        self.reporters = tuple(reporters)
+        self._communicator = communicator
+        self._session: Session | None = None
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        model: nn.Module,
+        data: Reader,
+        epochs: int = 1,
+        *,
+        test: Reader | None = None,
+        save: SavePolicy | None = None,
+        resume: str | None = None,
+        fetch: Sequence[FetchHandler] = (),
+    ) -> FitResult:
+        """Train for `epochs` passes over the data (with `resume`: those still missing), scoring `test` after each."""
+        if epochs < 0:
+            raise ConfigError(f"epochs={epochs} must be 0 or above")
+        session = self._bind(model)
+        state = self.restore(model, resume) if resume else TrainingState()
+        data.seek(state.position)
+        run = Run(
+            session, data, epochs, self.config, state=state, save=save, reporters=self.reporters, fetch=fetch
+        )
+        for reporter in self.reporters:
+            reporter.start(
+                {"epochs": epochs, "threads": self.config.threads, "precision": self.config.precision}
+            )
+        scored = None
+        try:
+            with _intra_op_threads_kept(), self._communicator(self.store) as communicator:
+                communicator.start(DENSE, session.block.values, self.config.threads)
+                for number in range(state.epoch, epochs):
+                    run.epoch(number, communicator)
+                    if test is not None:
+                        scored = self.evaluate(model, test)
+                        for reporter in self.reporters:
+                            reporter.evaluated(run.progress.step, scored)
+            if test is not None and scored is None:  # every epoch was done before
+                scored = self.evaluate(model, test)
+        finally:
+            for reporter in self.reporters:
+                reporter.close()
+        return run.result(scored)
+
+    def train_from_dataset(
+        self,
+        model: nn.Module,
+        dataset: Reader,
+        *,
+        fetch_list: Sequence[str] = (),
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: FetchHandler | None = None,
+    ) -> FitResult:
+        """One pass over the dataset, as users of Fleet know it; prints `fetch_list` every `print_period` batches."""
+        handlers: list[FetchHandler] = [fetch_handler] if fetch_handler else []
+        if fetch_list:
+            handlers.append(PrintFetched(fetch_list, fetch_info, print_period))
+        return self.fit(model, dataset, epochs=1, fetch=handlers)
+
+    # -- scoring -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, model: nn.Module, data: Reader) -> dict[str, float]:
+        """Metrics of the model on all rows, from zero; nothing is changed."""
+        return self.measure(model, data).values()
+
+    def infer_from_dataset(
+        self,
+        model: nn.Module,
+        dataset: Reader,
+        *,
+        fetch_list: Sequence[str] = (),
+        fetch_info: Sequence[str] | None = None,
+    ) -> dict[str, float]:
+        """Like `evaluate`; prints the metrics named in `fetch_list`."""
+        values = self.evaluate(model, dataset)
+        unknown = [name for name in fetch_list if name not in values]
+        if unknown:
+            raise ConfigError(
+                f"cannot fetch {', '.join(map(repr, unknown))}; choose from {', '.join(values)}"
+            )
+        for name, info in zip(fetch_list, fetch_info or fetch_list, strict=True):
+            print(info, values[name], flush=True)
+        return values
+
+    def measure(self, model: nn.Module, data: Reader) -> ClickMetrics:
+        """The sums behind `evaluate`, which can be merged with those of other processes."""
+        session = self._bind(model)
+        metrics = ClickMetrics(self.config.num_thresholds)
+        data.seek({})
+        with _evaluating(model), _intra_op_threads_kept(), data.epoch(self.config.threads) as epoch:
+            copies = session.copies(len(epoch.streams))
+            scorers = [Scorer(copy, self._pull_existing, self.config.precision) for copy in copies]
+
+            def score(index: int, batch: Batch) -> None:
+                metrics.update(scorers[index](batch), batch.labels)
+                data.consumed(batch)
+
+            run_threads(epoch, score, Gate(len(epoch.streams)), tick=lambda: None)
+        return metrics
+
+    def predict(self, model: nn.Module, data: Reader) -> Iterator[tuple[Batch, F32]]:
+        """Every batch with its click probabilities, in the order of the input."""
+        self._bind(model)
+        data.seek({})
+        with _evaluating(model), data.epoch(1) as epoch:
+            scorer = Scorer(model, self._pull_existing, self.config.precision)
+            for batch in epoch.streams[0]:
+                yield batch, scorer(batch)
+                data.consumed(batch)
+
+    # -- parameters ----------------------------------------------------------------------------------------------
+
+    def restore(self, model: nn.Module, path: str) -> TrainingState:
+        """Load tables and dense parameters from a checkpoint; returns where that run stood."""
+        session = self._bind(model)
+        facts = self.store.load(path)
+        self.store.pull_dense(DENSE, session.block.values).wait()
+        session.load_buffers(facts.buffers)
+        state = TrainingState.from_facts(facts)
+        restore_random_state(state.random_state)
+        return state
+
+    def _bind(self, model: nn.Module) -> Session:
+        if self._session is None or self._session.model is not model:
+            self._session = Session(model, self.store, self.optimizer, self.seed)
+        return self._session
+
+    def _pull_existing(self, table: str, keys: U64) -> Pending[F32]:
+        return self.store.pull(table, keys, create=False)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _intra_op_threads_kept() -> Iterator[None]:
+    """Training threads turn off torch's own threads, which changes this process-wide; the caller gets them back."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
