@@ -143,9 +143,7 @@ class Batch:
         keys = np.empty(all_offsets[-1], np.uint64)
         for index, (slot_keys, offsets) in enumerate(pairs):
             starts, counts = all_offsets[:-1][index::width], np.diff(offsets)
-            keys[np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts) + np.repeat(starts, counts)] = (
-                slot_keys
-            )
+            keys[np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts) + np.repeat(starts, counts)] = slot_keys
         return Batch(
             labels=np.full(rows, np.nan, np.float32) if labels is None else np.asarray(labels, np.float32),
             dense=np.empty((rows, 0), np.float32) if dense is None else np.asarray(dense, np.float32),

@@ -19,9 +19,7 @@ class KeyedRows:
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or len(self.keys) != len(self.rows):
-            raise ConfigError(
-                f"{len(self.keys)} keys need rows of shape [{len(self.keys)}, D]; got {self.rows.shape}"
-            )
+            raise ConfigError(f"{len(self.keys)} keys need rows of shape [{len(self.keys)}, D]; got {self.rows.shape}")
 
     def __len__(self) -> int:
         return len(self.keys)

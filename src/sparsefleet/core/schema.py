@@ -60,9 +60,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         if self.sparse_feature_dim < 0:
-            raise ConfigError(
-                f"sparse_feature_dim={self.sparse_feature_dim} must be 0 (keep 64 bits) or above"
-            )
+            raise ConfigError(f"sparse_feature_dim={self.sparse_feature_dim} must be 0 (keep 64 bits) or above")
         if not 0 <= self.hash_seed < 2**64:
             raise ConfigError(f"hash_seed={self.hash_seed} must fit 64 bits")
         names = [f.name for f in self.dense] + [s.name for s in self.slots] + [self.label]
@@ -90,9 +88,7 @@ class Schema:
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise ConfigError(f"{where}: not a {FORMAT} document")
         if data.get("version") != VERSION:
-            raise ConfigError(
-                f"{where}: schema version {data.get('version')!r}; this release reads version {VERSION}"
-            )
+            raise ConfigError(f"{where}: schema version {data.get('version')!r}; this release reads version {VERSION}")
         try:
             return Schema(
                 dense=tuple(DenseFeature(**feature) for feature in data["dense"]),

@@ -44,16 +44,12 @@ def select_slots(keys: U64, offsets: I64, slots: int, chosen: I32) -> tuple[U64,
     return out_keys[:count], out_offsets
 
 
-def pool_forward(
-    rows: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, out: F32
-) -> None:
+def pool_forward(rows: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, out: F32) -> None:
     """out [B, C*D] (rows may lie apart): per row and chosen slot the sum or mean of its values' rows; empty: zeros."""
     _native.pool_forward(rows, inverse, offsets, slots, chosen, mean, out)
 
 
-def pool_backward(
-    grad: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, grad_rows: F32
-) -> None:
+def pool_backward(grad: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, grad_rows: F32) -> None:
     """Add each pooled gradient [B, C*D] (rows may lie apart) to the rows [U, D] it was pooled from."""
     _native.pool_backward(grad, inverse, offsets, slots, chosen, mean, grad_rows)
 

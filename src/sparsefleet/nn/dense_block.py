@@ -61,12 +61,8 @@ class DenseBlock:
 
     def _parameters_of(self, model: nn.Module) -> list[nn.Parameter]:
         found = _trainable(model)
-        if [(name, tuple(p.shape)) for name, p in found] != [
-            (piece.name, piece.shape) for piece in self.pieces
-        ]:
-            raise ConfigError(
-                "this model's trainable parameters differ from those the dense block was made from"
-            )
+        if [(name, tuple(p.shape)) for name, p in found] != [(piece.name, piece.shape) for piece in self.pieces]:
+            raise ConfigError("this model's trainable parameters differ from those the dense block was made from")
         return [parameter for _, parameter in found]
 
 

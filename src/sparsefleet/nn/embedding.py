@@ -70,9 +70,7 @@ class _Pool(torch.autograd.Function):
     """Pooling with the native kernels; the gradient of a row is the sum over all its uses in the batch."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, lookup: Lookup, slots: tuple[str, ...], mean: bool
-    ) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, lookup: Lookup, slots: tuple[str, ...], mean: bool) -> torch.Tensor:
         places = slot_places(lookup.slots, slots)
         batch = (len(lookup.offsets) - 1) // len(lookup.slots)
         out = torch.empty(batch, len(slots) * rows.shape[1])

@@ -29,9 +29,7 @@ class DenseTower(nn.Module):
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
-            raise ConfigError(
-                f"sizes={tuple(sizes)}: a tower needs at least an input and an output width, all above 0"
-            )
+            raise ConfigError(f"sizes={tuple(sizes)}: a tower needs at least an input and an output width, all above 0")
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
         self._free: list[_Workspace] = []
 
@@ -110,9 +108,7 @@ class _Tower(torch.autograd.Function):
         return (grad_x, None, None, *[None] * len(parameters))
 
 
-def _take(
-    free: list[_Workspace], rows: int, weights: Sequence[torch.Tensor], dtype: torch.dtype
-) -> _Workspace:
+def _take(free: list[_Workspace], rows: int, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> _Workspace:
     """A free workspace of this size, or a new one: a second forward before the first's backward gets its own."""
     for index, space in enumerate(free):
         if space.key == (rows, dtype):

@@ -61,29 +61,21 @@ class FetchHandler:
         with self._lock:
             values = fetch(self.fetch_list)
             self.handler(
-                [_as_numpy(value) for value in values]
-                if self.return_np
-                else [torch.as_tensor(v) for v in values]
+                [_as_numpy(value) for value in values] if self.return_np else [torch.as_tensor(v) for v in values]
             )
 
 
 class PrintFetched(FetchHandler):
     """`print_period` of train_from_dataset: prints each value behind its `fetch_info`."""
 
-    def __init__(
-        self, fetch_list: Sequence[str], fetch_info: Sequence[str] | None, print_period: int
-    ) -> None:
+    def __init__(self, fetch_list: Sequence[str], fetch_info: Sequence[str] | None, print_period: int) -> None:
         super().__init__(fetch_list, period_batches=print_period)
         self._info = list(fetch_info or fetch_list)
         if len(self._info) != len(self.fetch_list):
-            raise ConfigError(
-                f"fetch_info has {len(self._info)} texts for {len(self.fetch_list)} names of fetch_list"
-            )
+            raise ConfigError(f"fetch_info has {len(self._info)} texts for {len(self.fetch_list)} names of fetch_list")
 
     def handler(self, fetched: list[Any]) -> None:
-        print(
-            "  ".join(f"{info} {value}" for info, value in zip(self._info, fetched, strict=True)), flush=True
-        )
+        print("  ".join(f"{info} {value}" for info, value in zip(self._info, fetched, strict=True)), flush=True)
 
 
 def fetch_values(names: Sequence[str], snapshot: Snapshot, parameters: dict[str, torch.Tensor]) -> list[Any]:

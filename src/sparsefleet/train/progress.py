@@ -49,9 +49,7 @@ class Snapshot:
 
 
 class Progress:
-    def __init__(
-        self, epochs: int, num_thresholds: int = NUM_THRESHOLDS, slide_steps: int = SLIDE_STEPS
-    ) -> None:
+    def __init__(self, epochs: int, num_thresholds: int = NUM_THRESHOLDS, slide_steps: int = SLIDE_STEPS) -> None:
         self.epoch, self.epochs = 0, epochs
         self.step = 0
         """Steps of the whole training, over resumes."""

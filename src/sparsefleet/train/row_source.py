@@ -77,7 +77,5 @@ def _gradient(rows: torch.Tensor) -> F32:
 
 def attach(model: nn.Module, store: ParameterStore) -> nn.Module:
     """Let a model read its rows from a store, for calling it by hand; rows that are not there read as zeros."""
-    attach_source(
-        model, BatchRows(model, lambda table, keys: store.pull(table, keys, create=False), training=False)
-    )
+    attach_source(model, BatchRows(model, lambda table, keys: store.pull(table, keys, create=False), training=False))
     return model

@@ -103,11 +103,7 @@ class Run:
             count = progress.add(batch, outcome)
             for handler in self.handlers:
                 handler.after_step(count, self.fetch)
-            if (
-                self.save_policy
-                and self.save_policy.every_steps
-                and count % self.save_policy.every_steps == 0
-            ):
+            if self.save_policy and self.save_policy.every_steps and count % self.save_policy.every_steps == 0:
                 with gate.alone():
                     self.save(communicator)
 

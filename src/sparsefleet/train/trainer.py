@@ -70,13 +70,9 @@ class Trainer:
         session = self._bind(model)
         state = self.restore(model, resume) if resume else TrainingState()
         data.seek(state.position)
-        run = Run(
-            session, data, epochs, self.config, state=state, save=save, reporters=self.reporters, fetch=fetch
-        )
+        run = Run(session, data, epochs, self.config, state=state, save=save, reporters=self.reporters, fetch=fetch)
         for reporter in self.reporters:
-            reporter.start(
-                {"epochs": epochs, "threads": self.config.threads, "precision": self.config.precision}
-            )
+            reporter.start({"epochs": epochs, "threads": self.config.threads, "precision": self.config.precision})
         scored = None
         try:
             with _intra_op_threads_kept(), self._communicator(self.store) as communicator:
@@ -128,9 +124,7 @@ class Trainer:
         values = self.evaluate(model, dataset)
         unknown = [name for name in fetch_list if name not in values]
         if unknown:
-            raise ConfigError(
-                f"cannot fetch {', '.join(map(repr, unknown))}; choose from {', '.join(values)}"
-            )
+            raise ConfigError(f"cannot fetch {', '.join(map(repr, unknown))}; choose from {', '.join(values)}")
         for name, info in zip(fetch_list, fetch_info or fetch_list, strict=True):
             print(info, values[name], flush=True)
         return values

@@ -24,9 +24,7 @@ def select_slots(keys: U64, offsets: I64, slots: int, chosen: I32) -> tuple[U64,
     return out, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
-def pool_forward(
-    rows: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, out: F32
-) -> None:
+def pool_forward(rows: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, out: F32) -> None:
     dim = rows.shape[1]
     for b in range(len(out)):
         for place, slot in enumerate(chosen):
@@ -35,9 +33,7 @@ def pool_forward(
             out[b, place * dim : (place + 1) * dim] = pooled
 
 
-def pool_backward(
-    grad: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, grad_rows: F32
-) -> None:
+def pool_backward(grad: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, grad_rows: F32) -> None:
     dim = grad_rows.shape[1]
     for b in range(len(grad)):
         for place, slot in enumerate(chosen):

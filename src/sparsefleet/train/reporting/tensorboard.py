@@ -15,9 +15,7 @@ class TensorBoardReporter(Reporter):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ConfigError(
-                "TensorBoard is not installed: pip install 'sparsefleet[tensorboard]'"
-            ) from error
+            raise ConfigError("TensorBoard is not installed: pip install 'sparsefleet[tensorboard]'") from error
         self._writer = SummaryWriter(folder)  # type: ignore[no-untyped-call]
         self._seconds, self._next = seconds, time.monotonic()
 

@@ -1,0 +1,86 @@
+"""Native row kernels against their NumPy twins."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsefleet.kernels import rows as native
+from sparsefleet.kernels.reference import rows as reference
+
+KEYS = st.one_of(st.integers(0, 20), st.sampled_from([0, 2**64 - 1, 2**63, 1000000]))
+
+
+@st.composite
+def bags(draw):
+    slots, batch = draw(st.integers(1, 4)), draw(st.integers(0, 6))
+    lengths = draw(st.lists(st.integers(0, 3), min_size=slots * batch, max_size=slots * batch))
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+    keys = np.array(draw(st.lists(KEYS, min_size=int(offsets[-1]), max_size=int(offsets[-1]))), np.uint64)
+    chosen = np.array(draw(st.lists(st.integers(0, slots - 1), min_size=1, max_size=slots)), np.int32)
+    return keys, offsets, slots, chosen, draw(st.sampled_from([1, 3, 8, 10])), draw(st.booleans())
+
+
+@given(st.lists(KEYS, max_size=200))
+def test_unique_keys_agree(keys):
+    keys = np.array(keys, np.uint64)
+    for got, want in zip(native.unique_keys(keys), reference.unique_keys(keys), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_unique_keys_keep_the_order_of_first_appearance():
+    unique, inverse = native.unique_keys(np.array([7, 3, 7, 9, 3], np.uint64))
+    assert unique.tolist() == [7, 3, 9]
+    assert inverse.tolist() == [0, 1, 0, 2, 1]
+
+
+@given(bags())
+def test_select_slots_agree(case):
+    keys, offsets, slots, chosen, _, _ = case
+    got, want = (module.select_slots(keys, offsets, slots, chosen) for module in (native, reference))
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_array_equal(got[1], want[1])
+
+
+@settings(max_examples=200)
+@given(bags())
+def test_pooling_agrees(case):
+    keys, offsets, slots, chosen, dim, mean = case
+    unique, inverse = native.unique_keys(keys)
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((len(unique), dim), np.float32)
+    batch = (len(offsets) - 1) // slots
+    wide = [np.full((batch, len(chosen) * dim + 3), 7, np.float32) for _ in range(2)]  # rows that lie apart
+    grads = random.standard_normal((batch, len(chosen) * dim + 3), np.float32)
+    back = [np.zeros_like(rows) for _ in range(2)]
+    for module, out, grad_rows in zip((native, reference), wide, back, strict=True):
+        module.pool_forward(rows, inverse, offsets, slots, chosen, mean, out[:, : len(chosen) * dim])
+        module.pool_backward(grads[:, 3:], inverse, offsets, slots, chosen, mean, grad_rows)
+    np.testing.assert_allclose(wide[0], wide[1], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(back[0], back[1], rtol=1e-5, atol=1e-5)
+
+
+@given(st.lists(st.tuples(st.floats(-0.5, 1.5, width=32), st.sampled_from([0.0, 1.0, 0.5, float("nan")]))))
+def test_click_counts_agree(rows):
+    probabilities = np.array([p for p, _ in rows], np.float32)
+    labels = np.array([label for _, label in rows], np.float32)
+    histograms = [(np.zeros(65, np.int64), np.zeros(65, np.int64)) for _ in range(2)]
+    got = native.count_clicks(probabilities, labels, *histograms[0])
+    want = reference.count_clicks(probabilities, labels, *histograms[1])
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+    np.testing.assert_array_equal(histograms[0], histograms[1])
+
+
+def test_broken_bags_are_refused():
+    rows, inverse = np.zeros((1, 2), np.float32), np.zeros(3, np.int32)
+    good, chosen = np.array([0, 1, 3], np.int64), np.array([0], np.int32)
+    out = np.zeros((2, 2), np.float32)
+    native.pool_forward(rows, inverse, good, 1, chosen, False, out)
+    for offsets, places, shape in [
+        (np.array([0, 1, 9], np.int64), chosen, (2, 2)),  # ends beyond the keys
+        (np.array([0, 3], np.int64), chosen, (2, 2)),  # another number of rows than the output
+        (good, np.array([1], np.int32), (2, 2)),  # a slot that is not there
+        (good, chosen, (2, 3)),
+    ]:
+        with pytest.raises(ValueError, match="native kernel"):
+            native.pool_forward(rows, inverse, offsets, 1, places, False, np.zeros(shape, np.float32))

@@ -1,0 +1,79 @@
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import log_loss, roc_auc_score
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.metrics import ClickMetrics, WindowMetrics
+
+
+def clicks(rows, seed=0):
+    random = np.random.default_rng(seed)
+    truth = random.beta(1, 3, rows)
+    labels = (random.random(rows) < truth).astype(np.float32)
+    return np.clip(truth + random.normal(0, 0.1, rows), 0, 1).astype(np.float32), labels
+
+
+def test_against_scikit_learn():
+    probabilities, labels = clicks(50_000)
+    metrics = ClickMetrics()
+    for start in range(0, 50_000, 999):
+        metrics.update(probabilities[start : start + 999], labels[start : start + 999])
+    values = metrics.values()
+    assert values["auc"] == pytest.approx(roc_auc_score(labels, probabilities), abs=1e-3)
+    q = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)
+    assert values["logloss"] == pytest.approx(log_loss(labels, q), rel=1e-9)
+    assert values["accuracy"] == pytest.approx(((probabilities > 0.5) == labels).mean())
+    assert values["click_ratio"] == pytest.approx(probabilities.sum() / labels.sum(), rel=1e-5)
+    assert values["rows"] == 50_000
+
+
+def test_ties_count_half():
+    metrics = ClickMetrics()
+    metrics.update(np.full(10, 0.3, np.float32), np.array([0, 1] * 5, np.float32))
+    assert metrics.values()["auc"] == 0.5
+
+
+def test_one_class_has_no_auc():
+    metrics = ClickMetrics()
+    assert math.isnan(metrics.values()["auc"])
+    metrics.update(np.array([0.2], np.float32), np.array([1], np.float32))
+    assert math.isnan(metrics.values()["auc"])
+
+
+def test_merging_parts_is_exact():
+    probabilities, labels = clicks(3_000)
+    whole, merged = ClickMetrics(), ClickMetrics()
+    whole.update(probabilities, labels)
+    for part in range(3):
+        piece = ClickMetrics()
+        piece.update(probabilities[part::3], labels[part::3])
+        merged.merge(ClickMetrics.from_dict(piece.to_dict()))
+    assert merged.values()["auc"] == whole.values()["auc"]
+    assert merged.values()["logloss"] == pytest.approx(whole.values()["logloss"], rel=1e-12)
+    with pytest.raises(ConfigError, match="100 and 4096 thresholds cannot be merged"):
+        whole.merge(ClickMetrics(100))
+
+
+def test_rows_without_label_are_left_out():
+    metrics = ClickMetrics()
+    metrics.update(np.array([0.2, 0.4], np.float32), np.array([1, np.nan], np.float32))
+    assert (metrics.rows, metrics.bad) == (1, 1)
+
+
+def test_window_is_the_pooled_auc_of_the_last_batches():
+    probabilities, labels = clicks(1_000)
+    window, last = WindowMetrics(slide_steps=3), ClickMetrics()
+    for start in range(0, 1_000, 100):
+        window.update(probabilities[start : start + 100], labels[start : start + 100])
+    last.update(probabilities[700:], labels[700:])
+    assert window.auc() == last.values()["auc"]
+
+
+@pytest.mark.parametrize("make", [lambda: ClickMetrics(0), lambda: WindowMetrics(slide_steps=0)])
+def test_nonsense_is_refused(make):
+    with pytest.raises(ConfigError, match="must be 1 or above"):
+        make()
+    with pytest.raises(ConfigError, match="not metrics"):
+        ClickMetrics.from_dict({"histograms": "!"})
