@@ -42,7 +42,7 @@ class Slot:
 
     name: str
     hash_prefix: str | None = None
-    """Text put before the value so that equal values of two slots get different keys; default: name + unit separator."""
+    """Put before the value so that equal values of two slots get different keys; default: name + unit separator."""
 
     @property
     def prefix(self) -> bytes:

@@ -26,7 +26,7 @@ class BatchStream(Iterator[Batch], ABC):
     @abstractmethod
     def __next__(self) -> Batch: ...
 
-    def close(self) -> None:  # noqa: B027  (nothing to do is a fine default)
+    def close(self) -> None:
         """Stop reading ahead and let go of files and child processes."""
 
 

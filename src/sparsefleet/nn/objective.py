@@ -1,7 +1,7 @@
 """What a model's output means: its loss and its click probabilities.
 
 A model may define `loss(output, labels) -> scalar` and `probabilities(output) -> [B]` itself. Otherwise an output of
-shape [B, 2] is a pair of softmax logits, and [B] or [B, 1] a logit; the loss is the cross-entropy summed over the batch.
+shape [B, 2] is a pair of softmax logits, [B] or [B, 1] a logit, and the loss the cross-entropy summed over the batch.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ Legend: B rows, `sizes` = widths from input to output, L = len(sizes) - 1 layers
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class DenseTower(nn.Module):
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
             raise ConfigError(f"sizes={tuple(sizes)}: a tower needs at least an input and an output width, all above 0")
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self._free: list[_Workspace] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

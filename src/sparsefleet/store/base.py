@@ -105,5 +105,5 @@ class ParameterStore(ABC):
     def stats(self) -> dict[str, Any]:
         """Rows, memory, calls and misses per table, as plain data."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (a local store has nothing to let go of)
         """Let go of connections; the store is not used afterwards."""

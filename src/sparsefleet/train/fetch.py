@@ -21,7 +21,7 @@ Fetch = Callable[[Sequence[str]], list[Any]]
 
 
 class FetchHandler:
-    """Subclass it and write `handler`; it is called with the fetched values every so often, never at the same time twice.
+    """Subclass it and write `handler`; it is called with the fetched values every so often, never twice at once.
 
     `FetchHandler(["auc"], 5)` is called about every 5 seconds, `FetchHandler(["auc"], period_batches=100)` after every
     100 batches.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """Open: threads pass for the price of one look at a flag. Closed: they wait, and the one that closed it is alone."""
+    """Open: threads pass for the price of a look at a flag. Closed: they wait, and the one that closed it is alone."""
 
     def __init__(self, members: int) -> None:
         self._members = members

@@ -1,7 +1,7 @@
 """Format: how one kind of input becomes rows. Readers decide who reads what and when; a format only reads one unit.
 
-A unit is a file, or, where the format can be cut, a byte range of one. A format yields chunks of any size; readers cut
-them into batches (`data/batching.py`), so each chunk says for every row where the unit stands once that row is consumed.
+A unit is a file, or, where the format can be cut, a byte range of one. A format yields chunks of any size; readers
+cut them into batches (`data/batching.py`), so each chunk says for every row where the unit stands once it is consumed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparsefleet.core.errors import BadRowError, ConfigError
 from sparsefleet.core.schema import Schema
 
 CHUNK_ROWS = 8192
-"""About how many rows a chunk holds: large enough to hide Python, small enough to stay in cache and keep memory flat."""
+"""About how many rows a chunk holds: large enough to hide Python, small enough to keep memory flat."""
 
 
 @dataclass(frozen=True, slots=True)
