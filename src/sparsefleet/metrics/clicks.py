@@ -102,7 +102,7 @@ class ClickMetrics:
 
 
 class WindowMetrics:
-    """AUC of the pooled histograms of the last `slide_steps` batches. Pools when asked: a step costs next to nothing."""
+    """AUC of the pooled histograms of the last `slide_steps` batches. Pools only when asked."""
 
     def __init__(self, num_thresholds: int = NUM_THRESHOLDS, slide_steps: int = SLIDE_STEPS) -> None:
         if slide_steps < 1:
