@@ -1,0 +1,54 @@
+"""Update rules, one per file, and schedules of the learning rate. `RULES` is what names stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.optim import schedule
+from sparsefleet.optim.adagrad import Adagrad
+from sparsefleet.optim.adam import Adam
+from sparsefleet.optim.base import UpdateRule
+from sparsefleet.optim.ftrl import FTRL
+from sparsefleet.optim.rowwise_adagrad import RowwiseAdagrad
+from sparsefleet.optim.sgd import SGD
+
+__all__ = [
+    "FTRL",
+    "RULES",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "RowwiseAdagrad",
+    "UpdateRule",
+    "by_name",
+    "from_dict",
+    "schedule",
+]
+
+RULES: Mapping[str, type[UpdateRule]] = {
+    rule.name: rule for rule in (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)
+}
+
+
+def by_name(name: str, learning_rate: float, **settings: Any) -> UpdateRule:
+    """The rule that command lines and manifests call `name`."""
+    if name not in RULES:
+        raise ConfigError(f"optimizer {name!r} does not exist; choose {', '.join(RULES)}")
+    try:
+        return RULES[name](learning_rate, **settings)
+    except TypeError as error:
+        raise ConfigError(
+            f"optimizer {name!r}: a setting is missing, surplus or mistyped: {error}"
+        ) from error
+
+
+def from_dict(data: Mapping[str, Any]) -> UpdateRule:
+    """The rule that `UpdateRule.to_dict` described."""
+    if not isinstance(data, Mapping) or not {"name", "learning_rate"} <= data.keys():
+        raise ConfigError(f"an optimizer is described by its name, learning_rate and settings; got {data!r}")
+    settings = {k: v for k, v in data.items() if k not in ("name", "learning_rate", "schedule")}
+    if "schedule" in data:
+        settings["schedule"] = schedule.from_dict(data["schedule"])
+    return by_name(data["name"], data["learning_rate"], **settings)

@@ -2,14 +2,16 @@
 
 Legend: U rows, D values a row, S = rule.state_width(D) floats of optimizer state a row.
 
-A rule is a frozen dataclass of its hyperparameters. Its arithmetic is a native kernel (with a NumPy twin), chosen by
-`kind`, fed with `numbers(step)`. `step` counts the updates that a table has applied, this one included (first: 1).
+A rule is a frozen dataclass of its hyperparameters. Its arithmetic is a native kernel (with a NumPy twin),
+chosen by `kind`, fed with `rate(step)` and `hyperparameters()`. `step` counts the updates that a table has
+applied, this one included (first: 1).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from sparsefleet.core.errors import ConfigError
@@ -29,8 +31,13 @@ class UpdateRule(ABC):
     """What the native kernel calls it; the numbers are in native/include/sparsefleet/rules.h."""
 
     def __post_init__(self) -> None:
-        if not self.learning_rate >= 0:
-            raise ConfigError(f"{self.name}: learning_rate={self.learning_rate} must be 0 or above")
+        self.require("learning_rate", self.learning_rate >= 0, "0 or above")
+
+    def require(self, setting: str, ok: bool, allowed: str) -> None:
+        """Refuse a setting that is out of its range, or not a finite number."""
+        value = getattr(self, setting)
+        if not ok or not math.isfinite(value):
+            raise ConfigError(f"{self.name}: {setting}={value} must be {allowed}")
 
     @abstractmethod
     def state_width(self, dim: int) -> int:
@@ -53,5 +60,5 @@ class UpdateRule(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for manifests and the wire; `optim.from_dict` is the inverse."""
-        fields = {k: v for k, v in asdict(self).items() if k != "schedule"}
-        return {"name": self.name, **fields, "schedule": self.schedule.to_dict()}
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
+        return {"name": self.name, **settings, "schedule": self.schedule.to_dict()}

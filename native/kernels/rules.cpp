@@ -1,0 +1,156 @@
+// Compiled with -ffp-contract=off (CMakeLists.txt): see rules.h on equal bits.
+#include "sparsefleet/rules.h"
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+namespace sparsefleet {
+namespace {
+
+// Each rule: `operator()(w, s, g, n, segment)` updates n values; segment j of the state starts at s + j * segment.
+
+struct Sgd {
+    float lr, decay;
+    void operator()(float* __restrict w, float*, const float* __restrict g, std::size_t n, std::size_t) const {
+        for (std::size_t i = 0; i < n; ++i) w[i] -= lr * (g[i] + decay * w[i]);
+    }
+};
+
+struct Adagrad {
+    float lr, eps, decay;
+    void operator()(float* __restrict w, float* __restrict a, const float* __restrict g, std::size_t n,
+                    std::size_t) const {
+        for (std::size_t i = 0; i < n; ++i) {
+            const float grad = g[i] + decay * w[i];
+            a[i] += grad * grad;
+            w[i] -= lr * grad / (std::sqrt(a[i]) + eps);
+        }
+    }
+};
+
+struct RowwiseAdagrad {
+    float lr, eps, decay;
+    void operator()(float* __restrict w, float* __restrict a, const float* __restrict g, std::size_t n,
+                    std::size_t) const {
+        double squares = 0.0;  // in double and in order: the sum does not depend on how wide the machine's vectors are
+        for (std::size_t i = 0; i < n; ++i) {
+            const float grad = g[i] + decay * w[i];
+            squares += static_cast<double>(grad) * static_cast<double>(grad);
+        }
+        *a += static_cast<float>(squares / static_cast<double>(n));
+        const float scale = std::sqrt(*a) + eps;
+        for (std::size_t i = 0; i < n; ++i) w[i] -= lr * (g[i] + decay * w[i]) / scale;
+    }
+};
+
+struct Adam {
+    float rate;           // lr / (1 - b1^t)
+    float inverse_root;   // 1 / sqrt(1 - b2^t)
+    float fresh1, beta2, fresh2, eps, decay;
+    void operator()(float* __restrict w, float* __restrict m, const float* __restrict g, std::size_t n,
+                    std::size_t segment) const {
+        float* __restrict v = m + segment;
+        for (std::size_t i = 0; i < n; ++i) {
+            const float grad = g[i] + decay * w[i];
+            const float mean = m[i] + fresh1 * (grad - m[i]);
+            const float square = beta2 * v[i] + fresh2 * (grad * grad);
+            m[i] = mean;
+            v[i] = square;
+            w[i] -= rate * mean / (std::sqrt(square) * inverse_root + eps);
+        }
+    }
+};
+
+struct Ftrl {
+    float lr, l1, l2, beta;
+    void operator()(float* __restrict w, float* __restrict z, const float* __restrict g, std::size_t n,
+                    std::size_t segment) const {
+        if (!(lr > 0.0f)) return;  // a schedule that has come down to 0: the rule divides by lr, and nothing may move
+        float* __restrict squares = z + segment;
+        for (std::size_t i = 0; i < n; ++i) {
+            const float grown = squares[i] + g[i] * g[i];
+            const float root = std::sqrt(grown);
+            const float sum = z[i] + (g[i] - (root - std::sqrt(squares[i])) / lr * w[i]);
+            squares[i] = grown;
+            z[i] = sum;
+            const float shrunk = std::copysign(l1, sum) - sum;
+            const float scale = (beta + root) / lr + l2;
+            // scale is 0 only where beta, l2 and every gradient so far are 0: then z is 0 too and |z| <= l1.
+            w[i] = std::fabs(sum) <= l1 ? 0.0f : shrunk / scale;
+        }
+    }
+};
+
+// The widths that people use get a loop of known length; the compiler unrolls it and leaves no remainder to test for.
+template <typename F>
+void with_dim(std::size_t dim, F&& f) {
+    switch (dim) {
+        case 4: f(std::integral_constant<std::size_t, 4>{}); break;
+        case 8: f(std::integral_constant<std::size_t, 8>{}); break;
+        case 9: f(std::integral_constant<std::size_t, 9>{}); break;
+        case 10: f(std::integral_constant<std::size_t, 10>{}); break;
+        case 12: f(std::integral_constant<std::size_t, 12>{}); break;
+        case 16: f(std::integral_constant<std::size_t, 16>{}); break;
+        case 32: f(std::integral_constant<std::size_t, 32>{}); break;
+        case 64: f(std::integral_constant<std::size_t, 64>{}); break;
+        default: f(dim);
+    }
+}
+
+}  // namespace
+
+RuleStep::RuleStep(int kind, double lr, const double (&hyper)[kHyperCount], std::uint64_t step)
+    : kind_(static_cast<RuleKind>(kind)), lr_(lr) {
+    if (kind < 0 || kind > static_cast<int>(RuleKind::kFtrl))
+        throw std::invalid_argument("rule kind " + std::to_string(kind) + " does not exist");
+    if (step == 0) throw std::invalid_argument("step must be 1 or above");
+    for (std::size_t i = 0; i < kHyperCount; ++i) hyper_[i] = hyper[i];
+    if (kind_ == RuleKind::kAdam) {
+        correction1_ = 1.0 - std::pow(hyper[0], static_cast<double>(step));
+        correction2_ = 1.0 - std::pow(hyper[1], static_cast<double>(step));
+    }
+}
+
+std::size_t RuleStep::state_width(std::size_t dim) const {
+    switch (kind_) {
+        case RuleKind::kSgd: return 0;
+        case RuleKind::kAdagrad: return dim;
+        case RuleKind::kRowwiseAdagrad: return 1;
+        case RuleKind::kAdam:
+        case RuleKind::kFtrl: return 2 * dim;
+    }
+    return 0;
+}
+
+template <typename Visitor>
+void RuleStep::visit(Visitor&& visitor) const {
+    const auto f = [](double x) { return static_cast<float>(x); };
+    const double* h = hyper_;
+    switch (kind_) {
+        case RuleKind::kSgd: visitor(Sgd{f(lr_), f(h[0])}); break;
+        case RuleKind::kAdagrad: visitor(Adagrad{f(lr_), f(h[0]), f(h[1])}); break;
+        case RuleKind::kRowwiseAdagrad: visitor(RowwiseAdagrad{f(lr_), f(h[0]), f(h[1])}); break;
+        case RuleKind::kAdam:
+            visitor(Adam{f(lr_ / correction1_), f(1.0 / std::sqrt(correction2_)), f(1.0 - h[0]), f(h[1]),
+                         f(1.0 - h[1]), f(h[2]), f(h[3])});
+            break;
+        case RuleKind::kFtrl: visitor(Ftrl{f(lr_), f(h[0]), f(h[1]), f(h[2])}); break;
+    }
+}
+
+void RuleStep::update_rows(float* const* rows, const float* const* grads, std::size_t count, std::size_t dim) const {
+    visit([&](const auto& rule) {
+        with_dim(dim, [&](auto width) {
+            for (std::size_t i = 0; i < count; ++i) rule(rows[i], rows[i] + width, grads[i], width, width);
+        });
+    });
+}
+
+void RuleStep::update_block(float* values, float* state, const float* grads, std::size_t n,
+                            std::size_t segment) const {
+    visit([&](const auto& rule) { rule(values, state, grads, n, segment); });
+}
+
+}  // namespace sparsefleet

@@ -1,0 +1,310 @@
+// How a call goes through the shards. Every row of a big table is a cache miss (index line, then row), so keys go in
+// windows: ask for all index lines, then probe them and ask for all rows, then work on the rows as they have come.
+#include "sparsefleet/table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
+#include <vector>
+
+namespace sparsefleet {
+namespace {
+
+constexpr std::size_t kWindow = 64;          // keys whose cache misses overlap
+constexpr std::size_t kSortedKeys = 1 << 16;  // keys sorted at a time: bounds the scratch memory of a thread
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kPrefetchedBytes = 1024;  // of a row; the processor's own prefetcher sees to the rest of a long one
+
+// A key on its way through a call.
+struct Item {
+    std::uint64_t place, key;
+    std::uint32_t position;  // in the caller's arrays
+};
+
+struct Group {
+    const Item* begin;
+    const Item* end;
+};
+
+// Items sorted by shard. Kept per thread, so that a call allocates nothing once it is warm.
+struct Sorted {
+    std::vector<Item> items;
+    std::uint32_t starts[RowTable::kShards + 1];
+
+    void sort(const std::uint64_t* keys, std::size_t first, std::size_t count) {
+        if (items.size() < count) items.resize(std::min(kSortedKeys, std::max(count, 2 * items.size())));
+        std::uint32_t sizes[RowTable::kShards] = {};
+        for (std::size_t i = 0; i < count; ++i) ++sizes[shard_of(place_of(keys[first + i]))];
+        std::uint32_t ends[RowTable::kShards], total = 0;
+        for (std::size_t s = 0; s < RowTable::kShards; ++s) {
+            starts[s] = ends[s] = total;
+            total += sizes[s];
+        }
+        starts[RowTable::kShards] = total;
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::uint64_t key = keys[first + i], place = place_of(key);
+            items[ends[shard_of(place)]++] = Item{place, key, static_cast<std::uint32_t>(i)};
+        }
+    }
+
+    Group group(std::size_t shard) const {
+        return Group{items.data() + starts[shard], items.data() + starts[shard + 1]};
+    }
+};
+
+Sorted& scratch() {
+    thread_local Sorted sorted;
+    return sorted;
+}
+
+template <int kForWrite>
+inline void prefetch_row(const std::byte* row, std::size_t bytes) {
+    // The last byte is asked for by itself: rows are not aligned to lines.
+    for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, kForWrite);
+    __builtin_prefetch(row + bytes - 1, kForWrite);
+}
+
+inline void copy_floats(float* to, const float* from, std::size_t n) {
+    if (n < 4) {
+        for (std::size_t i = 0; i < n; ++i) to[i] = from[i];
+        return;
+    }
+    for (std::size_t i = 0; i + 4 <= n; i += 4) std::memcpy(to + i, from + i, 16);
+    std::memcpy(to + n - 4, from + n - 4, 16);  // overlaps what is copied already
+}
+
+inline void prefetch_window(const Shard& shard, const Item* begin, const Item* end) {
+    end = std::min(end, begin + kWindow);
+    for (const Item* item = begin; item < end; ++item) shard.prefetch(item->place);
+}
+
+// Calls work(items, count, rows) for each window of a group. rows[i] is the number of a row that holds the key of
+// items[i], or Shard::kNone. The shard is locked.
+template <int kForWrite, typename Work>
+void by_window(const Shard& shard, const Group& group, std::size_t row_bytes, Work&& work) {
+    std::uint32_t rows[kWindow];
+    const std::size_t wanted = std::min(row_bytes, kPrefetchedBytes);
+    for (const Item* window = group.begin; window < group.end; window += kWindow) {
+        const std::size_t count = std::min<std::size_t>(kWindow, static_cast<std::size_t>(group.end - window));
+        if (window + kWindow < group.end) prefetch_window(shard, window + kWindow, group.end);
+        for (std::size_t i = 0; i < count; ++i) {
+            rows[i] = shard.guess(window[i].place);
+            if (rows[i] != Shard::kNone) prefetch_row<kForWrite>(shard.row(rows[i]), wanted);
+        }
+        for (std::size_t i = 0; i < count; ++i) {
+            // A tag that matched by chance, once in some hundred keys: look properly.
+            if (rows[i] != Shard::kNone && row_key(shard.row(rows[i])) != window[i].key)
+                rows[i] = shard.find(window[i].place, window[i].key);
+        }
+        work(window, count, rows);
+    }
+}
+
+}  // namespace
+
+RowTable::RowTable(std::size_t dim, std::size_t state_width, const Initializer& init, float initial_state)
+    : layout_(dim, state_width),
+      init_(init),
+      initial_state_(initial_state),
+      arena_(layout_.chunk_bytes),
+      shards_(new Shard[kShards]) {
+    for (std::size_t s = 0; s < kShards; ++s) shards_[s].attach(&layout_, &arena_);
+}
+
+RowTable::~RowTable() = default;
+
+// Calls visit(shard, group, first, wait) for each shard that has keys; `first` is what to add to an item's position.
+// visit returns false if the shard is busy, which only wait = false allows.
+template <typename Visit>
+void RowTable::by_shard(const std::uint64_t* keys, std::size_t count, Visit&& visit) const {
+    Sorted& sorted = scratch();
+    for (std::size_t first = 0; first < count; first += kSortedKeys) {
+        sorted.sort(keys, first, std::min(kSortedKeys, count - first));
+        // Threads begin at different shards, so that they do not queue up behind each other.
+        const std::uint32_t start = next_start_.fetch_add(kShards / 2 - 5, std::memory_order_relaxed);
+        std::uint32_t order[kShards];
+        std::size_t waiting = 0;
+        for (std::uint32_t i = 0; i < kShards; ++i) {
+            const std::uint32_t s = (start + i) % kShards;
+            if (sorted.starts[s] != sorted.starts[s + 1]) order[waiting++] = s;
+        }
+        for (bool wait = false; waiting > 0; wait = true) {
+            const std::size_t present = waiting;
+            waiting = 0;
+            for (std::size_t i = 0; i < present; ++i) {
+                const Group group = sorted.group(order[i]);
+                if (i == 0) prefetch_window(shards_[order[0]], group.begin, group.end);
+                if (i + 1 < present) {
+                    const Group next = sorted.group(order[i + 1]);
+                    prefetch_window(shards_[order[i + 1]], next.begin, next.end);
+                }
+                if (!visit(shards_[order[i]], group, first, wait)) order[waiting++] = order[i];
+            }
+        }
+    }
+}
+
+namespace {
+
+template <typename Lock>
+bool take(Lock& lock, bool wait) {
+    if (wait) {
+        lock.lock();
+        return true;
+    }
+    return lock.try_lock();
+}
+
+}  // namespace
+
+std::size_t RowTable::pull(const std::uint64_t* keys, std::size_t count, float* out, bool create) {
+    thread_local std::vector<Item> missing;
+    const std::size_t dim = layout_.dim, read_bytes = RowLayout::kValues + sizeof(float) * dim;
+    std::size_t misses = 0;
+    by_shard(keys, count, [&](Shard& shard, const Group& group, std::size_t first, bool wait) {
+        missing.clear();
+        {
+            std::shared_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
+            if (!take(lock, wait)) return false;
+            by_window<0>(shard, group, read_bytes, [&](const Item* items, std::size_t n, const std::uint32_t* rows) {
+                for (std::size_t i = 0; i < n; ++i) {
+                    float* to = out + (first + items[i].position) * dim;
+                    if (rows[i] != Shard::kNone)
+                        copy_floats(to, row_values(shard.row(rows[i])), dim);
+                    else if (create)
+                        missing.push_back(items[i]);
+                    else
+                        std::fill(to, to + dim, 0.0f), ++misses;
+                }
+            });
+        }
+        if (missing.empty()) return true;
+        misses += missing.size();
+        const std::unique_lock<std::shared_mutex> lock(shard.mutex);
+        for (const Item& item : missing) {
+            const float* values = row_values(shard.row(find_or_create(shard, item.place, item.key)));
+            copy_floats(out + (first + item.position) * dim, values, dim);
+        }
+        return true;
+    });
+    return misses;
+}
+
+void RowTable::push(const std::uint64_t* keys, std::size_t count, const float* grads, const RuleStep& rule) {
+    const std::size_t dim = layout_.dim;
+    if (rule.state_width(dim) != layout_.state_width)
+        throw std::invalid_argument("this rule needs another state width than the table has");
+    by_shard(keys, count, [&](Shard& shard, const Group& group, std::size_t first, bool wait) {
+        std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
+        if (!take(lock, wait)) return false;
+        by_window<1>(shard, group, layout_.row_bytes, [&](const Item* items, std::size_t n, std::uint32_t* rows) {
+            // All rows come first: one that is created may move the others.
+            for (std::size_t i = 0; i < n; ++i)
+                if (rows[i] == Shard::kNone) rows[i] = find_or_create(shard, items[i].place, items[i].key);
+            float* values[kWindow];
+            const float* gradients[kWindow];
+            for (std::size_t i = 0; i < n; ++i) {
+                std::byte* row = shard.row(rows[i]);
+                std::uint32_t& seen = *row_seen(row);
+                seen += seen != 0xFFFFFFFFu;
+                values[i] = row_values(row);
+                gradients[i] = grads + (first + items[i].position) * dim;
+            }
+            rule.update_rows(values, gradients, n, dim);
+        });
+        return true;
+    });
+}
+
+std::uint32_t RowTable::find_or_create(Shard& shard, std::uint64_t place, std::uint64_t key) {
+    std::uint32_t number = shard.find(place, key);
+    if (number != Shard::kNone) return number;
+    number = shard.append(place, key);
+    float* values = row_values(shard.row(number));
+    init_row(init_, key, values, layout_.dim);
+    std::fill(values + layout_.dim, values + layout_.dim + layout_.state_width, initial_state_);
+    return number;
+}
+
+void RowTable::insert(const std::uint64_t* keys, std::size_t count, const float* values, const float* state,
+                      const std::uint32_t* seen) {
+    const std::size_t dim = layout_.dim, width = layout_.state_width;
+    by_shard(keys, count, [&](Shard& shard, const Group& group, std::size_t first, bool wait) {
+        std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
+        if (!take(lock, wait)) return false;
+        by_window<1>(shard, group, layout_.row_bytes, [&](const Item* items, std::size_t n, std::uint32_t* rows) {
+            for (std::size_t i = 0; i < n; ++i) {
+                const Item& item = items[i];
+                if (rows[i] == Shard::kNone) rows[i] = shard.find(item.place, item.key);  // twice in the window?
+                if (rows[i] == Shard::kNone) rows[i] = shard.append(item.place, item.key);
+                const std::size_t from = first + item.position;
+                std::byte* row = shard.row(rows[i]);
+                *row_seen(row) = seen[from];
+                std::memcpy(row_values(row), values + from * dim, dim * sizeof(float));
+                std::memcpy(row_values(row) + dim, state + from * width, width * sizeof(float));
+            }
+        });
+        return true;
+    });
+}
+
+void RowTable::contains(const std::uint64_t* keys, std::size_t count, std::uint8_t* found) const {
+    by_shard(keys, count, [&](const Shard& shard, const Group& group, std::size_t first, bool wait) {
+        std::shared_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
+        if (!take(lock, wait)) return false;
+        by_window<0>(shard, group, RowLayout::kValues, [&](const Item* items, std::size_t n, const std::uint32_t* rows) {
+            for (std::size_t i = 0; i < n; ++i) found[first + items[i].position] = rows[i] != Shard::kNone;
+        });
+        return true;
+    });
+}
+
+// The cursor: shard in the high half, number of the next row in the low one.
+std::size_t RowTable::scan(std::uint64_t& cursor, std::size_t capacity, std::uint64_t* keys, float* values,
+                           float* state, std::uint32_t* seen) const {
+    const std::size_t dim = layout_.dim, width = layout_.state_width;
+    std::size_t copied = 0;
+    while (copied < capacity && (cursor >> 32) < kShards) {
+        const std::uint64_t s = cursor >> 32;
+        const Shard& shard = shards_[s];
+        const std::shared_lock<std::shared_mutex> lock(shard.mutex);
+        std::uint32_t number = static_cast<std::uint32_t>(cursor);
+        for (; number < shard.rows() && copied < capacity; ++number, ++copied) {
+            std::byte* row = shard.row(number);
+            keys[copied] = row_key(row);
+            seen[copied] = *row_seen(row);
+            std::memcpy(values + copied * dim, row_values(row), dim * sizeof(float));
+            std::memcpy(state + copied * width, row_values(row) + dim, width * sizeof(float));
+        }
+        cursor = number < shard.rows() ? (s << 32 | number) : ((s + 1) << 32);
+    }
+    return copied;
+}
+
+std::size_t RowTable::rows() const {
+    std::size_t total = 0;
+    for (std::size_t s = 0; s < kShards; ++s) total += shards_[s].rows();
+    return total;
+}
+
+std::size_t RowTable::memory_bytes() const {
+    std::size_t total = sizeof(RowTable) + kShards * sizeof(Shard) + arena_.bytes();
+    for (std::size_t s = 0; s < kShards; ++s) {
+        const std::shared_lock<std::shared_mutex> lock(shards_[s].mutex);
+        total += shards_[s].memory_bytes();
+    }
+    return total;
+}
+
+void RowTable::clear() {
+    // All shards at once: their chunks come from one arena. Others hold one lock at a time, so this cannot deadlock.
+    std::vector<std::unique_lock<std::shared_mutex>> locks;
+    locks.reserve(kShards);
+    for (std::size_t s = 0; s < kShards; ++s) locks.emplace_back(shards_[s].mutex);
+    for (std::size_t s = 0; s < kShards; ++s) shards_[s].clear();
+    arena_.release_all();
+}
+
+}  // namespace sparsefleet

@@ -1,0 +1,183 @@
+"""What `kernels.table` does, in plain NumPy; float32 in the order of rules.cpp, so the bits are equal."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.kernels.table import F64, U32, Bools, Scanned
+
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix64(x: U64) -> U64:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def init_rows(seed: int, keys: U64, dim: int, kind: int, a: float, b: float) -> F32:
+    base = mix64(mix64(keys + np.uint64(GOLDEN)) ^ np.uint64(seed))
+    draws = np.arange(1, dim + 2, dtype=np.uint64) * np.uint64(
+        GOLDEN
+    )  # one more: normal values come in pairs
+    bits = mix64(base[:, None] + draws[None, :])
+    if kind == 0:
+        low, last = np.float32(a), np.nextafter(np.float32(b), np.float32(a))
+        unit = (bits[:, :dim] >> np.uint64(40)).astype(np.float64) * 2.0**-24
+        return np.minimum((a + (b - a) * unit).astype(np.float32), np.maximum(low, last))
+    if kind == 1:
+        even, odd = np.arange(dim) // 2 * 2, np.arange(dim) // 2 * 2 + 1
+        u1 = ((bits[:, even] >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
+        u2 = (bits[:, odd] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        angle = 2.0 * math.pi * u2
+        turned = np.where(np.arange(dim) % 2 == 0, np.cos(angle), np.sin(angle))
+        normal: F32 = (a + b * (np.sqrt(-2.0 * np.log(u1)) * turned)).astype(np.float32)
+        return normal
+    return np.full((len(keys), dim), a, np.float32)
+
+
+# Each rule changes values [U, D] and state [U, S] in place. f holds the hyperparameters as float32.
+
+
+def _sgd(w: F32, s: F32, g: F32, lr: np.float32, f: Sequence[np.float32]) -> None:
+    w -= lr * (g + f[0] * w)
+
+
+def _adagrad(w: F32, s: F32, g: F32, lr: np.float32, f: Sequence[np.float32]) -> None:
+    grad = g + f[1] * w
+    s += grad * grad
+    w -= lr * grad / (np.sqrt(s) + f[0])
+
+
+def _rowwise_adagrad(w: F32, s: F32, g: F32, lr: np.float32, f: Sequence[np.float32]) -> None:
+    grad = g + f[1] * w
+    squares = np.cumsum(grad.astype(np.float64) ** 2, axis=1)[:, -1:]  # cumsum adds in order, sum does not
+    s += (squares / grad.shape[1]).astype(np.float32)
+    w -= lr * grad / (np.sqrt(s) + f[0])
+
+
+def _ftrl(w: F32, s: F32, g: F32, lr: np.float32, f: Sequence[np.float32]) -> None:
+    if not lr > 0:
+        return
+    dim, (l1, l2, beta) = w.shape[1], f[:3]
+    z, n = s[:, :dim], s[:, dim:]
+    grown = n + g * g
+    root = np.sqrt(grown)
+    z += g - (root - np.sqrt(n)) / lr * w
+    n[...] = grown
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moved = (np.copysign(l1, z) - z) / ((beta + root) / lr + l2)
+    w[...] = np.where(np.abs(z) <= l1, np.float32(0), moved)
+
+
+RULES: dict[int, Callable[[F32, F32, F32, np.float32, Sequence[np.float32]], None]] = {
+    0: _sgd,
+    1: _adagrad,
+    2: _rowwise_adagrad,
+    4: _ftrl,
+}
+ADAM = 3
+
+
+def _update(kind: int, lr: float, hyper: F64, step: int, w: F32, s: F32, g: F32) -> None:
+    if step < 1:
+        raise ValueError("step must be 1 or above")
+    if kind == ADAM:
+        _adam(w, s, g, lr, hyper, step)
+    elif kind in RULES:
+        RULES[kind](w, s, g, np.float32(lr), [*np.asarray(hyper, np.float32), *[np.float32(0)] * 6])
+    else:
+        raise ValueError(f"rule kind {kind} does not exist")
+
+
+def _adam(w: F32, s: F32, g: F32, lr: float, hyper: F64, step: int) -> None:
+    beta1, beta2, eps, decay = [*map(float, hyper), 0.0][:4]
+    dim, f32 = w.shape[1], np.float32
+    m, v = s[:, :dim], s[:, dim:]
+    grad = g + f32(decay) * w
+    m += f32(1.0 - beta1) * (grad - m)
+    v[...] = f32(beta2) * v + f32(1.0 - beta2) * (grad * grad)
+    rate, inverse_root = f32(lr / (1.0 - beta1**step)), f32(1.0 / math.sqrt(1.0 - beta2**step))
+    w -= rate * m / (np.sqrt(v) * inverse_root + f32(eps))
+
+
+class BlockLocks:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def apply_rule(
+    kind: int, lr: float, hyper: F64, step: int, values: F32, state: F32, grads: F32, locks: BlockLocks
+) -> None:
+    with locks.lock:
+        _update(kind, lr, hyper, step, values[None], state[None], grads[None])
+
+
+class RowTable:
+    """A dictionary from key to row number, and rows in lists."""
+
+    def __init__(
+        self, dim: int, state_width: int, seed: int, kind: int, a: float, b: float, initial_state: float = 0.0
+    ) -> None:
+        self.dim, self.state_width, self.initial_state = dim, state_width, initial_state
+        self._init = (seed, kind, a, b)
+        self._lock = threading.Lock()
+        self._rows: dict[int, tuple[F32, F32, list[int]]] = {}
+        """key: (values [1, D], state [1, S], [seen])"""
+
+    def _create(self, key: int) -> tuple[F32, F32, list[int]]:
+        seed, kind, a, b = self._init
+        values = init_rows(seed, np.array([key], np.uint64), self.dim, kind, a, b)
+        state = np.full((1, self.state_width), self.initial_state, np.float32)
+        return self._rows.setdefault(key, (values, state, [0]))
+
+    def pull(self, keys: U64, out: F32, create: bool) -> int:
+        with self._lock:
+            misses = 0
+            for i, key in enumerate(keys.tolist()):
+                missing = key not in self._rows
+                misses += missing
+                out[i] = 0.0 if missing and not create else (self._rows.get(key) or self._create(key))[0][0]
+            return misses
+
+    def push(self, keys: U64, grads: F32, kind: int, lr: float, hyper: F64, step: int) -> None:
+        with self._lock:
+            for i, key in enumerate(keys.tolist()):
+                values, state, seen = self._rows.get(key) or self._create(key)
+                _update(kind, lr, hyper, step, values, state, grads[i : i + 1])
+                seen[0] += 1
+
+    def insert(self, keys: U64, values: F32, state: F32, seen: U32) -> None:
+        with self._lock:
+            for i, key in enumerate(keys.tolist()):
+                self._rows[key] = (values[i : i + 1].copy(), state[i : i + 1].copy(), [int(seen[i])])
+
+    def contains(self, keys: U64) -> Bools:
+        return np.array([key in self._rows for key in keys.tolist()], np.bool_)
+
+    def scan(self, cursor: int, max_rows: int) -> Scanned:
+        with self._lock:
+            keys = list(self._rows)[cursor : cursor + max_rows]
+            rows = [self._rows[key] for key in keys]
+        return Scanned(
+            np.array(keys, np.uint64),
+            np.concatenate([np.empty((0, self.dim), np.float32), *[row[0] for row in rows]]),
+            np.concatenate([np.empty((0, self.state_width), np.float32), *[row[1] for row in rows]]),
+            np.array([row[2][0] for row in rows], np.uint32),
+            cursor + len(keys),
+        )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def memory_bytes(self) -> int:
+        return len(self._rows) * (12 + 4 * (self.dim + self.state_width))
+
+    def clear(self) -> None:
+        self._rows.clear()

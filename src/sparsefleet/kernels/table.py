@@ -1,0 +1,107 @@
+"""Sparse tables, update rules and initial values: a typed face over the native kernels.
+
+Legend: U keys, D values a row, S floats of optimizer state a row.
+
+Arrays must be C-contiguous and of the very dtype named: nothing is converted here, for that would cost a copy
+on the hot path. `sparsefleet.table` checks what users hand in. The twin is `kernels.reference.table`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import sparsefleet.kernels._native as _native
+
+from sparsefleet.core.batch import F32, U64
+
+F64 = npt.NDArray[np.float64]
+U32 = npt.NDArray[np.uint32]
+Bools = npt.NDArray[np.bool_]
+
+
+class Scanned(NamedTuple):
+    """A stretch of a table's rows, in no order that means anything."""
+
+    keys: U64
+    """[U]"""
+    values: F32
+    """[U, D]"""
+    state: F32
+    """[U, S]"""
+    seen: U32
+    """[U] how often each row was pushed."""
+    cursor: int
+    """Where to go on."""
+
+
+def init_rows(seed: int, keys: U64, dim: int, kind: int, a: float, b: float) -> F32:
+    """First values [U, D] of the rows of `keys`; `kind`, `a`, `b` as in `core.initializer`."""
+    out = np.empty((len(keys), dim), np.float32)
+    _native.init_rows(seed, keys, kind, a, b, out)
+    return out
+
+
+class BlockLocks:
+    """Lets several threads update one block of values without losing an update; readers need no lock."""
+
+    def __init__(self) -> None:
+        self.native = _native.BlockLocks()
+
+
+def apply_rule(
+    kind: int, lr: float, hyper: F64, step: int, values: F32, state: F32, grads: F32, locks: BlockLocks
+) -> None:
+    """Update `values` [n] and `state` in place, seen as one long row (state: segments of n floats)."""
+    _native.apply_rule(kind, lr, hyper, step, values, state, grads, locks.native)
+
+
+class RowTable:
+    """Rows by 64-bit key; any number of threads may call anything at any time. Its layout: native table.h."""
+
+    def __init__(
+        self, dim: int, state_width: int, seed: int, kind: int, a: float, b: float, initial_state: float = 0.0
+    ) -> None:
+        self.dim, self.state_width = dim, state_width
+        self._native = _native.RowTable(dim, state_width, seed, kind, a, b, initial_state)
+
+    def pull(self, keys: U64, out: F32, create: bool) -> int:
+        """Fill `out` [U, D]; missing rows are created, or else read as zeros. Returns their number."""
+        misses: int = self._native.pull(keys, out, create)
+        return misses
+
+    def push(self, keys: U64, grads: F32, kind: int, lr: float, hyper: F64, step: int) -> None:
+        """Apply a rule to the rows, creating those that are missing; each row's `seen` goes up by one."""
+        self._native.push(keys, grads, kind, lr, hyper, step)
+
+    def insert(self, keys: U64, values: F32, state: F32, seen: U32) -> None:
+        """Write whole rows, new or over old ones."""
+        self._native.insert(keys, values, state, seen)
+
+    def contains(self, keys: U64) -> Bools:
+        found = np.empty(len(keys), np.uint8)
+        self._native.contains(keys, found)
+        return found.view(np.bool_)
+
+    def scan(self, cursor: int, max_rows: int) -> Scanned:
+        """Up to `max_rows` rows from `cursor` on (0: from the start); no rows means the end."""
+        keys, seen = np.empty(max_rows, np.uint64), np.empty(max_rows, np.uint32)
+        values = np.empty((max_rows, self.dim), np.float32)
+        state = np.empty((max_rows, self.state_width), np.float32)
+        count, cursor = self._native.scan(cursor, keys, values, state, seen)
+        return Scanned(keys[:count], values[:count], state[:count], seen[:count], cursor)
+
+    def __len__(self) -> int:
+        rows: int = self._native.rows()
+        return rows
+
+    def memory_bytes(self) -> int:
+        """All memory the table holds: rows, index and slack."""
+        total: int = self._native.memory_bytes()
+        return total
+
+    def clear(self) -> None:
+        """Forget all rows and give their memory back."""
+        self._native.clear()

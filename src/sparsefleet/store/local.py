@@ -1,0 +1,117 @@
+"""LocalStore: all parameters in this process. No server, no socket; every call is done when it returns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import StoreError
+from sparsefleet.optim.base import UpdateRule
+from sparsefleet.store.base import Done, ParameterStore
+from sparsefleet.table.dense import DenseTable
+from sparsefleet.table.sparse import SparseTable
+from sparsefleet.table.spec import TableSpec
+
+
+class LocalStore(ParameterStore):
+    def __init__(self) -> None:
+        self._sparse: dict[str, SparseTable] = {}
+        self._dense: dict[str, DenseTable] = {}
+        self._creating = threading.Lock()
+
+    def create_table(self, spec: TableSpec) -> None:
+        with self._creating:
+            present = self._sparse.get(spec.name)
+            if present is None:
+                self._sparse[spec.name] = SparseTable(spec)
+                return
+        differing = [
+            f"{f.name} is {getattr(present.spec, f.name)!r} there and {getattr(spec, f.name)!r} here"
+            for f in fields(TableSpec)
+            if getattr(present.spec, f.name) != getattr(spec, f.name)
+        ]
+        if differing:
+            raise StoreError(f"table {spec.name!r} exists with another spec: {'; '.join(differing)}")
+
+    def create_dense(self, name: str, values: F32, rule: UpdateRule) -> None:
+        with self._creating:
+            present = self._dense.get(name)
+            if present is None:
+                self._dense[name] = DenseTable(name, values, rule)
+                return
+        if present.rule != rule.for_dense():
+            raise StoreError(
+                f"dense block {name!r} exists with another rule: {present.rule} there, {rule} here"
+            )
+        self.pull_dense(name, values)
+
+    def pull(self, table: str, keys: U64, *, create: bool = True) -> Done[F32]:
+        return Done(self._sparse_table(table).pull(keys, create))
+
+    def push(self, table: str, keys: U64, grads: F32) -> Done[None]:
+        self._sparse_table(table).push(keys, grads)
+        return Done(None)
+
+    def pull_dense(self, name: str, out: F32) -> Done[None]:
+        block = self._dense_table(name)
+        if not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.shape != block.values.shape:
+            came = f"{out.dtype} of shape {list(out.shape)}" if isinstance(out, np.ndarray) else type(out)
+            raise StoreError(
+                f"dense block {name!r} has {len(block)} values: out must be float32 of shape "
+                f"[{len(block)}]; got {came}"
+            )
+        if out is not block.values:
+            np.copyto(out, block.values)
+        return Done(None)
+
+    def push_dense(self, name: str, grads: F32) -> Done[None]:
+        self._dense_table(name).push(grads)
+        return Done(None)
+
+    def barrier(self, name: str, timeout: float | None = None) -> None:
+        """Nothing to wait for: this process is the only trainer."""
+
+    def save(self, path: str, extra: Mapping[str, Any]) -> None:
+        raise NotImplementedError("wired with checkpoint")
+
+    def load(self, path: str) -> Mapping[str, Any]:
+        raise NotImplementedError("wired with checkpoint")
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "tables": {name: table.stats() for name, table in self._sparse.copy().items()},
+            "dense": {
+                name: {"values": len(block), "memory_bytes": block.memory_bytes, "step": block.step}
+                for name, block in self._dense.copy().items()
+            },
+        }
+
+    def sparse_tables(self) -> Mapping[str, SparseTable]:
+        return MappingProxyType(self._sparse)
+
+    def dense_tables(self) -> Mapping[str, DenseTable]:
+        return MappingProxyType(self._dense)
+
+    def _sparse_table(self, name: str) -> SparseTable:
+        try:
+            return self._sparse[name]
+        except KeyError:
+            raise StoreError(
+                f"there is no table {name!r}; there are: {', '.join(self._sparse) or 'none'} "
+                "(create_table makes one)"
+            ) from None
+
+    def _dense_table(self, name: str) -> DenseTable:
+        try:
+            return self._dense[name]
+        except KeyError:
+            raise StoreError(
+                f"there is no dense block {name!r}; there are: {', '.join(self._dense) or 'none'} "
+                "(create_dense makes one)"
+            ) from None

@@ -1,0 +1,166 @@
+"""SparseTable: rows by key, the rule that updates them, the count of steps. Safe for many threads at once.
+
+Legend: U keys, D values a row, S floats of optimizer state a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import StoreError
+from sparsefleet.kernels import table as kernels
+from sparsefleet.kernels.table import U32, Bools
+from sparsefleet.table.spec import TableSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Whole rows, as checkpoints carry them; entry i of each array belongs to keys[i]."""
+
+    keys: U64
+    """[U]"""
+    values: F32
+    """[U, D]"""
+    state: F32
+    """[U, S] the rule's state; segments of D floats one after the other (Adam: m, then v)."""
+    seen: U32
+    """[U] how often the row was pushed."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def row_seed(spec: TableSpec) -> int:
+    """64 bits from seed and table name: equal in every process, different for the tables of one model."""
+    digest = hashlib.blake2b(f"{spec.seed}:{spec.name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+class SparseTable:
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.state_width = spec.rule.state_width(spec.dim)
+        a, b = spec.initializer.numbers
+        self._rows = kernels.RowTable(
+            spec.dim, self.state_width, row_seed(spec), spec.initializer.kind, a, b, spec.rule.initial_state()
+        )
+        self._hyper = np.array(spec.rule.hyperparameters(), np.float64)
+        self._counts = threading.Lock()  # for the counters below only; rows have locks of their own
+        self._step = self._misses = self._pulls = self._pulled_rows = self._pushed_rows = 0
+
+    @property
+    def step(self) -> int:
+        """Pushes so far; the rule's clock."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        if step < 0:
+            raise StoreError(f"table {self.spec.name!r}: step={step} must be 0 or above")
+        with self._counts:
+            self._step = step
+
+    @property
+    def rows(self) -> int:
+        return len(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def misses(self) -> int:
+        """Keys that `pull(create=False)` did not find, so far."""
+        return self._misses
+
+    @property
+    def memory_bytes(self) -> int:
+        """All memory of the rows, their state and their index."""
+        return self._rows.memory_bytes()
+
+    def pull(self, keys: U64, create: bool = True) -> F32:
+        """Rows [U, D]. Missing ones are created, or with create=False read as zeros and counted as misses."""
+        keys = self._checked("keys", keys, np.uint64, (None,))
+        out = np.empty((len(keys), self.spec.dim), np.float32)
+        missing = self._rows.pull(keys, out, create)
+        with self._counts:
+            self._pulls += 1
+            self._pulled_rows += len(keys)
+            self._misses += 0 if create else missing
+        return out
+
+    def push(self, keys: U64, grads: F32) -> None:
+        """One step of the rule on these rows, also with no keys. A key that came twice would be updated twice."""
+        keys = self._checked("keys", keys, np.uint64, (None,))
+        grads = self._checked("grads", grads, np.float32, (len(keys), self.spec.dim))
+        with self._counts:
+            self._step += 1
+            step = self._step
+            self._pushed_rows += len(keys)
+        rule = self.spec.rule
+        self._rows.push(keys, grads, rule.kind, rule.rate(step), self._hyper, step)
+
+    def contains(self, keys: U64) -> Bools:
+        return self._rows.contains(self._checked("keys", keys, np.uint64, (None,)))
+
+    def scan(self, batch_rows: int = 65536) -> Iterator[TableRows]:
+        """All rows, in no special order. They are of one moment if nobody writes meanwhile."""
+        if batch_rows < 1:
+            raise StoreError(f"table {self.spec.name!r}: batch_rows={batch_rows} must be 1 or above")
+        cursor = 0
+        while True:
+            keys, values, state, seen, cursor = self._rows.scan(cursor, batch_rows)
+            if len(keys) == 0:
+                return
+            yield TableRows(keys, values, state, seen)
+
+    def insert(self, rows: TableRows) -> None:
+        """Write whole rows, new or over old ones."""
+        keys = self._checked("keys", rows.keys, np.uint64, (None,))
+        self._rows.insert(
+            keys,
+            self._checked("values", rows.values, np.float32, (len(keys), self.spec.dim)),
+            self._checked("state", rows.state, np.float32, (len(keys), self.state_width)),
+            self._checked("seen", rows.seen, np.uint32, (len(keys),)),
+        )
+
+    def clear(self) -> None:
+        """Forget all rows; the step stays."""
+        self._rows.clear()
+
+    def stats(self) -> dict[str, int]:
+        return {
+            "rows": self.rows,
+            "memory_bytes": self.memory_bytes,
+            "step": self._step,
+            "pulls": self._pulls,
+            "pulled_rows": self._pulled_rows,
+            "pushed_rows": self._pushed_rows,
+            "misses": self._misses,
+        }
+
+    def _checked(
+        self, what: str, array: npt.NDArray[Any], dtype: type[np.generic], shape: tuple[int | None, ...]
+    ) -> npt.NDArray[Any]:
+        """The array, contiguous, or an error that names this table, what came and what it should be."""
+        if not isinstance(array, np.ndarray) or array.dtype != dtype:
+            came = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise StoreError(
+                f"table {self.spec.name!r}: {what} must be an array of {dtype.__name__}; got {came}"
+            )
+        if len(array.shape) != len(shape) or any(
+            n not in (None, m) for n, m in zip(shape, array.shape, strict=True)
+        ):
+            wanted = ", ".join("any" if n is None else str(n) for n in shape)
+            raise StoreError(
+                f"table {self.spec.name!r} (dim {self.spec.dim}, {self.spec.rule.name} state {self.state_width}):"
+                f" {what} must have shape [{wanted}]; got {list(array.shape)}"
+            )
+        return np.ascontiguousarray(array)
