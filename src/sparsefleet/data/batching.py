@@ -1,0 +1,129 @@
+"""Cutting chunks into batches of exactly the wanted size, each with the marks that say how far it reaches.
+
+A batch may cross the border between two units, so that many small files do not give many short batches. A
+batch that lies inside one chunk is a view of it; only a batch at a junction is copied.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from sparsefleet.core.batch import Batch, Mark
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.data.formats.base import Chunk
+
+
+def check_batch_size(batch_size: int) -> int:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size!r} must be a whole number of rows, 1 or above")
+    return batch_size
+
+
+@dataclass(slots=True)
+class _Part:
+    """What is left of one chunk, and what is known to be finished once its last row is."""
+
+    unit: int
+    chunk: Chunk
+    start: int = 0
+    done: bool = False
+    empty_units: list[Mark] = field(default_factory=list)
+    """Units after this one that had no rows: they are finished when this part is."""
+
+    def __len__(self) -> int:
+        return len(self.chunk.batch) - self.start
+
+    def mark(self, stop: int) -> Mark:
+        ends = self.chunk.ends
+        return Mark(
+            unit=self.unit,
+            rows=int(self.chunk.lines[stop - 1]),
+            offset=-1 if ends is None else int(ends[stop - 1]),
+            done=self.done and stop == len(self.chunk.batch),
+        )
+
+
+class Cutter:
+    """Takes chunks unit by unit, gives batches.
+
+    It always keeps at least one row back until the next one comes or `finish` is called: only then is it
+    known whether a batch was the last of its unit, and of the stream, and the mark of a finished unit can say
+    so.
+    """
+
+    def __init__(self, batch_size: int, *, drop_last: bool = False) -> None:
+        self.batch_size = check_batch_size(batch_size)
+        self.drop_last = drop_last
+        # A short rest that is to be dropped has to be signed off by the last full batch, which therefore
+        # waits for it.
+        self._kept = self.batch_size if drop_last else 0
+        self._parts: deque[_Part] = deque()
+        self._rows = 0
+
+    def add(self, unit: int, chunk: Chunk) -> list[Batch]:
+        """The batches that are complete with this chunk of the unit under way."""
+        if not len(chunk.batch):
+            return []
+        self._parts.append(_Part(unit, chunk))
+        self._rows += len(chunk.batch)
+        batches = []
+        while self._rows > self.batch_size + self._kept:
+            batches.append(self._cut(self.batch_size))
+        return batches
+
+    def end_unit(self, unit: int, resume: Mark | None = None) -> Mark | None:
+        """The unit has no further rows. Returns the mark of a unit without any row where no batch is to come
+        that could carry it.
+        """
+        if self._parts and self._parts[-1].unit == unit:
+            self._parts[-1].done = True
+            return None
+        rows, offset = (0, -1) if resume is None else (resume.rows, resume.offset)
+        mark = Mark(unit, rows, offset, done=True)
+        if self._parts:
+            self._parts[-1].empty_units.append(mark)
+            return None
+        return mark
+
+    def full(self) -> list[Batch]:
+        """The complete batches kept back so far: what can still be given when reading fails."""
+        batches = []
+        while self._rows >= self.batch_size:
+            batches.append(self._cut(self.batch_size))
+        return batches
+
+    def finish(self) -> tuple[list[Batch], tuple[Mark, ...]]:
+        """The last batches, and the marks of dropped rows that no batch could carry."""
+        batches = self.full()
+        if not self._rows:
+            return batches, ()
+        rest = self._cut(self._rows)
+        if not self.drop_last:
+            return [*batches, rest], ()
+        if not batches:
+            return [], rest.marks
+        batches[-1] = batches[-1].with_marks(_latest([*batches[-1].marks, *rest.marks]))
+        return batches, ()
+
+    def _cut(self, rows: int) -> Batch:
+        pieces: list[Batch] = []
+        marks: list[Mark] = []
+        self._rows -= rows
+        while rows:
+            part = self._parts[0]
+            stop = part.start + min(rows, len(part))
+            whole = part.start == 0 and stop == len(part.chunk.batch)
+            pieces.append(part.chunk.batch if whole else part.chunk.batch.rows(part.start, stop))
+            marks.append(part.mark(stop))
+            rows -= stop - part.start
+            part.start = stop
+            if not len(part):
+                marks.extend(part.empty_units)
+                self._parts.popleft()
+        return Batch.concat(pieces).with_marks(_latest(marks))
+
+
+def _latest(marks: list[Mark]) -> list[Mark]:
+    """One mark per unit: the last, which reaches furthest."""
+    return list({mark.unit: mark for mark in marks}.values())

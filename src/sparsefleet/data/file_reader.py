@@ -1,0 +1,150 @@
+"""What the two readers of files share: their settings, by constructor or, as in Fluid, by setters before the
+first epoch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.schema import Schema
+from sparsefleet.data.batching import Cutter, check_batch_size
+from sparsefleet.data.formats.base import BadRows, Format, Unit
+from sparsefleet.data.pass_reader import PassReader, check_threads
+from sparsefleet.data.readahead import check_capacity
+from sparsefleet.data.units import files_with_sizes
+
+Path = str | os.PathLike[str]
+
+PIECES_PER_THREAD = 4
+"""Several threads get more pieces than there are threads, so that they finish at about the same time."""
+
+
+class FileReader(PassReader):
+    def __init__(
+        self,
+        files: Path | Sequence[Path] | None = None,
+        format: Format | None = None,
+        batch_size: int = 1000,
+        *,
+        threads: int = 1,
+        on_bad_row: str = "error",
+        capacity: int = 16,
+        drop_last: bool = False,
+    ) -> None:
+        """
+        files: paths, read in this order.
+        format: how a file becomes rows.
+        batch_size: rows in a batch; only the last one of a stream may be shorter.
+        threads: streams of an epoch that is not told how many, and threads that load into memory.
+        on_bad_row: error, or skip (and count).
+        capacity: batches that each stream's reading thread keeps ready.
+        drop_last: leave out a last batch that is shorter.
+        """
+        super().__init__()
+        self._files: list[str] | None = None if files is None else _file_list(files)
+        self._format = format
+        self._pipe_command: str | None = None
+        self._schema: Schema | None = None
+        self._columns: tuple[str, ...] | None = None
+        self.batch_size = check_batch_size(batch_size)
+        self.threads = check_threads(threads)
+        self.on_bad_row = BadRows(on_bad_row).policy
+        self.read_ahead = check_capacity(capacity)
+        self.drop_last = drop_last
+
+    # Fluid's names: thin, and only before the first epoch.
+
+    def set_filelist(self, files: Sequence[Path]) -> None:
+        self._before_first_use("set_filelist")
+        self._files = _file_list(files)
+
+    def set_batch_size(self, batch_size: int) -> None:
+        self._before_first_use("set_batch_size")
+        self.batch_size = check_batch_size(batch_size)
+
+    def set_thread(self, threads: int) -> None:
+        self._before_first_use("set_thread")
+        self.threads = check_threads(threads)
+
+    def set_pipe_command(self, command: str) -> None:
+        """Rows are what this shell command prints in MultiSlot text when a file is its standard input."""
+        self._before_first_use("set_pipe_command")
+        if not isinstance(command, str) or not command.strip():
+            raise ConfigError(
+                f"pipe_command={command!r} must be a shell command, such as 'python dataset_generator.py'"
+            )
+        self._pipe_command, self._format = command, None
+
+    def set_use_var(self, variables: Any) -> None:
+        """The inputs in the order in which rows give them: a Schema, names, or (name, dense width) pairs."""
+        from sparsefleet.data.dataset_factory import inputs_of
+
+        self._before_first_use("set_use_var")
+        self._schema, self._columns = inputs_of(variables)
+        self._format = None
+
+    def set_format(self, format: Format) -> None:
+        """Read files with this format instead of a pipe command."""
+        self._before_first_use("set_format")
+        self._format = format
+
+    def _before_first_use(self, setter: str) -> None:
+        if self._pass is not None:
+            raise ConfigError(f"{setter} after the first epoch has started; settings are fixed from then on")
+
+    @property
+    def files(self) -> list[str]:
+        if not self._files:
+            raise ConfigError(
+                f"{type(self).__name__} has no files to read: give files=[…], or call set_filelist"
+            )
+        return self._files
+
+    @property
+    def format(self) -> Format:
+        if self._format is None:
+            if self._schema is None:
+                raise ConfigError(
+                    f"{type(self).__name__} does not know how to read its files: give format=…, "
+                    f"or call set_use_var with a schema or the names of the inputs (and set_pipe_command)"
+                )
+            from sparsefleet.data.dataset_factory import multi_slot_format
+
+            self._format = multi_slot_format(self._schema, self._columns, self._pipe_command)
+        return self._format
+
+    @property
+    def schema(self) -> Schema:  # type: ignore[override]
+        return self._schema if self._format is None and self._schema is not None else self.format.schema
+
+    def _cutter(self) -> Cutter:
+        return Cutter(self.batch_size, drop_last=self.drop_last)
+
+    def _plan_files(self, threads: int) -> tuple[list[list[Any]], list[Unit]]:
+        """The files with their sizes, and the units to read them in."""
+        files = files_with_sizes(self.files)
+        units = self.format.plan(self.files, 1 if threads == 1 else threads * PIECES_PER_THREAD)
+        return files, units
+
+
+def unit_lengths(files: Sequence[Sequence[Any]], units: Sequence[Unit]) -> list[int | None]:
+    sizes: dict[str, int | None] = {file: size for file, size, *_ in files}
+    lengths: list[int | None] = []
+    for unit in units:
+        end = sizes.get(unit.file) if unit.stop is None else unit.stop
+        lengths.append(None if end is None else max(0, end - unit.start))
+    return lengths
+
+
+def _file_list(files: Path | Sequence[Path]) -> list[str]:
+    given = [files] if isinstance(files, str | os.PathLike) else list(files)
+    names = [os.fspath(file) for file in given]
+    if not names:
+        raise ConfigError("the list of files is empty; give at least one file")
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise ConfigError(f"files are listed twice, so their rows would be too: {', '.join(twice[:3])}")
+    return names

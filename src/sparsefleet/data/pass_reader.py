@@ -1,0 +1,141 @@
+"""PassReader: what all our readers share. A reader says how a pass starts; the rest is here.
+
+One epoch at a time: marks of two of them could not be told apart.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.data.base import Epoch, Reader
+from sparsefleet.data.batching import Cutter
+from sparsefleet.data.formats.base import BadRows
+from sparsefleet.data.passes import Groups, Pass, Position
+from sparsefleet.data.readahead import ReadAhead, Stream
+
+
+def check_threads(threads: int) -> int:
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ConfigError(f"threads={threads!r} must be a whole number, 1 or above")
+    return threads
+
+
+class DirectStream(Stream):
+    """A stream that reads when it is asked, in the thread that asks."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups: Iterator[Sequence[Batch]] = groups()
+        self._ready: Iterator[Batch] = iter(())
+        self._finished = False
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def __next__(self) -> Batch:
+        while not self._finished:
+            for batch in self._ready:
+                return batch
+            try:
+                self._ready = iter(next(self._groups))
+            except BaseException:
+                self._finished = True
+                raise
+        raise StopIteration
+
+    def close(self) -> None:
+        self._finished = True
+        self._ready = iter(())
+        self._groups.close()  # type: ignore[attr-defined]
+
+
+class PassReader(Reader):
+    threads: int = 1
+    """Streams that `epoch()` gives when it is not told how many."""
+    on_bad_row: str = "error"
+    read_ahead: int | None = 16
+    """Batches that each stream's own thread reads ahead; None: no thread, batches are read when they are
+    asked for.
+    """
+
+    def __init__(self) -> None:
+        self._sought: Position = {}
+        self._pass: Pass | None = None
+        self._streams: tuple[Stream, ...] = ()
+        self._bad_rows: list[BadRows] = []
+        self._guard = threading.RLock()
+
+    @abstractmethod
+    def _start(self, threads: int, sought: Mapping[str, Any]) -> Pass:
+        """A pass from the sought position ({}: the beginning), for this many streams."""
+
+    @abstractmethod
+    def _check(self, position: Mapping[str, Any]) -> None:
+        """Refuse a position that is not of this reader's input."""
+
+    def _cutter(self) -> Cutter:
+        return Cutter(self.batch_size)
+
+    @property
+    def _under_way(self) -> bool:
+        return any(not stream.finished for stream in self._streams)
+
+    def epoch(self, threads: int | None = None) -> Epoch:
+        count = self.threads if threads is None else check_threads(threads)
+        with self._guard:
+            if self._under_way:
+                raise ConfigError(
+                    "the previous epoch is still open: leave its `with` block, or close its streams, first"
+                )
+            started = self._start(count, self._sought)
+            self._bad_rows = [BadRows(self.on_bad_row) for _ in range(count)]
+            # All streams enter the pass before the first begins to read: the last one out must be the last
+            # one.
+            groups = [Groups(started, self._cutter(), bad_rows) for bad_rows in self._bad_rows]
+            self._streams = tuple(self._stream(each, index) for index, each in enumerate(groups))
+            self._pass, self._sought = started, {}
+            return Epoch(self._streams)
+
+    def _stream(self, groups: Groups, index: int) -> Stream:
+        if self.read_ahead is None:
+            return DirectStream(groups)
+        name = f"sparsefleet-{type(self).__name__}-{index}"
+        return ReadAhead(groups, capacity=self.read_ahead, name=name, interrupt=groups.interrupt)
+
+    def consumed(self, batch: Batch) -> None:
+        if self._pass is None:
+            raise ConfigError("no epoch has been started: a batch can be consumed only after epoch() gave it")
+        self._pass.consumed(batch)
+
+    def position(self) -> Position:
+        with self._guard:
+            if self._sought or self._pass is None:
+                return dict(self._sought)
+            return self._pass.position()
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        with self._guard:
+            if self._under_way:
+                raise ConfigError(
+                    "seek while an epoch is open: leave its `with` block, or close its streams, first"
+                )
+            if position:
+                self._check(position)
+            self._sought, self._pass, self._streams = dict(position), None, ()
+
+    def progress(self) -> float | None:
+        with self._guard:
+            return 0.0 if self._pass is None else self._pass.share()
+
+    def skipped(self) -> dict[str, int]:
+        """Bad rows passed over in the epoch under way, or in the last one, per reason."""
+        total: dict[str, int] = {}
+        for bad_rows in self._bad_rows:
+            for reason, count in dict(bad_rows.counts).items():
+                total[reason] = total.get(reason, 0) + count
+        return total

@@ -1,0 +1,54 @@
+"""QueueDataset: streams files. Each training thread has a reading thread of its own; memory stays flat.
+
+```
+reader = QueueDataset(files, format, batch_size=1000)
+with reader.epoch(threads=2) as epoch:
+    for batch in epoch.streams[0]: ...          # each stream in its training thread
+        reader.consumed(batch)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparsefleet.data.file_reader import FileReader, unit_lengths
+from sparsefleet.data.passes import Pass, check_position
+from sparsefleet.data.units import UnitPass, check_same_files, files_with_sizes, units_of
+
+
+class QueueDataset(FileReader):
+    """Units are handed to the reading threads as these become free; with one thread the order is that of the
+    files.
+    """
+
+    def _start(self, threads: int, sought: Mapping[str, Any]) -> Pass:
+        if sought:
+            self._check(sought)  # files may have changed since seek
+            files, units = files_with_sizes(self.files), units_of(sought)
+        else:
+            files, units = self._plan_files(threads)
+        return UnitPass(
+            "files",
+            {"files": files},
+            units,
+            self.format.read,
+            lengths=unit_lengths(files, units),
+            sought=sought,
+            nothing=self._nothing,
+        )
+
+    def _check(self, position: Mapping[str, Any]) -> None:
+        check_position(position, "files")
+        check_same_files(position, files_with_sizes(self.files))
+        UnitPass("files", {}, units_of(position), self.format.read, lengths=(), sought=position, nothing=str)
+
+    def _nothing(self) -> str:
+        files = self.files
+        where = files[0] if len(files) == 1 else f"{len(files)} files, {files[0]} to {files[-1]}"
+        skipped = self.skipped()
+        if not skipped:
+            return f"there are no rows in {where}"
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in skipped.items())
+        return f"there are no good rows in {where}; skipped: {reasons}"

@@ -1,0 +1,138 @@
+"""Reading ahead: a thread of its own fills a small bounded queue that one training thread empties.
+
+Whatever ends the reading thread comes out of `next()` in the training thread, with the traceback of where it
+happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.data.base import BatchStream
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 0.9
+"""How long `close` waits for a thread that is busy inside a format or a user's generator."""
+LOOK_SECONDS = 1.0
+"""How often a training thread that waits looks whether its reading thread still lives."""
+
+Groups = Callable[[], Iterator[Sequence[Batch]]]
+"""Starts the reading; yields batches in groups, as they come out of one chunk (an empty group is fine)."""
+
+
+def check_capacity(capacity: int) -> int:
+    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
+        raise ConfigError(
+            f"capacity={capacity!r} must be a whole number of batches to read ahead, 1 or above"
+        )
+    return capacity
+
+
+class Stream(BatchStream):
+    """What our readers hand out: a stream that knows whether it is over."""
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """True when no further batch can come."""
+
+
+class ReadAhead(Stream):
+    """A stream read ahead by one thread.
+
+    A group goes into the queue whole as soon as fewer than `capacity` batches wait there: one hand-over per
+    chunk, and memory stays bounded by `capacity` batches and one chunk.
+    """
+
+    def __init__(
+        self, groups: Groups, *, capacity: int, name: str, interrupt: Callable[[], None] | None = None
+    ) -> None:
+        self._groups = groups
+        self._capacity = check_capacity(capacity)
+        self._interrupt = interrupt
+        self._queue: deque[Batch] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._ended = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def finished(self) -> bool:
+        return self._stopping or (self._ended and not self._queue)
+
+    def __next__(self) -> Batch:
+        with self._changed:
+            while True:
+                if self._stopping:
+                    raise StopIteration
+                if self._queue:
+                    batch = self._queue.popleft()
+                    if len(self._queue) == self._capacity - 1:
+                        self._changed.notify_all()
+                    return batch
+                if self._error is not None:
+                    raise self._error
+                if self._ended:
+                    raise StopIteration
+                if not self._changed.wait(LOOK_SECONDS) and not self._thread.is_alive() and not self._ended:
+                    raise DataError(
+                        f"the reading thread {self._thread.name} is gone without a word (a forked process?)"
+                    )
+
+    def close(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._queue.clear()
+            self._changed.notify_all()
+        if self._thread is threading.current_thread():
+            return
+        deadline = time.monotonic() + CLOSE_SECONDS
+        # The thread may sit in a read that only an interrupt ends, and may open the next one just after it:
+        # repeat.
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if self._interrupt is not None:
+                self._interrupt()
+            self._thread.join(0.1)
+        if self._thread.is_alive():
+            log.warning("%s is still busy in a read; it ends as soon as that returns", self._thread.name)
+
+    def _run(self) -> None:
+        groups = None
+        try:
+            groups = self._groups()
+            for group in groups:
+                if group and not self._put(group):
+                    break
+                if self._stopping:
+                    break
+        except BaseException as error:
+            self._error = error
+        finally:
+            try:
+                if groups is not None and hasattr(groups, "close"):
+                    groups.close()
+            except BaseException as error:
+                self._error = self._error or error
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _put(self, group: Sequence[Batch]) -> bool:
+        with self._changed:
+            while len(self._queue) >= self._capacity and not self._stopping:
+                self._changed.wait()
+            if self._stopping:
+                return False
+            self._queue.extend(group)
+            self._changed.notify_all()
+            return True

@@ -1,0 +1,192 @@
+"""A pass over units that are known beforehand: files, byte ranges of files, ranges of rows in memory.
+
+The position holds what identifies the input (it must be the same when reading goes on), the units, and per
+unit begun the rows, the byte offset and whether it is done. Finished units are not read again, begun ones go
+on from their mark.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from sparsefleet.core.batch import Batch, Mark
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.data.formats.base import BadRows, Chunk, Unit
+from sparsefleet.data.passes import Claim, Pass, Position, new_position
+
+ReadUnit = Callable[[Unit, BadRows, Mark | None], Iterator[Chunk]]
+
+
+class UnitPass(Pass):
+    def __init__(
+        self,
+        kind: str,
+        identity: Mapping[str, Any],
+        units: Sequence[Unit],
+        read: ReadUnit,
+        *,
+        lengths: Sequence[int | None],
+        sought: Mapping[str, Any],
+        nothing: Callable[[], str],
+    ) -> None:
+        """`lengths`: bytes (kind 'files') or rows (kind 'memory') per unit, for the share consumed."""
+        super().__init__(sought)
+        self._kind, self._identity, self._read = kind, dict(identity), read
+        self._units, self._lengths, self._nothing = tuple(units), tuple(lengths), nothing
+        self._resume = marks_of(sought, len(self._units))
+        self._marks = dict(self._resume)
+        self._open_units = len(self._units) - sum(mark.done for mark in self._marks.values())
+        self._next = 0
+
+    def claim(self, stopped: Callable[[], bool]) -> Claim | None:
+        with self._lock:
+            while self._next < len(self._units):
+                index = self._next
+                self._next += 1
+                resume = self._resume.get(index)
+                if resume is not None and resume.done:
+                    continue
+                return Claim(index, partial(self._open, index), resume)
+        return None
+
+    def _open(self, index: int, bad_rows: BadRows) -> Iterator[Chunk]:
+        return self._read(self._units[index], bad_rows, self._resume.get(index))
+
+    def _note(self, batch: Batch) -> None:
+        for mark in batch.marks:
+            self._advance(mark)
+
+    def no_rows_in(self, mark: Mark) -> None:
+        with self._lock:
+            self._advance(mark)
+
+    def _advance(self, mark: Mark) -> None:
+        before = self._marks.get(mark.unit)
+        if before is not None and (before.done or before.rows > mark.rows):
+            return
+        self._marks[mark.unit] = mark
+        self._open_units -= mark.done
+
+    def _position(self) -> Position:
+        if not self._open_units:
+            return {}
+        return new_position(
+            self._kind,
+            **self._identity,
+            units=[[unit.file, unit.start, unit.stop] for unit in self._units],
+            progress=[[m.unit, m.rows, m.offset, m.done] for _, m in sorted(self._marks.items())],
+        )
+
+    def share(self) -> float:
+        with self._lock:
+            marks = dict(self._marks)
+        if len(marks) == len(self._units) and all(mark.done for mark in marks.values()):
+            return 1.0
+        total = consumed = 0.0
+        weighted = None not in self._lengths
+        for index, length in enumerate(self._lengths):
+            # Without sizes (remote files) every unit counts the same, and counts when it is done.
+            weight = float(length or 0) if weighted else 1.0
+            total += weight
+            if (mark := marks.get(index)) is not None:
+                consumed += (
+                    weight if mark.done else min(weight, self._begun(index, mark)) if weighted else 0.0
+                )
+        return consumed / total if total else 0.0
+
+    def _begun(self, index: int, mark: Mark) -> float:
+        if self._kind == "memory":
+            return float(mark.rows)
+        return float(max(0, mark.offset - self._units[index].start)) if mark.offset >= 0 else 0.0
+
+    def nothing(self) -> str:
+        return self._nothing()
+
+
+def marks_of(position: Mapping[str, Any], units: int) -> dict[int, Mark]:
+    """The progress part of a position, checked."""
+    marks: dict[int, Mark] = {}
+    for entry in position.get("progress", ()):
+        try:
+            unit, rows, offset, done = entry
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"reader position: progress {entry!r} is not [unit, rows, offset, done]"
+            ) from None
+        whole = all(
+            isinstance(number, int) and not isinstance(number, bool) for number in (unit, rows, offset)
+        )
+        if not whole or not isinstance(done, bool) or not 0 <= unit < units or rows < 0 or offset < -1:
+            raise ConfigError(f"reader position: progress {entry!r} makes no sense for {units} units")
+        marks[unit] = Mark(unit, rows, offset, done)
+    return marks
+
+
+def units_of(position: Mapping[str, Any]) -> list[Unit]:
+    """The units part of a position, checked."""
+    units = []
+    for entry in position.get("units", ()):
+        match entry:
+            case [str(file), int(start), int() | None as stop] if start >= 0 and (
+                stop is None or start <= stop
+            ):
+                units.append(Unit(file, start, stop))
+            case _:
+                raise ConfigError(f"reader position: unit {entry!r} is not [file, start, stop]")
+    if not units:
+        raise ConfigError("reader position: it has no units")
+    return units
+
+
+def file_size(file: str) -> int | None:
+    """Bytes, or None where the file is not a local one (or not there: reading it will say so)."""
+    try:
+        return os.stat(file).st_size
+    except (OSError, ValueError):
+        return None
+
+
+def files_with_sizes(files: Sequence[str]) -> list[list[Any]]:
+    return [[file, file_size(file)] for file in files]
+
+
+def check_same_files(position: Mapping[str, Any], present: Sequence[Sequence[Any]]) -> None:
+    """Refuse a position of other files than the reader's: its rows would be skipped in the wrong places."""
+    stored = position.get("files")
+    if not isinstance(stored, list) or not all(isinstance(f, list | tuple) and len(f) == 2 for f in stored):
+        raise ConfigError("reader position: its list of files is missing or damaged")
+    before, now = [file for file, _ in stored], [file for file, _ in present]
+    if before != now:
+        gone, new = [f for f in before if f not in set(now)], [f for f in now if f not in set(before)]
+        parts = [f"{len(before)} files then, {len(now)} now"]
+        parts += [f"missing now: {_some(gone)}"] if gone else []
+        parts += [f"new: {_some(new)}"] if new else []
+        parts += ["the same files in another order"] if not gone and not new else []
+        raise ConfigError(
+            f"the position belongs to another list of files ({'; '.join(parts)}); "
+            f"give the files it was taken with, or start the epoch anew with seek({{}})"
+        )
+    changed = [
+        f"{file} had {then} bytes, has {size}"
+        for (file, then), (_, size) in zip(stored, present, strict=True)
+        if then is not None and then != size
+    ]
+    if changed:
+        raise ConfigError(
+            f"files have changed since the position was taken ({_some(changed)}); restore them, "
+            f"or start the epoch anew with seek({{}})"
+        )
+    known = set(now)
+    strange = [unit.file for unit in units_of(position) if unit.file and unit.file not in known]
+    if strange:
+        raise ConfigError(
+            f"reader position: it has units of files that are not in its list: {_some(strange)}"
+        )
+
+
+def _some(things: Sequence[str]) -> str:
+    shown = ", ".join(things[:3])
+    return shown if len(things) <= 3 else f"{shown} and {len(things) - 3} more"
