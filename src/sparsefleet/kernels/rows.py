@@ -37,7 +37,7 @@ def unique_keys(keys: U64) -> tuple[U64, I32]:
 def select_slots(keys: U64, offsets: I64, slots: int, chosen: I32) -> tuple[U64, I64]:
     """The bags of the chosen slots only, in the order chosen."""
     rows = (len(offsets) - 1) // slots
-    repeats = max(1, -(-len(chosen) // slots))  # a slot may be chosen more than once
+    repeats = int(np.bincount(chosen).max(initial=1))  # a slot may be chosen more than once
     out_keys = np.empty(len(keys) * repeats, np.uint64)
     out_offsets = np.empty(rows * len(chosen) + 1, np.int64)
     count = _native.select_slots(keys, offsets, slots, chosen, out_keys, out_offsets)

@@ -13,7 +13,7 @@ import numpy as np
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.store.base import Done, ParameterStore
+from sparsefleet.store.base import Done, Layout, ParameterStore, RunFacts
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.sparse import SparseTable
 from sparsefleet.table.spec import TableSpec
@@ -39,7 +39,7 @@ class LocalStore(ParameterStore):
         if differing:
             raise StoreError(f"table {spec.name!r} exists with another spec: {'; '.join(differing)}")
 
-    def create_dense(self, name: str, values: F32, rule: UpdateRule) -> None:
+    def create_dense(self, name: str, values: F32, rule: UpdateRule, layout: Layout) -> None:
         with self._creating:
             present = self._dense.get(name)
             if present is None:
@@ -77,10 +77,10 @@ class LocalStore(ParameterStore):
     def barrier(self, name: str, timeout: float | None = None) -> None:
         """Nothing to wait for: this process is the only trainer."""
 
-    def save(self, path: str, extra: Mapping[str, Any]) -> None:
+    def save(self, path: str, facts: RunFacts) -> None:
         raise NotImplementedError("wired with checkpoint")
 
-    def load(self, path: str) -> Mapping[str, Any]:
+    def load(self, path: str) -> RunFacts:
         raise NotImplementedError("wired with checkpoint")
 
     def stats(self) -> dict[str, Any]:
