@@ -1,0 +1,258 @@
+// Finding lines in a block, and the loop over them that every text format shares.
+#include <cstring>
+
+#include "sparsefleet/text.h"
+
+#if defined(__AVX512BW__) || defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace sparsefleet {
+
+namespace {
+
+// One bit per byte of a 64-byte stretch.
+struct Masks {
+    std::uint64_t tab, feed, suspect;
+};
+
+#if defined(__AVX512BW__)
+inline Masks masks_of(const char* p) {
+    const __m512i v = _mm512_loadu_si512(p);
+    return {_mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8('\t')), _mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8('\n')),
+            _mm512_testn_epi8_mask(v, v) | _mm512_movepi8_mask(v)};
+}
+#elif defined(__AVX2__)
+inline Masks masks_of(const char* p) {
+    Masks m{0, 0, 0};
+    for (int half = 0; half < 2; ++half) {
+        const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + half);
+        const auto bits = [half](__m256i x) {
+            return static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm256_movemask_epi8(x))) << (32 * half);
+        };
+        m.tab |= bits(_mm256_cmpeq_epi8(v, _mm256_set1_epi8('\t')));
+        m.feed |= bits(_mm256_cmpeq_epi8(v, _mm256_set1_epi8('\n')));
+        m.suspect |= bits(_mm256_or_si256(v, _mm256_cmpeq_epi8(v, _mm256_setzero_si256())));
+    }
+    return m;
+}
+#elif defined(__SSE2__)
+inline Masks masks_of(const char* p) {
+    Masks m{0, 0, 0};
+    for (int part = 0; part < 4; ++part) {
+        const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + part);
+        const auto bits = [part](__m128i x) {
+            return static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm_movemask_epi8(x))) << (16 * part);
+        };
+        m.tab |= bits(_mm_cmpeq_epi8(v, _mm_set1_epi8('\t')));
+        m.feed |= bits(_mm_cmpeq_epi8(v, _mm_set1_epi8('\n')));
+        m.suspect |= bits(_mm_or_si128(v, _mm_cmpeq_epi8(v, _mm_setzero_si128())));
+    }
+    return m;
+}
+#else
+inline Masks masks_of(const char* p) {
+    Masks m{0, 0, 0};
+    for (int i = 0; i < 64; ++i) {
+        const auto c = static_cast<unsigned char>(p[i]);
+        m.tab |= static_cast<std::uint64_t>(c == '\t') << i;
+        m.feed |= static_cast<std::uint64_t>(c == '\n') << i;
+        m.suspect |= static_cast<std::uint64_t>(c == 0 || c > 0x7F) << i;
+    }
+    return m;
+}
+#endif
+
+// Positions of the set bits. Writes eight at a time whether they are there or not: guessing wrong costs more.
+inline void spread(std::uint64_t bits, std::uint32_t base, std::uint32_t* out, std::size_t count) {
+    for (std::size_t done = 0; done < count; done += 8) {
+        for (int i = 0; i < 8; ++i) {
+            out[done + i] = base + static_cast<std::uint32_t>(__builtin_ctzll(bits | (1ULL << 63)));
+            bits &= bits - 1;
+        }
+    }
+}
+
+}  // namespace
+
+LineScan scan_line(const char* p, const char* end, std::size_t max_line, std::uint32_t* tabs, std::size_t capacity) {
+    LineScan scan;
+    const auto available = static_cast<std::size_t>(end - p);
+    std::uint64_t suspect = 0;
+    for (std::size_t at = 0;; at += 64) {
+        if (at > max_line) {
+            const void* feed = at < available ? std::memchr(p + at, '\n', available - at) : nullptr;
+            scan.overlong = true;
+            scan.ended = feed != nullptr;
+            scan.length = feed ? static_cast<std::size_t>(static_cast<const char*>(feed) - p) : available;
+            break;
+        }
+        Masks m{0, 0, 0};
+        std::size_t here = 64;
+        if (available - at >= 64) {
+            m = masks_of(p + at);
+        } else {
+            here = available - at;
+            char tail[64];
+            std::memset(tail, ' ', sizeof tail);
+            std::memcpy(tail, p + at, here);
+            m = masks_of(tail);
+        }
+        if (m.feed || here < 64) {
+            const std::size_t length = m.feed ? static_cast<std::size_t>(__builtin_ctzll(m.feed)) : here;
+            const std::uint64_t below = (1ULL << length) - 1;
+            m.tab &= below;
+            m.suspect &= below;
+            scan.length = at + length;
+            scan.ended = m.feed != 0;
+        }
+        const auto count = static_cast<std::size_t>(__builtin_popcountll(m.tab));
+        if (scan.tabs <= capacity) spread(m.tab, static_cast<std::uint32_t>(at), tabs + scan.tabs, count);
+        scan.tabs += count;
+        suspect |= m.suspect;
+        if (scan.ended || here < 64) {
+            scan.overlong = scan.length > max_line;
+            break;
+        }
+    }
+    scan.suspect = suspect != 0;
+    return scan;
+}
+
+std::size_t utf8_error(const char* p, std::size_t size) {
+    const auto* s = reinterpret_cast<const unsigned char*>(p);
+    const auto continues = [&](std::size_t at) { return at < size && (s[at] & 0xC0) == 0x80; };
+    std::size_t i = 0;
+    while (i < size) {
+        if (i + 8 <= size && (xxh::load64(p + i) & 0x8080808080808080ULL) == 0) {
+            i += 8;
+            continue;
+        }
+        const unsigned char c = s[i];
+        if (c < 0x80) {
+            i += 1;
+        } else if (c >= 0xC2 && c <= 0xDF) {
+            if (!continues(i + 1)) return i;
+            i += 2;
+        } else if (c >= 0xE0 && c <= 0xEF) {
+            if (!continues(i + 1) || !continues(i + 2)) return i;
+            if ((c == 0xE0 && s[i + 1] < 0xA0) || (c == 0xED && s[i + 1] > 0x9F)) return i;  // over-long, surrogate
+            i += 3;
+        } else if (c >= 0xF0 && c <= 0xF4) {
+            if (!continues(i + 1) || !continues(i + 2) || !continues(i + 3)) return i;
+            if ((c == 0xF0 && s[i + 1] < 0x90) || (c == 0xF4 && s[i + 1] > 0x8F)) return i;  // over-long, too high
+            i += 4;
+        } else {
+            return i;
+        }
+    }
+    return size;
+}
+
+std::pair<std::int64_t, std::size_t> skip_lines(const char* data, std::size_t size, std::size_t begin,
+                                                std::int64_t lines) {
+    std::int64_t seen = 0;
+    while (seen < lines && begin < size) {
+        const void* feed = std::memchr(data + begin, '\n', size - begin);
+        if (!feed) break;
+        begin = static_cast<std::size_t>(static_cast<const char*>(feed) - data) + 1;
+        ++seen;
+    }
+    return {seen, begin};
+}
+
+LineParser::Refusal LineParser::bad_bytes(const char* line, std::size_t length, char separator) {
+    Refusal refusal;
+    std::size_t at = 0;
+    if (const void* nul = std::memchr(line, 0, length)) {
+        refusal.reason = kNul;
+        at = static_cast<std::size_t>(static_cast<const char*>(nul) - line);
+    } else {
+        at = utf8_error(line, length);
+        if (at == length) return refusal;
+        refusal.reason = kUtf8;
+    }
+    // The field that holds the byte. Runs of spaces separate like one, tabs each for themselves.
+    refusal.column = 1;
+    bool inside = false;
+    if (separator == ' ') refusal.column = 0;
+    for (std::size_t i = 0; i < at; ++i) {
+        if (separator == '\t') {
+            refusal.column += line[i] == '\t';
+        } else {
+            refusal.column += line[i] != ' ' && !inside;
+            inside = line[i] != ' ';
+        }
+    }
+    if (separator == ' ' && !inside) refusal.column += 1;
+    std::size_t begin = at, end = at;
+    while (begin > 0 && line[begin - 1] != separator) --begin;
+    while (end < length && line[end] != separator) ++end;
+    refusal.begin = begin;
+    refusal.end = end;
+    return refusal;
+}
+
+Parsed LineParser::parse(const Block& block, const Columns& out) {
+    if (tabs_.empty()) tabs_.resize(tab_capacity() + 72);
+    Parsed done;
+    done.row = out.row;
+    const char* const data = block.data;
+    const char* const end = data + block.size;
+    std::size_t at = block.begin;
+    if (block.open) {
+        const auto [seen, next] = skip_lines(data, block.size, at, 1);
+        at = seen ? next : block.size;
+        done.open = !seen && !block.final;
+    }
+    while (at < block.size && at < block.stop && done.row < out.capacity) {
+        const char* const line = data + at;
+        LineScan scan = scan_line(line, end, max_line_, tabs_.data(), tab_capacity());
+        if (!scan.ended && !scan.overlong && !block.final) break;  // the rest of the line is yet to come
+        const std::size_t next = at + scan.length + scan.ended;
+        Refusal refusal;
+        if (scan.overlong) {
+            refusal.reason = kLongLine;
+            refusal.column = 1;
+            refusal.end = max_line_;
+        } else {
+            if (scan.length && line[scan.length - 1] == '\r') --scan.length;
+            if (scan.length == 0) {
+                refusal.reason = kEmptyLine;
+                refusal.column = 1;
+            } else {
+                const char* text = line;
+                if (end - line < static_cast<std::ptrdiff_t>(scan.length + 64)) {
+                    std::memcpy(padded_.data(), line, scan.length);
+                    text = padded_.data();
+                }
+                refusal = row(text, scan, out, done.row, &done.full);
+                if (done.full) break;
+            }
+        }
+        if (refusal.reason == kFine) {
+            out.lines[done.row] = out.line_base + done.lines + 1;
+            out.ends[done.row] = out.byte_base + static_cast<std::int64_t>(next);
+            ++done.row;
+        } else if (block.skip) {
+            ++out.counts[refusal.reason];
+            done.open = scan.overlong && !scan.ended && !block.final;
+        } else {
+            done.reason = refusal.reason;
+            done.column = refusal.column;
+            done.line_begin = at;
+            done.begin = at + refusal.begin;
+            done.end = at + refusal.end;
+            done.found = refusal.found;
+            break;
+        }
+        ++done.lines;
+        at = next;
+    }
+    done.consumed = at;
+    return done;
+}
+
+}  // namespace sparsefleet

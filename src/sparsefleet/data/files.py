@@ -1,0 +1,107 @@
+"""Which files there are, and opening them: every failure names the file and says what to do."""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+import re
+from collections.abc import Iterable
+
+from sparsefleet.core.errors import DataError
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+Path = str | os.PathLike[str]
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sorts part-2 before part-10."""
+    parts = re.split(r"(\d+)", name)
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]
+
+
+def list_files(paths: Path | Iterable[Path]) -> list[str]:
+    """The files behind a file, a folder, a glob pattern, or several of them, in the order given.
+
+    A folder stands for the files directly in it, in natural order (part-2 before part-10), without hidden
+    ones (names that start with "." or "_") and without `*.json`, where schemas and reports are kept.
+    """
+    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not several:
+        raise DataError("no input files were given; give a file, a folder or a pattern")
+    return [file for path in several for file in _expand(os.fspath(path))]
+
+
+def _expand(path: str) -> list[str]:
+    if os.path.isdir(path):
+        return _files_of(path)
+    if not os.path.exists(path) and glob.has_magic(path):
+        found = [name for name in glob.glob(path) if os.path.isfile(name)]
+        if not found:
+            raise DataError(f"{path}: no file matches this pattern; check the folder and the wildcards")
+        return sorted(found, key=natural_key)
+    check_file(path)
+    return [path]
+
+
+def _files_of(folder: str) -> list[str]:
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise _refused(folder, error) from error
+    names = [name for name in names if not name.startswith((".", "_")) and not name.endswith(".json")]
+    files = [os.path.join(folder, name) for name in sorted(names, key=natural_key)]
+    files = [file for file in files if os.path.isfile(file)]
+    if not files:
+        raise DataError(
+            f"{folder}: the folder holds no data files (hidden files and *.json do not count); "
+            "put part files there, or give another folder"
+        )
+    return files
+
+
+def _refused(path: str, error: OSError) -> DataError:
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"{path}: no such file or folder; check the path")
+    if isinstance(error, IsADirectoryError):
+        return DataError(f"{path}: is a folder, not a file; give its files (list_files lists them)")
+    if isinstance(error, PermissionError):
+        return DataError(
+            f"{path}: no permission to read it; change its mode or owner, or run as a user who may"
+        )
+    return DataError(f"{path}: cannot be read: {error.strerror or error}")
+
+
+def open_file(path: str) -> io.FileIO:
+    """The file, open for reading without a buffer."""
+    try:
+        return io.FileIO(path, "rb")
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def check_file(path: str) -> int:
+    """The size of a file that exists, can be read and is not empty."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        # A named pipe or a device has size 0 and is not empty.
+        if size == 0 and os.path.isfile(path):
+            raise empty_file(path)
+        return size
+
+
+def empty_file(path: str) -> DataError:
+    return DataError(f"{path}: the file is empty; remove it from the list, or write it again")
+
+
+def is_gzip(path: str) -> bool:
+    """By its first bytes, whatever its name; a name that ends in .gz promises them."""
+    with open_file(path) as file:
+        try:
+            magic = file.read(2)
+        except OSError as error:
+            raise _refused(path, error) from error
+    if magic and magic != GZIP_MAGIC and path.endswith(".gz"):
+        raise DataError(f"{path}: the name ends in .gz but the content is not gzip; rename it or compress it")
+    return magic == GZIP_MAGIC

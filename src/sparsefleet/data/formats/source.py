@@ -1,0 +1,97 @@
+"""ByteSource: the bytes of one unit of text, wherever they come from; here from plain and gzip files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from abc import ABC, abstractmethod
+
+from sparsefleet.core.errors import BadRowError, DataError
+from sparsefleet.data.files import open_file
+
+_COUNT_BLOCK = 1 << 20
+
+
+class ByteSource(ABC):
+    offset: int = 0
+    """Where the next byte stands: in the file where `seekable`, else in the stream."""
+    seekable: bool = False
+    """A row's offset leads back to it."""
+
+    @abstractmethod
+    def readinto(self, view: memoryview) -> int:
+        """Fill a part of `view`; 0 at the end. Raises `DataError` where the input is damaged."""
+
+    def line_number(self, offset: int, lines: int) -> int:
+        """Number in the file, from 1, of the line at `offset`, `lines` lines after the unit's first."""
+        return lines + 1
+
+    def explain(self, error: BadRowError) -> DataError:
+        """The error of a bad row, with all that this source knows about its cause."""
+        return error
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything; closing twice is fine."""
+
+
+class PlainSource(ByteSource):
+    """A file from `offset` on; `start` is where its unit starts."""
+
+    seekable = True
+
+    def __init__(self, path: str, offset: int = 0, start: int = 0) -> None:
+        self.path, self.start, self.offset = path, start, offset
+        self._file = open_file(path)
+        self._file.seek(offset)
+
+    def readinto(self, view: memoryview) -> int:
+        try:
+            count = self._file.readinto(view) or 0
+        except OSError as error:
+            raise DataError(f"{self.path}: reading failed at byte {self.offset}: {error}") from error
+        self.offset += count
+        return count
+
+    def line_number(self, offset: int, lines: int) -> int:
+        if self.start == 0:
+            return lines + 1
+        # The unit does not know how many lines precede it. Only an error asks, so count now.
+        feeds, left = 0, offset
+        with open_file(self.path) as file:
+            while left > 0 and (block := file.read(min(left, _COUNT_BLOCK))):
+                feeds += block.count(b"\n")
+                left -= len(block)
+        return feeds + 1
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class GzipSource(ByteSource):
+    """A compressed file from its beginning; several members one after the other are fine."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._raw = open_file(path)
+        self._file = gzip.GzipFile(fileobj=io.BufferedReader(self._raw, 1 << 18), mode="rb")
+
+    def readinto(self, view: memoryview) -> int:
+        try:
+            count = self._file.readinto(view)
+        except EOFError as error:
+            raise DataError(f"{self._damaged()}; the file is truncated: fetch or write it again") from error
+        except (OSError, zlib.error) as error:
+            raise DataError(f"{self._damaged()}; {error}: fetch or write it again") from error
+        self.offset += count
+        return count
+
+    def _damaged(self) -> str:
+        return (
+            f"{self.path}: damaged gzip file, readable up to byte {self.offset} of its uncompressed content"
+        )
+
+    def close(self) -> None:
+        self._file.close()
+        self._raw.close()
