@@ -1,0 +1,44 @@
+"""Checkpoints: everything of one moment in one directory, loadable on any number of servers. See FORMAT.md.
+
+Writing: `begin`, `write_sparse_shard` / `write_dense` / `write_buffers` (any process), `commit`.
+Reading: `Checkpoint.open`. A run's folder: `step_path`, `point_latest`, `latest`, `prune`.
+Looking: `show`, `diff`.
+"""
+
+from sparsefleet.checkpoint.compare import diff, show
+from sparsefleet.checkpoint.dense import DensePiece, named, write_buffers, write_dense
+from sparsefleet.checkpoint.draft import CheckpointDraft, abort, begin, commit
+from sparsefleet.checkpoint.manifest import BlockInfo, FileEntry, Layout, Manifest, TableInfo
+from sparsefleet.checkpoint.parse import file_entry
+from sparsefleet.checkpoint.reader import Checkpoint
+from sparsefleet.checkpoint.retention import latest, point_latest, prune, step_path
+from sparsefleet.checkpoint.sparse import write_sparse_shard
+from sparsefleet.checkpoint.storage import AnyPath, Location, locate
+
+__all__ = [
+    "AnyPath",
+    "BlockInfo",
+    "Checkpoint",
+    "CheckpointDraft",
+    "DensePiece",
+    "FileEntry",
+    "Layout",
+    "Location",
+    "Manifest",
+    "TableInfo",
+    "abort",
+    "begin",
+    "commit",
+    "diff",
+    "file_entry",
+    "latest",
+    "locate",
+    "named",
+    "point_latest",
+    "prune",
+    "show",
+    "step_path",
+    "write_buffers",
+    "write_dense",
+    "write_sparse_shard",
+]
