@@ -1,1 +1,1 @@
-"""Tools that make data ready: `synth`, `prepare`, `download`, `show`. The command line only wraps what is here."""
+"""Tools that make data ready: synth, prepare, download, show. The command line only wraps them."""

@@ -2,14 +2,14 @@
 
 Legend: B rows of a block, 13 integers, 26 categories, z a standardised value.
 
-Row i of a stream depends on (seed, stream, i) alone, so neither the number of parts nor the number of rows changes it.
-Effects depend on (seed, column, value) alone, so all streams of one seed share them.
+Row i of a stream depends on (seed, stream, i) alone, so neither the number of parts nor the number of rows
+changes it. Effects depend on (seed, column, value) alone, so all streams of one seed share them.
 
     logit = bias + category effects + smooth effects of the log-integers + pairwise interactions
 
-Each of the three is scaled to a fixed share of the logit on a calibration stream. That makes every seed equally hard:
-about what is known of the real set. Interactions are what a linear model cannot learn; the effects of rare values are
-what nobody learns from few rows.
+Each of the three is scaled to a fixed share of the logit on a calibration stream. That makes every seed
+equally hard: about what is known of the real set. Interactions are what a linear model cannot learn; the
+effects of rare values are what nobody learns from few rows.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ CATEGORIES = (
     CategoryColumn(142572, 0.09, 0.95, missing=0.44, missing_with="k"),
 )
 
-# Zero-based columns. Category pairs multiply latent numbers of the two values; the others multiply by the log-integer.
+# Zero-based columns. Category pairs multiply latent numbers of the two values; the others multiply by the
+# log-integer.
 CATEGORY_PAIRS = ((1, 9), (13, 16), (5, 22), (0, 7), (12, 13), (16, 17), (19, 22))
 MIXED_PAIRS = ((4, 13), (10, 16), (5, 22), (12, 5), (6, 0))
 INTEGER_PAIRS = ((5, 12), (4, 10), (1, 6))
@@ -163,7 +164,8 @@ def bell(hashes: U64) -> F64:
     low = np.uint64(0xFFFF)
     total = (hashes & low) + ((hashes >> np.uint64(16)) & low) + ((hashes >> np.uint64(32)) & low)
     total += hashes >> np.uint64(48)
-    return (total.astype(np.float64) - 131070.0) * (np.sqrt(3.0) / 65536.0)
+    centred: F64 = total.astype(np.float64) - 131070.0
+    return centred * (3.0**0.5 / 65536.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,10 @@ class Block:
 
 
 class _Draws:
-    """Uniform numbers of one block. Philox's raw words are the same in every NumPy release; its Generator's may not be."""
+    """Uniform numbers of one block.
+
+    From Philox's raw words, which are the same in every NumPy release; its Generator's numbers may not be.
+    """
 
     def __init__(self, seed: int, stream: int, block: int) -> None:
         self._bits = np.random.Philox(
@@ -217,7 +222,7 @@ class _Draws:
 
 
 def _ranks(column: CategoryColumn, u: F64) -> I64:
-    """Ranks 0..cardinality-1: `top` of them 0, the rest by the inverse of a bounded power law over 1..cardinality-1."""
+    """Ranks from 0: `top` of them 0, the rest by the inverse of a bounded power law over 1..cardinality-1."""
     rest = np.maximum(u - column.top, 0.0) / (1.0 - column.top)
     if column.exponent == 1.0:
         rank = np.exp(rest * np.log(column.cardinality))
@@ -254,8 +259,10 @@ class PlantedModel:
 
     @cached_property
     def _calibration(self) -> tuple[tuple[float, float, float], float]:
-        """Scale of each part and the bias, from a block that no one trains or tests on. Rounded, so that the last bit of a
-        sum, which may differ between machines, cannot change the data."""
+        """Scale of each part, and the bias, from a block that no one trains or tests on.
+
+        Rounded, so that the last bit of a sum, which may differ between machines, cannot change the data.
+        """
         *_, parts = self._drawn(CALIBRATION, 0)
         wanted = (CATEGORY_SCALE, INTEGER_SCALE, INTERACTION_SCALE)
         scales = tuple(round(float(want / part.std()), 6) for want, part in zip(wanted, parts, strict=True))

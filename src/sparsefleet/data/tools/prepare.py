@@ -2,12 +2,14 @@
 
     out/train/part-0 …   out/test/part-0 …   out/schema.json   out/prepare.json
 
-Of every ten rows in a row (for a test share of 0.1), one at a random place goes to the test set: it depends on the seed and the
-row's number alone, so the same input gives the same split. Rows are dealt to the parts in turn: parts have equal length, each
-spans the whole time of the input, and inside a part the order of the input is kept. Nothing is shuffled; readers do that.
+Of every ten rows in a row (for a test share of 0.1), one at a random place goes to the test set: it depends
+on the seed and the row's number alone, so the same input gives the same split. Rows are dealt to the parts in
+turn: parts have equal length, each spans the whole time of the input, and inside a part the order of the
+input is kept. Nothing is shuffled; readers do that.
 
-The normalisation is (x - minimum) / diff with diff = 95th percentile - minimum, at least 1. The percentile is the value at the 95 %
-position of all sorted non-blank values, training and test rows alike. Larger values are not clipped: extremes are kept.
+The normalisation is (x - minimum) / diff with diff = 95th percentile - minimum, at least 1. The percentile is
+the value at the 95 % position of all sorted non-blank values, training and test rows alike. Larger values are
+not clipped: extremes are kept.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class PrepareSpec:
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_share < 1:
-            raise ConfigError(f"--test-share {self.test_share} must be at least 0 and below 1, for instance 0.1")
+            raise ConfigError(
+                f"--test-share {self.test_share} must be at least 0 and below 1, for instance 0.1"
+            )
         if not 1 <= self.parts <= MAX_PARTS:
             raise ConfigError(f"--parts {self.parts} must lie between 1 and {MAX_PARTS}")
         if not 0 <= self.seed < 2**64:
@@ -152,7 +156,7 @@ def prepare(
 
 
 def normalised(schema: Schema, integers: tuple[IntegerStats, ...]) -> Schema:
-    """The schema with the measured minima and percentiles; a feature that is always blank becomes x itself."""
+    """The schema with the measured minima and percentiles; a feature that is always blank stays x itself."""
     dense = []
     for feature, stats in zip(schema.dense, integers, strict=True):
         low = 0.0 if stats.minimum is None else stats.minimum
@@ -207,8 +211,9 @@ class _Parts:
 
 
 def _lines_array(good: GoodRows, mine: Mask) -> pa.Array:
-    """The chosen rows as an Arrow array over the text itself; gathering many small pieces is what Arrow does well."""
-    # Rows of a block may have gaps between them (bad rows), so each gets its own start: an array of all pieces, then every other one.
+    """The chosen rows as an Arrow array: gathering many small pieces is what Arrow does well."""
+    # Rows of a block may have gaps between them (bad rows), so each gets its own start: an array of all
+    # pieces, then every other one.
     borders = np.stack([good.starts, good.ends], axis=1).ravel()
     offsets = np.append(borders, borders[-1])
     pieces = pa.LargeBinaryArray.from_buffers(

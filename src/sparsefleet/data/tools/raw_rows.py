@@ -1,9 +1,9 @@
-"""Raw Criteo text: label, 13 numbers, 26 categories, tab separated; read in blocks of whole lines and checked.
+"""Raw Criteo text, read in blocks of whole lines and checked.
+
+A row is a label, 13 numbers and 26 categories, tab separated. Ordinary rows are checked all at once with NumPy.
+Whatever looks unusual is looked at singly by `row_fault`, which alone decides whether a row is bad and says why.
 
 Legend: L lines of a block, K of them good.
-
-Ordinary rows are checked all at once with NumPy. Whatever looks unusual is looked at singly by `row_fault`, which alone decides
-whether a row is bad and says why.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +65,10 @@ class GoodRows:
 
 
 def raw_files(raw: str | Path) -> list[Path]:
-    """The file itself, or a folder's files in natural order (part-2 before part-10), hidden and `_SUCCESS`-like ones left out."""
+    """The file itself, or a folder's files in natural order (part-2 before part-10).
+
+    Hidden files and those like `_SUCCESS` are left out.
+    """
     path = Path(raw)
     try:
         if path.is_file():
@@ -82,10 +84,10 @@ def raw_files(raw: str | Path) -> list[Path]:
 
 
 def read_lines(path: Path) -> Iterator[Lines]:
-    """The file in blocks; `.gz` is unpacked. A line that is longer than allowed comes cut short, but too long still."""
+    """The file in blocks; `.gz` is unpacked. Of an over-long line only so much comes as shows that it is one."""
     try:
         with path.open("rb") as on_disk:
-            source: BinaryIO = gzip.open(on_disk) if path.suffix == ".gz" else on_disk  # type: ignore[assignment]
+            source = gzip.GzipFile(fileobj=on_disk) if path.suffix == ".gz" else on_disk
             line, rest, cutting = 1, b"", False
             while True:
                 read = source.read(READ_BYTES)
@@ -166,7 +168,8 @@ def row_fault(row: bytes) -> tuple[int | None, str, str] | None:
             return column, "invalid UTF-8", _shown(field)
     if len(fields) != FIELDS:
         hint = ", as in a file without labels" if len(fields) == FIELDS - 1 else ""
-        reason = f"{len(fields)} fields instead of {FIELDS} (label, 13 integers, 26 categories, tab separated){hint}"
+        wanted = "label, 13 integers, 26 categories, tab separated"
+        reason = f"{len(fields)} fields instead of {FIELDS} ({wanted}){hint}"
         return None, reason, _shown(row)
     if fields[0] not in (b"0", b"1"):
         return 1, "label is not 0 or 1", _shown(fields[0])
@@ -187,7 +190,7 @@ def _unusual_bytes(data: npt.NDArray[np.uint8], starts: I64) -> Mask:
 
 
 def _whole_numbers(data: npt.NDArray[np.uint8], starts: I64, ends: I64) -> tuple[F64, Mask]:
-    """Numbers of the fields starts..ends, NaN for blanks; and which fields are blank or plain whole numbers at all."""
+    """Numbers of the fields, NaN for blanks; and which fields are blank or plain whole numbers at all."""
     negative = (data[starts] == _MINUS) & (ends > starts)
     starts = starts + negative
     lengths = ends - starts

@@ -1,7 +1,7 @@
 """Out folders: filled under a temporary name, and put in place only when everything is written.
 
-An interrupted or failed run leaves the folder as it was. The staging folder lies inside the out folder, so that a
-rename never crosses a file system.
+An interrupted or failed run leaves the folder as it was. The staging folder lies inside the out folder, so
+that a rename never crosses a file system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STAGING_PREFIX = ".unfinished-"
 
 @contextmanager
 def staged(out: str | Path, entries: Sequence[str], *, overwrite: bool) -> Iterator[Path]:
-    """Give a folder to write `entries` into; when the block ends well, move them into `out`, the last one last.
+    """Give a folder to write `entries` into; when the block ends well, move them into `out`, in that order.
 
     With `overwrite`, older entries of these names are replaced, and nothing else in `out` is touched.
     """

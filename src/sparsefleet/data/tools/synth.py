@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,7 +52,8 @@ class SynthSpec:
             raise ConfigError(f"--test-rows {self.test_rows} must be 0 or above")
         if not 1 <= self.parts <= min(self.rows, MAX_PARTS):
             raise ConfigError(
-                f"--parts {self.parts} must lie between 1 and the number of rows ({self.rows}), and not above {MAX_PARTS}"
+                f"--parts {self.parts} must lie between 1 and the number of rows ({self.rows}), "
+                f"and not above {MAX_PARTS}"
             )
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"--seed {self.seed} must lie between 0 and 2**64 - 1")
@@ -63,7 +65,7 @@ class SynthSpec:
 
 @dataclass(frozen=True, slots=True)
 class SynthReport:
-    """What synth.json holds. The best figures are those of a model that knows the true probabilities, on the test rows."""
+    """What synth.json holds; the best figures are those of the true probabilities on the test rows."""
 
     rows: int
     test_rows: int
@@ -194,14 +196,14 @@ _Rendered = tuple[Block, list[tuple[int, memoryview]]]
 
 
 def _rendered(model: PlantedModel, stream: int, rows: int, ends: list[int]) -> Iterator[_Rendered]:
-    """Blocks with their texts, cut at the ends of parts, in order; two are drawn at a time, ahead of the writing."""
+    """Blocks in order, with their texts cut at the ends of parts; two are drawn at a time, ahead of use."""
 
     def render(index: int) -> _Rendered:
         start = index * BLOCK_ROWS
         block = model.block(stream, index).rows(0, min(BLOCK_ROWS, rows - start))
         stop = start + len(block)
         cuts = [start, *_within(ends, start, stop), stop]
-        pieces = [(b - a, criteo_text(block.rows(a - start, b - start))) for a, b in zip(cuts, cuts[1:], strict=False)]
+        pieces = [(b - a, criteo_text(block.rows(a - start, b - start))) for a, b in pairwise(cuts)]
         return block, pieces
 
     model.calibrate()  # before the threads, so that it happens once
