@@ -1,0 +1,1 @@
+"""Tools that make data ready: synth, prepare, download, show. The command line only wraps them."""

@@ -1,0 +1,124 @@
+"""Show how a file is read: its rows in MultiSlot form, one line a row.
+
+    13 0.05 0.0066334992 … 1 715353 1 817085 … 1 0
+
+The dense values first (their number, then the values), then each slot (its number of keys, then the keys),
+then the label.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.core.schema import CRITEO, FILE_NAME, Schema
+from sparsefleet.data.formats.base import BadRows, Unit
+from sparsefleet.data.tools.raw_rows import FIELDS
+
+FORMATS = ("auto", "criteo", "multislot", "parquet")
+PEEK_BYTES = 1 << 16
+
+
+def show(
+    file: str | Path,
+    *,
+    format: str = "auto",
+    rows: int | None = None,
+    pipe_command: str | None = None,
+    schema: Schema | None = None,
+    sparse_feature_dim: int | None = None,
+    bad_rows: BadRows | None = None,
+) -> Iterator[str]:
+    """Lines for the first `rows` rows of the file (None: all).
+
+    The schema is, unless given, that of `schema.json` beside the file or one folder up, as the tools write
+    it, else Criteo's.
+    """
+    if format not in FORMATS:
+        raise ConfigError(
+            f"--format {format!r} is not a format; choose {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        )
+    if rows is not None and rows < 0:
+        raise ConfigError(f"--rows {rows} must be 0 or above")
+    path = Path(file)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give one file, such as {path / 'part-0'}")
+    if not path.exists():
+        raise DataError(f"there is no file {path}")
+    schema = schema or schema_beside(path) or CRITEO
+    if sparse_feature_dim is not None:
+        schema = schema.folded(sparse_feature_dim)
+    if pipe_command is not None and format not in ("auto", "multislot"):
+        raise ConfigError(
+            f"a pipe command prints MultiSlot text; --format {format} does not go with --pipe-command"
+        )
+    if format == "auto":
+        format = "multislot" if pipe_command is not None else guess_format(path)
+    # Here, so that `multislot_lines` needs no native module.
+    from sparsefleet.data.formats import format_for
+
+    reader = format_for(format, schema, pipe_command=pipe_command)
+    chunks = reader.read(Unit(str(path)), bad_rows or BadRows())
+    return islice((line for chunk in chunks for line in multislot_lines(chunk.batch)), rows)
+
+
+def multislot_lines(batch: Batch) -> Iterator[str]:
+    """Each row as one line without a newline. A slot without values prints `0`, and so does a missing label.
+
+    Numbers have as many digits as it takes to read the same float32 again.
+    """
+    width = len(batch.slots)
+    dense_width = batch.dense.shape[1]
+    for row in range(len(batch)):
+        words: list[str] = []
+        if dense_width:
+            words += [str(dense_width), *(_number(value) for value in batch.dense[row])]
+        borders = batch.offsets[row * width : (row + 1) * width + 1].tolist()
+        for start, stop in pairwise(borders):
+            words += [str(stop - start), *map(str, batch.keys[start:stop].tolist())]
+        label = batch.labels[row]
+        words += (
+            ["0"] if np.isnan(label) else ["1", str(int(label)) if label == int(label) else _number(label)]
+        )
+        yield " ".join(words)
+
+
+def _number(value: np.float32) -> str:
+    return str(np.float32(value))
+
+
+def schema_beside(file: Path) -> Schema | None:
+    for folder in (file.parent, file.absolute().parent.parent):
+        if (folder / FILE_NAME).is_file():
+            return Schema.load(folder / FILE_NAME)
+    return None
+
+
+def guess_format(file: Path) -> str:
+    """parquet by its magic bytes; criteo if the first line is full of tabs; otherwise multislot."""
+    try:
+        with file.open("rb") as on_disk:
+            if on_disk.read(4) == b"PAR1":
+                return "parquet"
+            on_disk.seek(0)
+            if file.suffix == ".gz":
+                with gzip.open(on_disk) as unpacked:
+                    start = unpacked.read1(PEEK_BYTES)
+            else:
+                start = on_disk.read(PEEK_BYTES)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file}: damaged or cut-off .gz file ({error}); fetch it again") from error
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror or error}") from error
+    if not start:
+        raise DataError(f"{file} is empty")
+    # Tabs at all, and not just 39 of them: a Criteo row with a field too few deserves an error that speaks of
+    # Criteo.
+    return "criteo" if start.split(b"\n", 1)[0].count(b"\t") >= FIELDS // 2 else "multislot"
