@@ -7,9 +7,11 @@ file, and must not wait for numpy.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from sparsefleet.data.base import BatchStream, Epoch, Reader
     from sparsefleet.data.dataset_factory import DatasetFactory
     from sparsefleet.data.feeder import Feeder
