@@ -22,7 +22,11 @@ ROWS, DIM = 1000001, 10
 MIN = np.array([0, -3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.float32)
 DIFF = np.array([20, 603, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50], np.float32)
 NAMES = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
-TYPES = {"label": pa.int64(), **{f"I{i}": pa.float32() for i in range(1, 14)}, **{f"C{i}": pa.string() for i in range(1, 27)}}
+TYPES = {
+    "label": pa.int64(),
+    **{f"I{i}": pa.float32() for i in range(1, 14)},
+    **{f"C{i}": pa.string() for i in range(1, 27)},
+}
 
 
 def hashed(column: pa.ChunkedArray | pa.Array, prefix: str) -> np.ndarray:

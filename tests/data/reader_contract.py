@@ -29,9 +29,7 @@ def rows(first: int, stop: int) -> Batch:
     """Rows whose every part follows from their number, with bags of 0..2 and 1..3 values."""
     numbers = range(first, stop)
     bags = [
-        bag
-        for i in numbers
-        for bag in ([i * 10 + j for j in range(i % 3)], [i * 100 + j for j in range(1 + i % 2)])
+        bag for i in numbers for bag in ([i * 10 + j for j in range(i % 3)], [i * 100 + j for j in range(1 + i % 2)])
     ]
     return Batch(
         labels=np.arange(first, stop, dtype=np.float32),
@@ -44,8 +42,7 @@ def rows(first: int, stop: int) -> Batch:
 
 def same(one: Batch, other: Batch) -> bool:
     return all(
-        np.array_equal(getattr(one, name), getattr(other, name))
-        for name in ("labels", "dense", "keys", "offsets")
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("labels", "dense", "keys", "offsets")
     )
 
 
@@ -245,9 +242,7 @@ class ReaderContract:
             assert all(same(one, other) for one, other in zip(rest, whole[cut:], strict=True))
 
     @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (3, 2), (1, 2)])
-    def test_a_position_taken_with_other_threads_loses_and_doubles_nothing(
-        self, before: int, after: int
-    ) -> None:
+    def test_a_position_taken_with_other_threads_loses_and_doubles_nothing(self, before: int, after: int) -> None:
         reader = self.make(4)
         seen: list[int] = []
         with reader.epoch(before) as epoch:

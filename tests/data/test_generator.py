@@ -97,9 +97,7 @@ def test_the_criteo_example_gives_the_values_of_the_tutorial() -> None:
     assert len(rows) == 3
     fields = first.split(" ")
     assert fields[0] == "13"
-    assert [float(value) for value in fields[1:14]] == pytest.approx(
-        [float(v) for v in DENSE.split()], abs=1e-12
-    )
+    assert [float(value) for value in fields[1:14]] == pytest.approx([float(v) for v in DENSE.split()], abs=1e-12)
     assert fields[14::2] == ["1"] * 27
     assert len(fields) == 14 + 27 * 2
     assert fields[-1] == "0"
@@ -112,8 +110,7 @@ def test_with_the_stable_hash_every_process_gives_the_same_keys() -> None:
     assert one.stdout == other.stdout
     keys = [int(key) for key in one.stdout.split()[15:-2:2]]
     assert keys == [
-        xxhash.xxh64_intdigest(f"{14 + i}{category}".encode()) % 1000001
-        for i, category in enumerate(CATEGORIES)
+        xxhash.xxh64_intdigest(f"{14 + i}{category}".encode()) % 1000001 for i, category in enumerate(CATEGORIES)
     ]
 
 
@@ -127,9 +124,7 @@ def test_stable_hash_is_xxh64() -> None:
         assert dg.stable_hash(data) == xxhash.xxh64_intdigest(data)
         assert dg.stable_hash(data, seed) == xxhash.xxh64_intdigest(data, seed)
     assert dg.stable_hash("größe") == xxhash.xxh64_intdigest("größe".encode())
-    assert dg.stable_hash(b"\xff\xfe".decode("utf-8", "surrogateescape")) == xxhash.xxh64_intdigest(
-        b"\xff\xfe"
-    )
+    assert dg.stable_hash(b"\xff\xfe".decode("utf-8", "surrogateescape")) == xxhash.xxh64_intdigest(b"\xff\xfe")
 
 
 def test_importing_a_generator_loads_nothing_heavy() -> None:
@@ -187,10 +182,7 @@ def test_generate_sample_may_return_a_function_or_an_iterable(body: str) -> None
 
 
 def test_a_line_may_give_many_samples_or_none() -> None:
-    assert (
-        run(generator("for n in range(int(line)): yield [('x', [n])]"), "2\n0\n1\n").stdout
-        == "1 0\n1 1\n1 0\n"
-    )
+    assert run(generator("for n in range(int(line)): yield [('x', [n])]"), "2\n0\n1\n").stdout == "1 0\n1 1\n1 0\n"
 
 
 def test_generate_batch_sees_as_many_samples_as_set_batch_says() -> None:

@@ -26,9 +26,7 @@ def array(raw: bytes) -> np.ndarray:
     return np.frombuffer(raw, np.uint8)
 
 
-def criteo(
-    kernels: ModuleType, labelled: bool = True, max_line: int = 65536, dim: int = 1000001, seed: int = 0
-):
+def criteo(kernels: ModuleType, labelled: bool = True, max_line: int = 65536, dim: int = 1000001, seed: int = 0):
     return kernels.CriteoParser(
         [f.minimum for f in CRITEO.dense],
         [f.diff for f in CRITEO.dense],
@@ -247,9 +245,7 @@ def same(a: Columns, b: Columns, done: Parsed) -> None:
 
 
 SMALL_FIELD = st.one_of(
-    st.sampled_from(
-        [b"", b"0", b"1", b"-5", b"12345678", b"123456789012", b"1.25", b"1e3", b"x", b"-", b"\xc3\xa9"]
-    ),
+    st.sampled_from([b"", b"0", b"1", b"-5", b"12345678", b"123456789012", b"1.25", b"1e3", b"x", b"-", b"\xc3\xa9"]),
     st.binary(max_size=6),
     st.text(max_size=30).map(str.encode),
 )
@@ -358,9 +354,7 @@ BAD_MULTISLOT = [
 
 @BOTH
 @pytest.mark.parametrize(("line", "reason", "column", "text"), BAD_MULTISLOT)
-def test_bad_multislot_rows(
-    kernels: ModuleType, line: bytes, reason: Reason, column: int, text: bytes | None
-) -> None:
+def test_bad_multislot_rows(kernels: ModuleType, line: bytes, reason: Reason, column: int, text: bytes | None) -> None:
     good = b"2 0.5 0.5 1 7 1 8 1 1\n"
     raw = good + line + b"\n" + good
     out = Columns.allocate(4, 2, 2, 100)

@@ -97,9 +97,7 @@ def _names(first: Checkpoint, second: Checkpoint, kind: str) -> list[str]:
 
 def _fields(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Fields that differ: {name: [in a, in b]}, None where there is none."""
-    return {
-        name: [a.get(name), b.get(name)] for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)
-    }
+    return {name: [a.get(name), b.get(name)] for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name)}
 
 
 def _parameters(checkpoint: Checkpoint) -> dict[str, npt.NDArray[Any]]:
@@ -152,9 +150,7 @@ def _table(first: Checkpoint, second: Checkpoint, name: str) -> dict[str, Any]:
 def _rows(first: Checkpoint, second: Checkpoint, name: str, with_state: bool) -> dict[str, Any]:
     """Compare by key, a share of the keys at a time, so that memory stays within the budget."""
     info = first.manifest.table(name)
-    row_bytes = 2 * (
-        12 + 4 * (info.dim + (info.state_width if with_state else 0))
-    )  # once as read, once sorted
+    row_bytes = 2 * (12 + 4 * (info.dim + (info.state_width if with_state else 0)))  # once as read, once sorted
     passes = max(1, -(-(first.row_count(name) + second.row_count(name)) * row_bytes // BUDGET))
     only_a = only_b = both = seen_differs = 0
     largest = largest_state = 0.0
@@ -209,11 +205,7 @@ def _largest(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
     if a.size == 0:
         return 0.0
     if a.dtype.kind != "f":
-        return (
-            float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64))))
-            if not np.array_equal(a, b)
-            else 0.0
-        )
+        return float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) if not np.array_equal(a, b) else 0.0
     with np.errstate(invalid="ignore"):
         difference = np.abs(a - b)
     difference[(a == b) | (np.isnan(a) & np.isnan(b))] = 0

@@ -42,8 +42,7 @@ class DensePiece:
         for name, array in (("values", self.values), ("state", self.state)):
             if array.dtype != np.float32 or array.ndim != 1:
                 raise CheckpointError(
-                    f"dense block {self.block!r}: {name} must be flat float32; "
-                    f"got {array.dtype} {array.shape}"
+                    f"dense block {self.block!r}: {name} must be flat float32; got {array.dtype} {array.shape}"
                 )
         if len(self.state) % max(1, len(self.values)) or (len(self.state) and not len(self.values)):
             raise CheckpointError(
@@ -60,9 +59,7 @@ class DensePiece:
         return len(self.state) // max(1, len(self.values))
 
 
-def write_dense(
-    directory: AnyPath, shard: int, pieces: Iterable[tuple[DensePiece, Layout]]
-) -> list[FileEntry]:
+def write_dense(directory: AnyPath, shard: int, pieces: Iterable[tuple[DensePiece, Layout]]) -> list[FileEntry]:
     """Write one server's pieces into a draft's directory, each with the layout of its whole block."""
     folder, entries = locate(directory), list[FileEntry]()
     for piece, layout in pieces:
@@ -83,9 +80,7 @@ def write_dense(
                 tensors[f"state/{index}/{part.name}"] = state[index, part.here].reshape(part.shape)
         path = f"dense/{piece.block}-{shard:05d}.safetensors"
         length, checksum = _write(folder / path, tensors)
-        entries.append(
-            FileEntry(path, length, checksum, "dense", of=piece.block, start=piece.start, stop=piece.stop)
-        )
+        entries.append(FileEntry(path, length, checksum, "dense", of=piece.block, start=piece.start, stop=piece.stop))
     return entries
 
 
@@ -94,9 +89,7 @@ def write_buffers(directory: AnyPath, buffers: Mapping[str, AnyArray]) -> list[F
     if not buffers:
         return []
     path = "buffers.safetensors"
-    size, checksum = _write(
-        locate(directory) / path, {f"buffers/{name}": array for name, array in buffers.items()}
-    )
+    size, checksum = _write(locate(directory) / path, {f"buffers/{name}": array for name, array in buffers.items()})
     return [FileEntry(path, size, checksum, "buffers")]
 
 
@@ -200,18 +193,14 @@ def _read(location: Location, entry: FileEntry) -> dict[str, AnyArray]:
         data = source.read(entry.bytes)
     found = text_of(zlib.crc32(data))
     if found != entry.checksum:
-        raise CheckpointError(
-            f"{location}: damaged: its checksum is {found}; the manifest says {entry.checksum}"
-        )
+        raise CheckpointError(f"{location}: damaged: its checksum is {found}; the manifest says {entry.checksum}")
     try:
         return dict(safetensors.numpy.load(data))
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError, MemoryError) as error:
         raise CheckpointError(f"{location}: damaged or unreadable safetensors file: {error}") from error
 
 
-def _check_tensors(
-    location: Location, tensors: Mapping[str, AnyArray], parts: list[_Part], width: int
-) -> None:
+def _check_tensors(location: Location, tensors: Mapping[str, AnyArray], parts: list[_Part], width: int) -> None:
     wanted = {f"values/{part.name}": part.shape for part in parts}
     wanted.update({f"state/{index}/{part.name}": part.shape for part in parts for index in range(width)})
     for name in sorted(wanted.keys() | tensors.keys()):

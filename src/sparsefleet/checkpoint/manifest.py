@@ -84,19 +84,13 @@ class TableInfo:
         """The saved initializer, for those who build a table from the checkpoint alone."""
         numbers = dict(self.initializer)
         name = numbers.pop("name", None)
-        known = {
-            kind.__name__: kind for kind in (initializers.Uniform, initializers.Normal, initializers.Constant)
-        }
+        known = {kind.__name__: kind for kind in (initializers.Uniform, initializers.Normal, initializers.Constant)}
         if name not in known:
-            raise CheckpointError(
-                f"table {self.name!r}: initializer {name!r} is not one of {', '.join(sorted(known))}"
-            )
+            raise CheckpointError(f"table {self.name!r}: initializer {name!r} is not one of {', '.join(sorted(known))}")
         try:
             return known[name](**numbers)
         except (TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"table {self.name!r}: initializer {dict(self.initializer)}: {error}"
-            ) from error
+            raise CheckpointError(f"table {self.name!r}: initializer {dict(self.initializer)}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +158,7 @@ class Manifest:
         raise CheckpointError(f"the checkpoint has no dense block {name!r}; it has {names}")
 
     def files_of(self, kind: str, name: str | None = None) -> tuple[FileEntry, ...]:
-        return tuple(
-            entry for entry in self.files if entry.kind == kind and (name is None or entry.of == name)
-        )
+        return tuple(entry for entry in self.files if entry.kind == kind and (name is None or entry.of == name))
 
     def to_dict(self) -> dict[str, Any]:
         return {

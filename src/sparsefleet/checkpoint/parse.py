@@ -99,9 +99,7 @@ def manifest(data: bytes, where: str) -> Manifest:
         raise CheckpointError(f"{where}: not a JSON document: {error}") from error
     fields = _Fields(document, where)
     if fields.take("format") != FORMAT:
-        raise CheckpointError(
-            f"{where}: format is {_short(document['format'])}, not {FORMAT!r}: no checkpoint of ours"
-        )
+        raise CheckpointError(f"{where}: format is {_short(document['format'])}, not {FORMAT!r}: no checkpoint of ours")
     if fields.take("version") != VERSION or isinstance(document["version"], bool):
         raise CheckpointError(
             f"{where}: checkpoint version {_short(document['version'])}; this release reads version "
@@ -112,9 +110,7 @@ def manifest(data: bytes, where: str) -> Manifest:
         raise fields.fail("schema", f"must be a JSON object or null, not {_kind(schema)}")
     created = fields.text("created")
     if not CREATED.fullmatch(created):
-        raise fields.fail(
-            "created", f"is {_short(created)}; wanted is a UTC time such as 2026-01-31T12:00:00Z"
-        )
+        raise fields.fail("created", f"is {_short(created)}; wanted is a UTC time such as 2026-01-31T12:00:00Z")
     result = Manifest(
         step=fields.integer("step"),
         tables=fields.items("tables", _table),
@@ -171,9 +167,7 @@ def path_problem(path: str) -> str | None:
 def name_problem(name: str) -> str | None:
     """Why a table or block cannot be called so: its name names files."""
     if not name or name.startswith(".") or "/" in name or CONTROL.search(name) or not _encodes(name):
-        return (
-            "it names files, so it must not be empty, start with '.', or hold '/', '\\' or control characters"
-        )
+        return "it names files, so it must not be empty, start with '.', or hold '/', '\\' or control characters"
     if len(name.encode()) > 200:
         return "it names files, so it must not be longer than 200 bytes"
     return None
@@ -215,12 +209,7 @@ def _block(data: Any, where: str) -> BlockInfo:
 
 def _layout(fields: _Fields) -> Layout:
     def parameter(item: Any, where: str) -> tuple[str, tuple[int, ...]]:
-        if not (
-            isinstance(item, list)
-            and len(item) == 2
-            and isinstance(item[0], str)
-            and isinstance(item[1], list)
-        ):
+        if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], list)):
             raise CheckpointError(f"{where}: wanted is [name, shape], got {_short(item)}")
         name, shape = item
         numbers = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX_FLOATS for n in shape)

@@ -84,15 +84,11 @@ class Checkpoint:
             result.update(tensors)
         return result
 
-    def dense_cut(
-        self, block: str, start: int = 0, stop: int | None = None, *, read_state: bool = True
-    ) -> DensePiece:
+    def dense_cut(self, block: str, start: int = 0, stop: int | None = None, *, read_state: bool = True) -> DensePiece:
         """The range [start, stop) of a block, whatever ranges it was written in; by default all of it."""
         info = self.manifest.block(block)
         end = info.size if stop is None else stop
-        return dense.read_piece(
-            self.location, self.manifest.files_of("dense", block), info, start, end, read_state
-        )
+        return dense.read_piece(self.location, self.manifest.files_of("dense", block), info, start, end, read_state)
 
     def buffers(self) -> dict[str, AnyArray]:
         return dense.read_buffers(self.location, self.manifest.files_of("buffers"))
@@ -102,9 +98,7 @@ class Checkpoint:
         info = self.manifest.table(spec.name)
         what = f"{self.location}: table {spec.name!r}"
         if info.dim != spec.dim:
-            raise CheckpointError(
-                f"{what} was saved with rows of {info.dim} values; the model's have {spec.dim}"
-            )
+            raise CheckpointError(f"{what} was saved with rows of {info.dim} values; the model's have {spec.dim}")
         if not reset_optimizer:
             _check_rule(what, info, spec.rule, spec.rule.state_width(spec.dim))
         return info
@@ -143,9 +137,7 @@ class Checkpoint:
         _check_size(self.location, entry)
         found = checksum_of(location)
         if found != entry.checksum:
-            raise CheckpointError(
-                f"{location}: damaged: its checksum is {found}; the manifest says {entry.checksum}"
-            )
+            raise CheckpointError(f"{location}: damaged: its checksum is {found}; the manifest says {entry.checksum}")
         if entry.kind == "sparse":
             for _ in sparse.read_sparse_file(location, entry, self.manifest.table(str(entry.of))):
                 pass
@@ -164,11 +156,7 @@ def _manifest_bytes(location: Location) -> bytes:
             there = location.list()
             raise CheckpointError(
                 f"no checkpoint at {location}: "
-                + (
-                    f"it holds no {FILE_NAME}{_hint(there)}"
-                    if there
-                    else "there is no such directory, or it is empty"
-                )
+                + (f"it holds no {FILE_NAME}{_hint(there)}" if there else "there is no such directory, or it is empty")
             )
         if size > MAX_BYTES:
             raise CheckpointError(f"{where}: {size} bytes; a manifest has at most {MAX_BYTES}")
@@ -186,28 +174,21 @@ def _check_size(folder: Location, entry: FileEntry) -> None:
     with reading(location):
         size = location.size()
         if size is None:
-            raise CheckpointError(
-                f"{location}: the file is missing; the manifest lists it with {entry.bytes} bytes"
-            )
+            raise CheckpointError(f"{location}: the file is missing; the manifest lists it with {entry.bytes} bytes")
         if folder.storage.outside(location.path, folder.path):
             raise CheckpointError(f"{location}: it leads out of the checkpoint's directory")
         if size != entry.bytes:
-            raise CheckpointError(
-                f"{location}: {size} bytes; the manifest says {entry.bytes}: the file is damaged"
-            )
+            raise CheckpointError(f"{location}: {size} bytes; the manifest says {entry.bytes}: the file is damaged")
 
 
 def _check_rule(what: str, info: TableInfo | BlockInfo, rule: UpdateRule, width: int) -> None:
     saved = info.rule["name"]
     if saved != rule.name:
-        raise CheckpointError(
-            f"{what} was saved with optimizer {saved}; the model's is {rule.name}. {VALUES_ONLY}"
-        )
+        raise CheckpointError(f"{what} was saved with optimizer {saved}; the model's is {rule.name}. {VALUES_ONLY}")
     if info.state_width == width:
         return
     if info.state_width == 0:
         raise CheckpointError(f"{what} was saved without its optimizer's state. {VALUES_ONLY}")
     raise CheckpointError(
-        f"{what} was saved with {info.state_width} floats of {saved} state; the model's rule has {width}. "
-        f"{VALUES_ONLY}"
+        f"{what} was saved with {info.state_width} floats of {saved} state; the model's rule has {width}. {VALUES_ONLY}"
     )

@@ -73,9 +73,7 @@ def _by_age(folder: Location, refused: list[CheckpointError]) -> list[Checkpoint
             checkpoints.append(Checkpoint.open(location))
         except CheckpointError as error:
             refused.append(error)
-    checkpoints.sort(
-        key=lambda checkpoint: (checkpoint.manifest.created, checkpoint.manifest.step), reverse=True
-    )
+    checkpoints.sort(key=lambda checkpoint: (checkpoint.manifest.created, checkpoint.manifest.step), reverse=True)
     return checkpoints
 
 

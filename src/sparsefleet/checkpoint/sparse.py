@@ -45,9 +45,7 @@ def write_sparse_shard(
     groups = _row_groups(rows, dim, state_width, group_rows(dim, state_width), table)
     per_file = max(1, min(FILE_ROWS, FILE_BYTES // _row_bytes(dim, state_width)))
     group = next(groups, None)
-    while (
-        group is not None or not entries
-    ):  # an empty shard is an empty file: the table is there, its schema too
+    while group is not None or not entries:  # an empty shard is an empty file: the table is there, its schema too
         path = f"sparse/{table}/part-{shard:05d}-{len(entries):03d}.parquet"
         count = 0
         with writing(folder / path), SummedOutput(folder / path) as output:
@@ -147,16 +145,12 @@ def _row_groups(
         yield batch(filled)
 
 
-def _batches(
-    location: Location, entry: FileEntry, table: TableInfo, columns: list[str]
-) -> Iterator[pa.RecordBatch]:
+def _batches(location: Location, entry: FileEntry, table: TableInfo, columns: list[str]) -> Iterator[pa.RecordBatch]:
     try:
         with location.open_input() as source:
             file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
             _check_file(file, entry, table)
-            yield from file.iter_batches(
-                group_rows(table.dim, table.state_width), columns=columns, use_threads=False
-            )
+            yield from file.iter_batches(group_rows(table.dim, table.state_width), columns=columns, use_threads=False)
     except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
         raise _damaged(location, error) from error
 
@@ -183,9 +177,7 @@ def _check_file(file: pq.ParquetFile, entry: FileEntry, table: TableInfo) -> Non
             not 0 <= group.total_byte_size <= 2 * row * max(group.num_rows, 0) + (1 << 20)
             or group.num_rows > entry.rows
         ):
-            raise ValueError(
-                f"row group {index} claims {group.total_byte_size} bytes for {group.num_rows} rows"
-            )
+            raise ValueError(f"row group {index} claims {group.total_byte_size} bytes for {group.num_rows} rows")
 
 
 def _type_name(kind: pa.DataType) -> str:
@@ -224,7 +216,5 @@ def _from_batch(batch: pa.RecordBatch, dim: int, state_width: int) -> TableRows:
 def _kept(rows: TableRows, keep: KeepKeys) -> TableRows:
     mask = keep(rows.keys)
     if mask.dtype != np.bool_ or mask.shape != rows.keys.shape:
-        raise TypeError(
-            f"keep must give a mask of {len(rows)} truth values; it gave {mask.dtype} {mask.shape}"
-        )
+        raise TypeError(f"keep must give a mask of {len(rows)} truth values; it gave {mask.dtype} {mask.shape}")
     return rows if mask.all() else rows.select(mask)

@@ -13,9 +13,7 @@ from rich.table import Table
 from sparsefleet.checkpoint import Checkpoint, diff, latest, show
 from sparsefleet.core.errors import SparseFleetError
 
-app = typer.Typer(
-    name="checkpoint", help="Look into checkpoints, check them, compare them.", no_args_is_help=True
-)
+app = typer.Typer(name="checkpoint", help="Look into checkpoints, check them, compare them.", no_args_is_help=True)
 
 Path = Annotated[
     str, typer.Argument(help="A checkpoint, or a run's folder of them (the newest is taken); path or URI.")
@@ -117,9 +115,7 @@ def _print_diff(found: dict[str, Any]) -> None:
             rows.add_row(name, *[""] * 6, f"only in {table['only_in']}")
             continue
         spec = ", ".join(f"{field} {left} | {right}" for field, (left, right) in table["spec"].items())
-        numbers = (
-            table.get(what) for what in ("only_in_a", "only_in_b", "max_difference", "max_state_difference")
-        )
+        numbers = (table.get(what) for what in ("only_in_a", "only_in_b", "max_difference", "max_state_difference"))
         left, right = (f"{count:,}" for count in table["rows"])
         rows.add_row(name, left, right, *("-" if n is None else f"{n:,g}" for n in numbers), spec or "same")
     console.print(rows)

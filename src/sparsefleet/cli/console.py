@@ -114,9 +114,7 @@ class _Lines:
     def end(self) -> None:
         if self._first is not None:
             now = time.monotonic()
-            self._print(
-                f"done, {self._amount(self._done)} in {now - self._started:.1f} s, {self._speed(now)}"
-            )
+            self._print(f"done, {self._amount(self._done)} in {now - self._started:.1f} s, {self._speed(now)}")
 
     def _amount(self, number: int) -> str:
         return f"{number / 1e6:,.1f} MB" if self._unit == "bytes" else f"{number:,} {self._unit}"

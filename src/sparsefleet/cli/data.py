@@ -29,9 +29,7 @@ class FormatName(StrEnum):
 
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")]
-BadRowPolicy = Annotated[
-    OnBadRow, typer.Option("--on-bad-row", help="Stop at a bad row, or skip and count it.")
-]
+BadRowPolicy = Annotated[OnBadRow, typer.Option("--on-bad-row", help="Stop at a bad row, or skip and count it.")]
 
 
 @app.command("synth")
@@ -61,9 +59,7 @@ def synth_command(
     if report.best_auc is None:
         print("best possible AUC  unknown: the test rows all have the same label; ask for more of them")
     else:
-        print(
-            f"best possible AUC  {report.best_auc:.4f} on the test rows (log loss {report.best_logloss:.4f})"
-        )
+        print(f"best possible AUC  {report.best_auc:.4f} on the test rows (log loss {report.best_logloss:.4f})")
 
 
 @app.command("prepare")
@@ -76,9 +72,7 @@ def prepare_command(
     seed: Annotated[int, typer.Option(help="Decides which rows are held out.")] = 1,
     keep_constants: Annotated[
         bool,
-        typer.Option(
-            "--keep-constants", help="Write the usual fixed constants into the schema, not measured ones."
-        ),
+        typer.Option("--keep-constants", help="Write the usual fixed constants into the schema, not measured ones."),
     ] = False,
     on_bad_row: BadRowPolicy = OnBadRow.error,
     overwrite: Overwrite = False,
@@ -96,9 +90,7 @@ def prepare_command(
         for stats, feature in zip(report.integers, schema.dense, strict=True):
             blank = 100 * stats.blanks / (stats.blanks + stats.values)
             measured = ("-" if value is None else f"{value:g}" for value in (stats.minimum, stats.p95))
-            table.add_row(
-                stats.name, f"{blank:.1f} %", *measured, f"{feature.minimum:g}", f"{feature.diff:g}"
-            )
+            table.add_row(stats.name, f"{blank:.1f} %", *measured, f"{feature.minimum:g}", f"{feature.diff:g}")
         console.print(table)
         print(f"schema         {out / 'schema.json'}")
 
@@ -127,9 +119,7 @@ def download_command(
 
     spec = DownloadSpec(url, sha256, unpack, timeout, retries)
     with progress("download", "bytes") as fetched, progress("unpack", "bytes") as unpacked:
-        report = download(
-            spec, out, overwrite=overwrite, on_progress=fetched, on_unpack=unpacked, on_retry=retry
-        )
+        report = download(spec, out, overwrite=overwrite, on_progress=fetched, on_unpack=unpacked, on_retry=retry)
     print(f"file      {report.file} ({report.bytes:,} bytes, {report.fetched:,} of them fetched now)")
     print(f"sha256    {report.sha256}" + (" as expected" if sha256 else " (not checked: no --sha256)"))
     if report.unpacked:

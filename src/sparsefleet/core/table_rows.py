@@ -37,8 +37,7 @@ class TableRows:
             if array.dtype != dtype or array.ndim != axes or len(array) != count:
                 wanted = f"[{count}]" if axes == 1 else f"[{count}, width]"
                 raise ConfigError(
-                    f"table rows: {name} must be {np.dtype(dtype)} of shape {wanted}; "
-                    f"got {array.dtype} {array.shape}"
+                    f"table rows: {name} must be {np.dtype(dtype)} of shape {wanted}; got {array.dtype} {array.shape}"
                 )
 
     def __len__(self) -> int:

@@ -98,9 +98,7 @@ class FileReader(PassReader):
     @property
     def files(self) -> list[str]:
         if not self._files:
-            raise ConfigError(
-                f"{type(self).__name__} has no files to read: give files=[…], or call set_filelist"
-            )
+            raise ConfigError(f"{type(self).__name__} has no files to read: give files=[…], or call set_filelist")
         return self._files
 
     @property

@@ -67,9 +67,7 @@ def _refused(path: str, error: OSError) -> DataError:
     if isinstance(error, IsADirectoryError):
         return DataError(f"{path}: is a folder, not a file; give its files (list_files lists them)")
     if isinstance(error, PermissionError):
-        return DataError(
-            f"{path}: no permission to read it; change its mode or owner, or run as a user who may"
-        )
+        return DataError(f"{path}: no permission to read it; change its mode or owner, or run as a user who may")
     return DataError(f"{path}: cannot be read: {error.strerror or error}")
 
 

@@ -121,9 +121,7 @@ class PassReader(Reader):
     def seek(self, position: Mapping[str, Any]) -> None:
         with self._guard:
             if self._under_way:
-                raise ConfigError(
-                    "seek while an epoch is open: leave its `with` block, or close its streams, first"
-                )
+                raise ConfigError("seek while an epoch is open: leave its `with` block, or close its streams, first")
             if position:
                 self._check(position)
             self._sought, self._pass, self._streams = dict(position), None, ()

@@ -66,9 +66,7 @@ class Pass(ABC):
 
     def consumed(self, batch: Batch) -> None:
         if not batch.marks:
-            raise ConfigError(
-                "this batch carries no marks: hand `consumed` the very batch that the stream gave"
-            )
+            raise ConfigError("this batch carries no marks: hand `consumed` the very batch that the stream gave")
         with self._lock:
             self._note(batch)
             self._touched = True
@@ -161,8 +159,7 @@ def check_position(position: Mapping[str, Any], kind: str) -> None:
         raise ConfigError(f"not a reader's position (no format={POSITION_FORMAT!r} in it): {position!r:.200}")
     if position.get("version") != POSITION_VERSION:
         raise ConfigError(
-            f"reader position of version {position.get('version')!r}; "
-            f"this release reads version {POSITION_VERSION}"
+            f"reader position of version {position.get('version')!r}; this release reads version {POSITION_VERSION}"
         )
     if position.get("kind") != kind:
         raise ConfigError(

@@ -30,9 +30,7 @@ Groups = Callable[[], Iterator[Sequence[Batch]]]
 
 def check_capacity(capacity: int) -> int:
     if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-        raise ConfigError(
-            f"capacity={capacity!r} must be a whole number of batches to read ahead, 1 or above"
-        )
+        raise ConfigError(f"capacity={capacity!r} must be a whole number of batches to read ahead, 1 or above")
     return capacity
 
 

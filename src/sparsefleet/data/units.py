@@ -92,9 +92,7 @@ class UnitPass(Pass):
             weight = float(length or 0) if weighted else 1.0
             total += weight
             if (mark := marks.get(index)) is not None:
-                consumed += (
-                    weight if mark.done else min(weight, self._begun(index, mark)) if weighted else 0.0
-                )
+                consumed += weight if mark.done else min(weight, self._begun(index, mark)) if weighted else 0.0
         return consumed / total if total else 0.0
 
     def _begun(self, index: int, mark: Mark) -> float:
@@ -113,12 +111,8 @@ def marks_of(position: Mapping[str, Any], units: int) -> dict[int, Mark]:
         try:
             unit, rows, offset, done = entry
         except (TypeError, ValueError):
-            raise ConfigError(
-                f"reader position: progress {entry!r} is not [unit, rows, offset, done]"
-            ) from None
-        whole = all(
-            isinstance(number, int) and not isinstance(number, bool) for number in (unit, rows, offset)
-        )
+            raise ConfigError(f"reader position: progress {entry!r} is not [unit, rows, offset, done]") from None
+        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (unit, rows, offset))
         if not whole or not isinstance(done, bool) or not 0 <= unit < units or rows < 0 or offset < -1:
             raise ConfigError(f"reader position: progress {entry!r} makes no sense for {units} units")
         marks[unit] = Mark(unit, rows, offset, done)
@@ -130,9 +124,7 @@ def units_of(position: Mapping[str, Any]) -> list[Unit]:
     units = []
     for entry in position.get("units", ()):
         match entry:
-            case [str(file), int(start), int() | None as stop] if start >= 0 and (
-                stop is None or start <= stop
-            ):
+            case [str(file), int(start), int() | None as stop] if start >= 0 and (stop is None or start <= stop):
                 units.append(Unit(file, start, stop))
             case _:
                 raise ConfigError(f"reader position: unit {entry!r} is not [file, start, stop]")
@@ -182,9 +174,7 @@ def check_same_files(position: Mapping[str, Any], present: Sequence[Sequence[Any
     known = set(now)
     strange = [unit.file for unit in units_of(position) if unit.file and unit.file not in known]
     if strange:
-        raise ConfigError(
-            f"reader position: it has units of files that are not in its list: {_some(strange)}"
-        )
+        raise ConfigError(f"reader position: it has units of files that are not in its list: {_some(strange)}")
 
 
 def _some(things: Sequence[str]) -> str:

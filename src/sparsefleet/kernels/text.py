@@ -48,9 +48,7 @@ class CriteoParser:
         labelled: bool = True,
         max_line: int = MAX_LINE,
     ) -> None:
-        self._native = _native.CriteoParser(
-            list(minimum), list(diff), list(prefixes), seed, dim, labelled, max_line
-        )
+        self._native = _native.CriteoParser(list(minimum), list(diff), list(prefixes), seed, dim, labelled, max_line)
 
     def parse(self, block: Block, out: Columns) -> Parsed:
         """Fill `out` from `out.row` on, until the block or the arrays end, or, unless skipping, a row is bad."""
@@ -69,12 +67,8 @@ class CriteoParser:
 class MultiSlotParser:
     """Slots in the order of `layout`, each `n v1 … vn`, space separated. One per thread."""
 
-    def __init__(
-        self, layout: Sequence[SlotEntry], dense: int, slots: int, dim: int, max_line: int = MAX_LINE
-    ) -> None:
-        self._native = _native.MultiSlotParser(
-            [tuple(entry) for entry in layout], dense, slots, dim, max_line
-        )
+    def __init__(self, layout: Sequence[SlotEntry], dense: int, slots: int, dim: int, max_line: int = MAX_LINE) -> None:
+        self._native = _native.MultiSlotParser([tuple(entry) for entry in layout], dense, slots, dim, max_line)
 
     def parse(self, block: Block, out: Columns) -> Parsed:
         """As `CriteoParser.parse`; stops with `full` when a row's keys find no room in `out.keys`."""

@@ -27,9 +27,7 @@ __all__ = [
     "schedule",
 ]
 
-RULES: Mapping[str, type[UpdateRule]] = {
-    rule.name: rule for rule in (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)
-}
+RULES: Mapping[str, type[UpdateRule]] = {rule.name: rule for rule in (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)}
 
 
 def by_name(name: str, learning_rate: float, **settings: Any) -> UpdateRule:
@@ -39,9 +37,7 @@ def by_name(name: str, learning_rate: float, **settings: Any) -> UpdateRule:
     try:
         return RULES[name](learning_rate, **settings)
     except TypeError as error:
-        raise ConfigError(
-            f"optimizer {name!r}: a setting is missing, surplus or mistyped: {error}"
-        ) from error
+        raise ConfigError(f"optimizer {name!r}: a setting is missing, surplus or mistyped: {error}") from error
 
 
 def from_dict(data: Mapping[str, Any]) -> UpdateRule:

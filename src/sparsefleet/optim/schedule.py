@@ -140,6 +140,4 @@ def from_dict(data: Mapping[str, Any]) -> Schedule:
     try:
         return SCHEDULES[data["name"]](**settings)
     except TypeError as error:
-        raise ConfigError(
-            f"schedule {data['name']!r}: a setting is missing, surplus or mistyped: {error}"
-        ) from error
+        raise ConfigError(f"schedule {data['name']!r}: a setting is missing, surplus or mistyped: {error}") from error

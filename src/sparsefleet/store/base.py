@@ -98,8 +98,11 @@ class ParameterStore(ABC):
         """Write a checkpoint of all tables and blocks at one moment; nobody pushes meanwhile."""
 
     @abstractmethod
-    def load(self, path: str) -> RunFacts:
-        """Fill the tables and blocks that have been created from a checkpoint, and return what else it knows."""
+    def load(self, path: str, *, values_only: bool = False) -> RunFacts:
+        """Fill the tables and blocks that have been created from a checkpoint, and return what else it knows.
+
+        `path` is a checkpoint, or a run's folder: then its newest. values_only: optimizers start afresh.
+        """
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from sparsefleet.checkpoint import Checkpoint, TableInfo, begin, commit, latest, write_buffers
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import Done, Layout, ParameterStore, RunFacts
+from sparsefleet.store.saving import HeldBlock, facts_of, load_blocks, load_tables, manifest_of, write_shards
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.sparse import SparseTable
 from sparsefleet.table.spec import TableSpec
@@ -23,6 +25,7 @@ class LocalStore(ParameterStore):
     def __init__(self) -> None:
         self._sparse: dict[str, SparseTable] = {}
         self._dense: dict[str, DenseTable] = {}
+        self._layouts: dict[str, Layout] = {}
         self._creating = threading.Lock()
 
     def create_table(self, spec: TableSpec) -> None:
@@ -44,11 +47,10 @@ class LocalStore(ParameterStore):
             present = self._dense.get(name)
             if present is None:
                 self._dense[name] = DenseTable(name, values, rule)
+                self._layouts[name] = layout
                 return
         if present.rule != rule.for_dense():
-            raise StoreError(
-                f"dense block {name!r} exists with another rule: {present.rule} there, {rule} here"
-            )
+            raise StoreError(f"dense block {name!r} exists with another rule: {present.rule} there, {rule} here")
         self.pull_dense(name, values)
 
     def pull(self, table: str, keys: U64, *, create: bool = True) -> Done[F32]:
@@ -63,8 +65,7 @@ class LocalStore(ParameterStore):
         if not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.shape != block.values.shape:
             came = f"{out.dtype} of shape {list(out.shape)}" if isinstance(out, np.ndarray) else type(out)
             raise StoreError(
-                f"dense block {name!r} has {len(block)} values: out must be float32 of shape "
-                f"[{len(block)}]; got {came}"
+                f"dense block {name!r} has {len(block)} values: out must be float32 of shape [{len(block)}]; got {came}"
             )
         if out is not block.values:
             np.copyto(out, block.values)
@@ -78,10 +79,17 @@ class LocalStore(ParameterStore):
         """Nothing to wait for: this process is the only trainer."""
 
     def save(self, path: str, facts: RunFacts) -> None:
-        raise NotImplementedError("wired with checkpoint")
+        tables, blocks = list(self._sparse.values()), self._held_blocks()
+        with begin(path) as draft:
+            files = write_shards(draft.directory, 0, tables, blocks) + write_buffers(draft.directory, facts.buffers)
+            infos = [TableInfo.of(table.spec, table.step) for table in tables]
+            commit(draft, manifest_of(facts, infos, [block.info for block in blocks], files))
 
-    def load(self, path: str) -> RunFacts:
-        raise NotImplementedError("wired with checkpoint")
+    def load(self, path: str, *, values_only: bool = False) -> RunFacts:
+        checkpoint = Checkpoint.open(latest(path))
+        load_blocks(checkpoint, self._held_blocks(), values_only=values_only)
+        load_tables(checkpoint, list(self._sparse.values()), values_only=values_only)
+        return facts_of(checkpoint)
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -98,13 +106,15 @@ class LocalStore(ParameterStore):
     def dense_tables(self) -> Mapping[str, DenseTable]:
         return MappingProxyType(self._dense)
 
+    def _held_blocks(self) -> list[HeldBlock]:
+        return [HeldBlock(block, self._layouts[name]) for name, block in self._dense.items()]
+
     def _sparse_table(self, name: str) -> SparseTable:
         try:
             return self._sparse[name]
         except KeyError:
             raise StoreError(
-                f"there is no table {name!r}; there are: {', '.join(self._sparse) or 'none'} "
-                "(create_table makes one)"
+                f"there is no table {name!r}; there are: {', '.join(self._sparse) or 'none'} (create_table makes one)"
             ) from None
 
     def _dense_table(self, name: str) -> DenseTable:

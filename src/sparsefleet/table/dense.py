@@ -24,11 +24,7 @@ class DenseTable:
 
     def __init__(self, name: str, values: F32, rule: UpdateRule) -> None:
         if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.ndim != 1:
-            came = (
-                f"{values.dtype} of shape {list(values.shape)}"
-                if isinstance(values, np.ndarray)
-                else type(values)
-            )
+            came = f"{values.dtype} of shape {list(values.shape)}" if isinstance(values, np.ndarray) else type(values)
             raise StoreError(f"dense block {name!r}: values must be one flat array of float32; got {came}")
         if not values.flags.c_contiguous or not values.flags.writeable:
             raise StoreError(
@@ -64,11 +60,7 @@ class DenseTable:
     def push(self, grads: F32) -> None:
         """One step of the rule."""
         if not isinstance(grads, np.ndarray) or grads.dtype != np.float32 or grads.shape != self.values.shape:
-            came = (
-                f"{grads.dtype} of shape {list(grads.shape)}"
-                if isinstance(grads, np.ndarray)
-                else type(grads)
-            )
+            came = f"{grads.dtype} of shape {list(grads.shape)}" if isinstance(grads, np.ndarray) else type(grads)
             raise StoreError(
                 f"dense block {self.name!r} has {len(self.values)} values: gradients must be float32 of "
                 f"shape [{len(self.values)}]; got {came}"

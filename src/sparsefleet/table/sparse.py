@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,26 +15,10 @@ import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
+from sparsefleet.core.table_rows import TableRows
 from sparsefleet.kernels import table as kernels
-from sparsefleet.kernels.table import U32, Bools
+from sparsefleet.kernels.table import Bools
 from sparsefleet.table.spec import TableSpec
-
-
-@dataclass(frozen=True, slots=True)
-class TableRows:
-    """Whole rows, as checkpoints carry them; entry i of each array belongs to keys[i]."""
-
-    keys: U64
-    """[U]"""
-    values: F32
-    """[U, D]"""
-    state: F32
-    """[U, S] the rule's state; segments of D floats one after the other (Adam: m, then v)."""
-    seen: U32
-    """[U] how often the row was pushed."""
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
 
 def row_seed(spec: TableSpec) -> int:
@@ -152,12 +135,8 @@ class SparseTable:
         """The array, contiguous, or an error that names this table, what came and what it should be."""
         if not isinstance(array, np.ndarray) or array.dtype != dtype:
             came = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise StoreError(
-                f"table {self.spec.name!r}: {what} must be an array of {dtype.__name__}; got {came}"
-            )
-        if len(array.shape) != len(shape) or any(
-            n not in (None, m) for n, m in zip(shape, array.shape, strict=True)
-        ):
+            raise StoreError(f"table {self.spec.name!r}: {what} must be an array of {dtype.__name__}; got {came}")
+        if len(array.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
             wanted = ", ".join("any" if n is None else str(n) for n in shape)
             raise StoreError(
                 f"table {self.spec.name!r} (dim {self.spec.dim}, {self.spec.rule.name} state {self.state_width}):"

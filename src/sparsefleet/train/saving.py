@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsefleet.checkpoint import run_folder
+from sparsefleet.checkpoint import point_latest, prune, step_path
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.store.base import ParameterStore, RunFacts
 
@@ -67,10 +67,10 @@ class TrainingState:
 
 def save_checkpoint(store: ParameterStore, policy: SavePolicy, facts: RunFacts) -> str:
     """Save into the policy's folder, point `latest` at it, and remove what is too old. Returns the path."""
-    path = run_folder.step_path(policy.folder, facts.step)
+    path = str(step_path(policy.folder, facts.step))
     store.save(path, facts)
-    run_folder.set_latest(policy.folder, path)
-    run_folder.prune(policy.folder, policy.keep)
+    point_latest(path)
+    prune(policy.folder, policy.keep)
     return path
 
 

@@ -38,9 +38,7 @@ class CriteoFormat(TextFormat):
             dense, slots = len(self.schema.dense), len(self.schema.slots)
             label = "label, " if self.labelled else "no label, "
             needed = self.labelled + dense + slots
-            hint = (
-                "; labelled=False reads rows without a label" if done.found == needed - self.labelled else ""
-            )
+            hint = "; labelled=False reads rows without a label" if done.found == needed - self.labelled else ""
             hint = hint if self.labelled else ""
             return (
                 f"{reason.text}: {done.found} where {needed} are needed "

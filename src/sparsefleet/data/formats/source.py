@@ -88,9 +88,7 @@ class GzipSource(ByteSource):
         return count
 
     def _damaged(self) -> str:
-        return (
-            f"{self.path}: damaged gzip file, readable up to byte {self.offset} of its uncompressed content"
-        )
+        return f"{self.path}: damaged gzip file, readable up to byte {self.offset} of its uncompressed content"
 
     def close(self) -> None:
         self._file.close()

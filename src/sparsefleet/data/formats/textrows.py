@@ -95,18 +95,14 @@ class TextFormat(Format):
             source = PlainSource(unit.file, max(0, unit.start - 1), unit.start)
         yield from self.rows_of(source, unit, bad_rows, resume)
 
-    def rows_of(
-        self, source: ByteSource, unit: Unit, bad_rows: BadRows, resume: Mark | None = None
-    ) -> Iterator[Chunk]:
+    def rows_of(self, source: ByteSource, unit: Unit, bad_rows: BadRows, resume: Mark | None = None) -> Iterator[Chunk]:
         """The rows of an open source, from `resume` on; closes the source."""
         try:
             yield from self._chunks(source, unit, bad_rows, resume)
         finally:
             source.close()
 
-    def _chunks(
-        self, source: ByteSource, unit: Unit, bad_rows: BadRows, resume: Mark | None
-    ) -> Iterator[Chunk]:
+    def _chunks(self, source: ByteSource, unit: Unit, bad_rows: BadRows, resume: Mark | None) -> Iterator[Chunk]:
         at_offset = source.seekable and resume is not None and resume.offset >= 0
         lines = resume.rows if resume is not None and at_offset else 0
         blocks = _Blocks(source, max(BLOCK_BYTES, 2 * self.max_line + 64))
@@ -162,9 +158,7 @@ class TextFormat(Format):
         )
         return Chunk(batch, _trim(out.lines, rows), _trim(out.ends, rows) if seekable else None)
 
-    def _bad_row(
-        self, source: ByteSource, unit: Unit, blocks: _Blocks, done: Parsed, lines: int
-    ) -> DataError:
+    def _bad_row(self, source: ByteSource, unit: Unit, blocks: _Blocks, done: Parsed, lines: int) -> DataError:
         reason = Reason(done.reason)
         raw = blocks.buffer[done.begin : min(done.end, done.begin + SHOWN_BYTES)].tobytes()
         shown = raw.decode(errors="backslashreplace") + ("…" if done.end - done.begin > SHOWN_BYTES else "")

@@ -62,9 +62,7 @@ class DownloadSpec:
 
     @property
     def file_name(self) -> str:
-        last = (
-            urllib.parse.unquote(urllib.parse.urlsplit(self.url).path).replace("\\", "/").rsplit("/", 1)[-1]
-        )
+        last = urllib.parse.unquote(urllib.parse.urlsplit(self.url).path).replace("\\", "/").rsplit("/", 1)[-1]
         return last if last.strip(". ") and "\0" not in last else "download"
 
 
@@ -122,9 +120,7 @@ def download(
         raise DataError(f"cannot write to {out}: {error.strerror or error}") from error
 
 
-def _unpacked_once(
-    archive: Path, out: Path, digest: str, overwrite: bool, on_unpack: OnProgress
-) -> tuple[str, ...]:
+def _unpacked_once(archive: Path, out: Path, digest: str, overwrite: bool, on_unpack: OnProgress) -> tuple[str, ...]:
     """Unpack, unless a note says that just this archive has been unpacked, and all of it is still there."""
     note = out / f".{archive.name}.unpacked.json"
     try:
@@ -206,17 +202,13 @@ def _fetch(spec: DownloadSpec, part: _PartFile, on_progress: OnProgress, on_retr
             if not failure.reached and not fetched:
                 raise DataError(f"cannot reach {spec.url}: {failure}. Is there a network?{hint}") from failure
             if failures > spec.retries:
-                raise DataError(
-                    f"{spec.url}: gave up after {failures} attempts: {failure}.{hint}"
-                ) from failure
+                raise DataError(f"{spec.url}: gave up after {failures} attempts: {failure}.{hint}") from failure
             pause = min(LONGEST_PAUSE, max(failure.pause, spec.pause * 2.0 ** (failures - 1)))
             on_retry(str(failure), pause)
             time.sleep(pause)
 
 
-def _attempt(
-    spec: DownloadSpec, part: _PartFile, on_progress: OnProgress, count: Callable[[int], None]
-) -> None:
+def _attempt(spec: DownloadSpec, part: _PartFile, on_progress: OnProgress, count: Callable[[int], None]) -> None:
     have, validator = part.size(), part.validator()
     headers = {"User-Agent": "sparsefleet", "Accept-Encoding": "identity"}
     if have and validator:
@@ -250,9 +242,7 @@ def _attempt(
     except urllib.error.URLError as error:
         reason = error.reason
         if isinstance(reason, ssl.SSLCertVerificationError):
-            raise DataError(
-                f"{spec.url}: the server's certificate is not valid: {reason.verify_message}"
-            ) from error
+            raise DataError(f"{spec.url}: the server's certificate is not valid: {reason.verify_message}") from error
         if isinstance(reason, TimeoutError):
             raise _Unfinished(f"no answer within {spec.timeout:g} s") from error
         gone = isinstance(reason, OSError) and not isinstance(reason, ConnectionResetError | BrokenPipeError)
@@ -283,9 +273,7 @@ def _refused(error: urllib.error.HTTPError, spec: DownloadSpec, part: _PartFile)
         raise _Unfinished("the file on the server has changed; starting anew") from error
     if error.code in WORTH_A_RETRY:
         after = error.headers.get("Retry-After", "")
-        raise _Unfinished(
-            f"the server answered {error.code} {error.reason}", float(after) if after.isdigit() else 0.0
-        )
+        raise _Unfinished(f"the server answered {error.code} {error.reason}", float(after) if after.isdigit() else 0.0)
     advice = {
         404: "is the address right?",
         410: "is the address right?",

@@ -58,9 +58,7 @@ class PrepareSpec:
 
     def __post_init__(self) -> None:
         if not 0 <= self.test_share < 1:
-            raise ConfigError(
-                f"--test-share {self.test_share} must be at least 0 and below 1, for instance 0.1"
-            )
+            raise ConfigError(f"--test-share {self.test_share} must be at least 0 and below 1, for instance 0.1")
         if not 1 <= self.parts <= MAX_PARTS:
             raise ConfigError(f"--parts {self.parts} must lie between 1 and {MAX_PARTS}")
         if not 0 <= self.seed < 2**64:

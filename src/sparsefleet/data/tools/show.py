@@ -42,9 +42,7 @@ def show(
     it, else Criteo's.
     """
     if format not in FORMATS:
-        raise ConfigError(
-            f"--format {format!r} is not a format; choose {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        )
+        raise ConfigError(f"--format {format!r} is not a format; choose {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     if rows is not None and rows < 0:
         raise ConfigError(f"--rows {rows} must be 0 or above")
     path = Path(file)
@@ -56,9 +54,7 @@ def show(
     if sparse_feature_dim is not None:
         schema = schema.folded(sparse_feature_dim)
     if pipe_command is not None and format not in ("auto", "multislot"):
-        raise ConfigError(
-            f"a pipe command prints MultiSlot text; --format {format} does not go with --pipe-command"
-        )
+        raise ConfigError(f"a pipe command prints MultiSlot text; --format {format} does not go with --pipe-command")
     if format == "auto":
         format = "multislot" if pipe_command is not None else guess_format(path)
     # Here, so that `multislot_lines` needs no native module.
@@ -84,9 +80,7 @@ def multislot_lines(batch: Batch) -> Iterator[str]:
         for start, stop in pairwise(borders):
             words += [str(stop - start), *map(str, batch.keys[start:stop].tolist())]
         label = batch.labels[row]
-        words += (
-            ["0"] if np.isnan(label) else ["1", str(int(label)) if label == int(label) else _number(label)]
-        )
+        words += ["0"] if np.isnan(label) else ["1", str(int(label)) if label == int(label) else _number(label)]
         yield " ".join(words)
 
 

@@ -53,9 +53,7 @@ def unpack(
             elif name.endswith(".gz"):
                 _gunzip(archive, stage, on_progress)
             else:
-                raise ConfigError(
-                    f"{archive} is no archive; .tar, .tar.gz, .tgz, .zip and .gz can be unpacked"
-                )
+                raise ConfigError(f"{archive} is no archive; .tar, .tar.gz, .tgz, .zip and .gz can be unpacked")
         return _put_in_place(stage, out, archive, overwrite)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -88,9 +86,7 @@ def _unzip(archive: Path, stage: Path, on_progress: OnProgress) -> None:
             if member.is_dir():
                 target.mkdir(parents=True, exist_ok=True)
             elif kind not in (0, stat.S_IFREG):
-                raise _hostile(
-                    archive, member.filename, "is a link" if kind == stat.S_IFLNK else "is a device or pipe"
-                )
+                raise _hostile(archive, member.filename, "is a link" if kind == stat.S_IFLNK else "is a device or pipe")
             elif member.flag_bits & 1:
                 raise DataError(f"{archive}: {member.filename!r} is encrypted; unpack it by hand")
             else:
@@ -145,8 +141,7 @@ def _put_in_place(stage: Path, out: Path, archive: Path, overwrite: bool) -> lis
     if taken and not overwrite:
         shown = ", ".join(taken[:3]) + (", …" if len(taken) > 3 else "")
         raise ConfigError(
-            f"{archive}: not unpacked, for {out} already has {shown}; "
-            "move that away, or give --overwrite to replace it"
+            f"{archive}: not unpacked, for {out} already has {shown}; move that away, or give --overwrite to replace it"
         )
     for name in names:
         old = out / name

@@ -23,9 +23,7 @@ def mix64(x: U64) -> U64:
 
 def init_rows(seed: int, keys: U64, dim: int, kind: int, a: float, b: float) -> F32:
     base = mix64(mix64(keys + np.uint64(GOLDEN)) ^ np.uint64(seed))
-    draws = np.arange(1, dim + 2, dtype=np.uint64) * np.uint64(
-        GOLDEN
-    )  # one more: normal values come in pairs
+    draws = np.arange(1, dim + 2, dtype=np.uint64) * np.uint64(GOLDEN)  # one more: normal values come in pairs
     bits = mix64(base[:, None] + draws[None, :])
     if kind == 0:
         low, last = np.float32(a), np.nextafter(np.float32(b), np.float32(a))

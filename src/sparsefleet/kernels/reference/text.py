@@ -224,9 +224,7 @@ class CriteoParser(LineParser):
 class MultiSlotParser(LineParser):
     """Slots in the order of `layout`, each `n v1 … vn`, space separated."""
 
-    def __init__(
-        self, layout: Sequence[SlotEntry], dense: int, slots: int, dim: int, max_line: int = MAX_LINE
-    ) -> None:
+    def __init__(self, layout: Sequence[SlotEntry], dense: int, slots: int, dim: int, max_line: int = MAX_LINE) -> None:
         super().__init__(max_line)
         self.layout, self.slots, self.dim = list(layout), slots, dim
 
