@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -61,6 +62,20 @@ def errors_to_exit(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(0) from None
 
     return wrapped
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """A polite end asked for by a scheduler is treated like Ctrl-C: stop between two steps, save if asked to."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -1,0 +1,10 @@
+"""Training, evaluating and predicting with a model over any store."""
+
+from sparsefleet.train.fetch import FetchHandler
+from sparsefleet.train.replica import DivergedError
+from sparsefleet.train.row_source import attach
+from sparsefleet.train.run import FitResult
+from sparsefleet.train.saving import SavePolicy, TrainingState
+from sparsefleet.train.trainer import Trainer
+
+__all__ = ["DivergedError", "FetchHandler", "FitResult", "SavePolicy", "Trainer", "TrainingState", "attach"]

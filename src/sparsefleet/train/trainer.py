@@ -17,7 +17,7 @@ from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.optim import Adam
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store import LocalStore, ParameterStore
-from sparsefleet.store.base import Pending
+from sparsefleet.store.base import Pending, RunFacts
 from sparsefleet.train.fetch import FetchHandler, PrintFetched
 from sparsefleet.train.gate import Gate
 from sparsefleet.train.loop import run_threads
@@ -159,13 +159,17 @@ class Trainer:
 
     def restore(self, model: nn.Module, path: str) -> TrainingState:
         """Load tables and dense parameters from a checkpoint; returns where that run stood."""
-        session = self._bind(model)
-        facts = self.store.load(path)
-        self.store.pull_dense(DENSE, session.block.values).wait()
-        session.load_buffers(facts.buffers)
-        state = TrainingState.from_facts(facts)
+        state = TrainingState.from_facts(self.load(model, path))
         restore_random_state(state.random_state)
         return state
+
+    def load(self, model: nn.Module, path: str, *, values_only: bool = False) -> RunFacts:
+        """Fill the model's tables and parameters from a checkpoint or a run's newest one."""
+        session = self._bind(model)
+        facts = self.store.load(path, values_only=values_only)
+        self.store.pull_dense(DENSE, session.block.values).wait()
+        session.load_buffers(facts.buffers)
+        return facts
 
     def _bind(self, model: nn.Module) -> Session:
         if self._session is None or self._session.model is not model:
