@@ -1,0 +1,91 @@
+"""A reader over files by name: any of the four, over any of the formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.schema import Schema
+from sparsefleet.data.base import Reader
+from sparsefleet.data.feeder import Feeder
+from sparsefleet.data.files import Path, list_files
+from sparsefleet.data.formats import format_for
+from sparsefleet.data.formats.base import BadRows, Format
+from sparsefleet.data.in_memory import InMemoryDataset
+from sparsefleet.data.py_reader import PyReader
+from sparsefleet.data.queue_dataset import QueueDataset
+
+
+def open_reader(
+    paths: Path | Sequence[Path],
+    schema: Schema,
+    *,
+    kind: str = "queue",
+    format_name: str = "auto",
+    pipe_command: str | None = None,
+    batch_size: int = 1000,
+    on_bad_row: str = "error",
+    threads: int = 1,
+    labelled: bool = True,
+    shuffle_seed: int | None = None,
+) -> Reader:
+    """`kind`: queue streams, memory loads (and shuffles, given a seed), pyreader reads ahead in Python, feeder not at all."""
+    if kind not in _MAKERS:
+        raise ConfigError(f"reader={kind!r} is not a reader; choose {', '.join(_MAKERS)}")
+    if shuffle_seed is not None and kind != "memory":
+        raise ConfigError(f"only the memory reader shuffles; reader={kind!r} streams rows in their order")
+    files = list_files(paths)
+    format = format_for(format_name, schema, files=files, labelled=labelled, pipe_command=pipe_command)
+    reader = _MAKERS[kind](files, format, batch_size, on_bad_row, threads)
+    if isinstance(reader, InMemoryDataset):
+        reader.load_into_memory()
+        if shuffle_seed is not None:
+            reader.local_shuffle(shuffle_seed)
+    return reader
+
+
+class _Rows:
+    """The rows of files as an ordinary Python iterable of batches: what PyReader and Feeder take."""
+
+    def __init__(self, files: Sequence[str], format: Format, on_bad_row: str) -> None:
+        self._files, self._format = files, format
+        self.bad_rows = BadRows(on_bad_row)
+
+    def __call__(self) -> Iterator[Batch]:
+        for unit in self._format.plan(self._files, 1):
+            for chunk in self._format.read(unit, self.bad_rows):
+                yield chunk.batch
+
+
+class _FileFeeder(Feeder):
+    def __init__(self, rows: _Rows, schema: Schema, batch_size: int) -> None:
+        super().__init__(schema, rows, batch_size)
+        self._rows = rows
+
+    def skipped(self) -> dict[str, int]:
+        return dict(self._rows.bad_rows.counts)
+
+
+class _FilePyReader(PyReader):
+    def __init__(self, rows: _Rows, schema: Schema, batch_size: int) -> None:
+        super().__init__(schema, rows, batch_size)
+        self._rows = rows
+
+    def skipped(self) -> dict[str, int]:
+        return dict(self._rows.bad_rows.counts)
+
+
+_Maker = Callable[[list[str], Format, int, str, int], Reader]
+_MAKERS: Mapping[str, _Maker] = {
+    "queue": lambda files, format, size, bad, threads: QueueDataset(
+        files, format, size, threads=threads, on_bad_row=bad
+    ),
+    "memory": lambda files, format, size, bad, threads: InMemoryDataset(
+        files, format, size, threads=threads, on_bad_row=bad
+    ),
+    "pyreader": lambda files, format, size, bad, threads: _FilePyReader(
+        _Rows(files, format, bad), format.schema, size
+    ),
+    "feeder": lambda files, format, size, bad, threads: _FileFeeder(_Rows(files, format, bad), format.schema, size),
+}
