@@ -56,7 +56,7 @@ def pair(request):
     torch.manual_seed(0)
     model = CTRDNN(config=CTRDNNConfig(embedding_size=DIM, hidden=(16, 16, 16), pooling=request.param))
     store = LocalStore()
-    session = Session(model, store, optim.Adam(1e-2), seed=3)
+    session = Session(model, store, optim.Adam(1e-3), seed=3)
     rows = torch.from_numpy(store.pull("SparseFeatFactors", np.arange(VOCABULARY, dtype=np.uint64)).wait())
     twin = PlainTorch(rows, model.tower, request.param)
     communicator = DirectCommunicator(store)
@@ -66,8 +66,8 @@ def pair(request):
 
 def test_gradients_and_ten_adam_steps(pair):
     model, replica, store, twin = pair
-    adam = torch.optim.Adam(twin.mlp.parameters(), lr=1e-2)
-    sparse_adam = torch.optim.SparseAdam(twin.bag.parameters(), lr=1e-2)
+    adam = torch.optim.Adam(twin.mlp.parameters(), lr=1e-3)
+    sparse_adam = torch.optim.SparseAdam(twin.bag.parameters(), lr=1e-3)
     everything = np.arange(VOCABULARY, dtype=np.uint64)
     for batch in batches(10):
         twin.zero_grad()
