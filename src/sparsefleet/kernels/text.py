@@ -30,7 +30,7 @@ def hash_strings(data: U8, offsets: I64, prefix: bytes, seed: int, dim: int) -> 
 
 
 def skip_lines(data: U8, begin: int, size: int, lines: int) -> tuple[int, int]:
-    """Move over up to `lines` line feeds in data[begin:size]: how many there were, where the last one ended."""
+    """Move over up to `lines` line feeds in data[begin:size]: how many there were, where they end."""
     seen, position = _native.skip_lines(data, begin, size, lines)
     return int(seen), int(position)
 
@@ -51,7 +51,7 @@ class CriteoParser:
         self._native = _native.CriteoParser(list(minimum), list(diff), list(prefixes), seed, dim, labelled, max_line)
 
     def parse(self, block: Block, out: Columns) -> Parsed:
-        """Fill `out` from `out.row` on, until the block or the arrays end, or, unless skipping, a row is bad."""
+        """Fill `out` from `out.row` on, until block or arrays end, or (unless skipping) a row is bad."""
         b = block
         done = Parsed(
             *self._native.parse(

@@ -74,7 +74,7 @@ def hash_strings(data: U8, offsets: I64, prefix: bytes, seed: int, dim: int) -> 
 
 
 def skip_lines(data: U8, begin: int, size: int, lines: int) -> tuple[int, int]:
-    """Move over up to `lines` line feeds in data[begin:size]: how many there were, where the last one ended."""
+    """Move over up to `lines` line feeds in data[begin:size]: how many there were, where they end."""
     raw, seen = data[:size].tobytes(), 0
     while seen < lines and (feed := raw.find(b"\n", begin)) >= 0:
         begin, seen = feed + 1, seen + 1

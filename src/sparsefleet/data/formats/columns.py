@@ -1,0 +1,171 @@
+"""Arrow columns into labels, dense values and keys; what does not fit is refused row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparsefleet.core.batch import F32, I64, U64
+from sparsefleet.core.errors import DataError
+from sparsefleet.core.schema import DenseFeature, Schema, Slot
+from sparsefleet.kernels.rowtypes import Reason
+from sparsefleet.kernels.text import hash_strings
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    row: int
+    column: str
+    reason: str
+
+
+class Refusals:
+    """Rows that do not fit, with the first reason found for each."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._found: dict[int, Refusal] = {}
+
+    def add(self, bad: npt.NDArray[np.bool_], column: str, reason: str) -> None:
+        for row in np.flatnonzero(bad).tolist():
+            self._found.setdefault(row, Refusal(row, column, reason))
+
+    def good(self) -> I64:
+        return np.delete(np.arange(self._rows), sorted(self._found))
+
+    def first(self) -> Refusal:
+        return self._found[min(self._found)]
+
+    def counts(self) -> dict[str, int]:
+        reasons = [refusal.reason for refusal in self._found.values()]
+        return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_slot(kind: pa.DataType) -> bool:
+    if _is_list(kind):
+        kind = kind.value_type
+    return bool(_is_text(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind))
+
+
+def check_types(found: pa.Schema, schema: Schema, labelled: bool, file: str) -> bool:
+    """Refuse missing and mistyped columns. True if there is a label column to read."""
+    has_label = schema.label in found.names
+    needed = [*([schema.label] if labelled else []), *schema.dense_names, *schema.slot_names]
+    missing = [name for name in needed if name not in found.names]
+    if missing:
+        hint = "; labelled=False reads rows without a label" if missing == [schema.label] else ""
+        raise DataError(
+            f"{file}: no column {', '.join(map(repr, missing))}; the file has {', '.join(found.names)}{hint}"
+        )
+    wrong = []
+    for names, fits, allowed in (
+        ([schema.label] if has_label else [], _is_number, "numbers or booleans"),
+        (schema.dense_names, _is_number, "numbers"),
+        (schema.slot_names, _is_slot, "text (hashed), whole numbers (keys), or lists of these"),
+    ):
+        for name in names:
+            kind = found.field(name).type
+            if not fits(kind) and not pa.types.is_null(kind):
+                wrong.append(f"column {name!r} holds {kind} where {allowed} are needed")
+    if wrong:
+        raise DataError(f"{file}: {'; '.join(wrong)}")
+    return has_label
+
+
+def _numbers(column: pa.Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Values (0 where null) and which are null."""
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    null = column.is_null().to_numpy(zero_copy_only=False)
+    values = column.cast(pa.float64(), safe=False).fill_null(0.0)
+    return values.to_numpy(zero_copy_only=False), null
+
+
+def label_values(column: pa.Array | None, name: str, rows: int, labelled: bool, refusals: Refusals) -> F32:
+    if column is None:
+        return np.full(rows, np.nan, np.float32)
+    values, null = _numbers(column)
+    bad = (values != 0) & (values != 1) & ~null
+    refusals.add(bad, name, Reason.LABEL.text)
+    if labelled:
+        refusals.add(null, name, "label is missing")
+    return np.where(null, np.nan, values).astype(np.float32)
+
+
+def dense_values(column: pa.Array, feature: DenseFeature, refusals: Refusals) -> F32:
+    values, null = _numbers(column)
+    values = np.where(null, feature.minimum, values)
+    refusals.add(np.isnan(values), feature.name, Reason.NUMBER.text)
+    with np.errstate(over="ignore", invalid="ignore"):
+        normalised = ((values - feature.minimum) / feature.diff).astype(np.float32)
+    refusals.add(np.isinf(normalised), feature.name, Reason.RANGE.text)
+    return normalised
+
+
+def slot_keys(column: pa.Array, slot: Slot, schema: Schema, refusals: Refusals) -> tuple[U64, I64]:
+    """The ragged pair of one slot: keys and offsets [B+1]."""
+    if _is_list(column.type):
+        lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        values = column.flatten()
+        rows = np.repeat(np.arange(len(column)), lengths)
+    else:
+        values, rows = column, np.arange(len(column))
+    if pa.types.is_dictionary(values.type) and values.dictionary.null_count:
+        values = values.cast(values.type.value_type)  # a null may hide behind a valid index
+    rows = rows[values.is_valid().to_numpy(zero_copy_only=False)]
+    values = values.drop_null()
+    counts = np.bincount(rows, minlength=len(column))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    if pa.types.is_null(values.type):
+        return np.empty(0, np.uint64), offsets
+    if _is_text(values.type):
+        return _hashed(values, slot, schema), offsets
+    if pa.types.is_signed_integer(values.type):
+        numbers = values.to_numpy(zero_copy_only=False).astype(np.int64)
+        negative = np.zeros(len(column), np.bool_)
+        negative[rows[numbers < 0]] = True
+        refusals.add(negative, slot.name, Reason.NEGATIVE_KEY.text)
+    keys = values.to_numpy(zero_copy_only=False).astype(np.uint64)
+    return (keys % np.uint64(schema.sparse_feature_dim) if schema.sparse_feature_dim else keys), offsets
+
+
+def _hashed(values: pa.Array, slot: Slot, schema: Schema) -> U64:
+    """Keys of text without nulls."""
+    if pa.types.is_dictionary(values.type):
+        distinct = _hashed(values.dictionary, slot, schema)  # each value once, however often it occurs
+        indices: I64 = values.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        return distinct[indices]
+    values = values.cast(pa.large_binary())
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    raw = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return hash_strings(raw, ends, slot.prefix, schema.hash_seed, schema.sparse_feature_dim)

@@ -1,0 +1,107 @@
+"""MultiSlot text: one row a line, the declared slots in order, each `n v1 … vn`, space separated.
+
+Whoever wrote the line has hashed and normalised: keys are taken as they are (folded modulo
+`sparse_feature_dim` unless that is 0), dense values too. The order is, unless a layout says otherwise: all
+dense values as one slot, the sparse slots as the schema has them, the label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.schema import Schema
+from sparsefleet.data.formats.base import CHUNK_ROWS
+from sparsefleet.data.formats.textrows import TextFormat
+from sparsefleet.kernels.rowtypes import MAX_LINE, Columns, Parsed, Reason, SlotEntry, SlotKind
+from sparsefleet.kernels.text import MultiSlotParser
+
+Layout = Sequence[tuple[str, str]]
+"""(name, kind) of every slot in order; kind is dense, sparse or label.
+
+A dense slot that has the name of a dense feature holds that one; under any other name it holds them all.
+"""
+
+ALL_DENSE = "dense_feature"
+"""What the default layout calls the slot of all dense values, as the seeds do."""
+
+
+def default_layout(schema: Schema, labelled: bool = True) -> list[tuple[str, str]]:
+    dense = [(ALL_DENSE, "dense")] if schema.dense else []
+    label = [(schema.label, "label")] if labelled else []
+    return [*dense, *((name, "sparse") for name in schema.slot_names), *label]
+
+
+def slot_entries(layout: Layout, schema: Schema) -> list[SlotEntry]:
+    """The layout in the kernel's terms, checked against the schema: every feature exactly once."""
+    entries: list[SlotEntry] = []
+    dense: list[str] = []
+    sparse: list[str] = []
+    labels = 0
+    for name, kind in layout:
+        if kind == "dense":
+            one = name in schema.dense_names
+            covered = [name] if one else list(schema.dense_names)
+            first = schema.dense_names.index(name) if one else 0
+            entries.append(SlotEntry(SlotKind.DENSE, first, len(covered)))
+            dense += covered
+        elif kind == "sparse":
+            if name not in schema.slot_names:
+                raise ConfigError(
+                    f"layout: {name!r} is no sparse slot of the schema; it has {', '.join(schema.slot_names)}"
+                )
+            entries.append(SlotEntry(SlotKind.SPARSE, schema.slot_names.index(name), 0))
+            sparse.append(name)
+        elif kind == "label":
+            entries.append(SlotEntry(SlotKind.LABEL, 0, 1))
+            labels += 1
+        else:
+            raise ConfigError(f"layout: slot {name!r} is of kind {kind!r}; choose dense, sparse or label")
+    for found, needed in ((dense, schema.dense_names), (sparse, schema.slot_names)):
+        twice = sorted({name for name in found if found.count(name) > 1})
+        missing = [name for name in needed if name not in found]
+        if twice or missing:
+            raise ConfigError(
+                "layout: every feature of the schema must stand in it once"
+                + (f"; missing: {', '.join(missing)}" if missing else "")
+                + (f"; twice: {', '.join(twice)}" if twice else "")
+            )
+    if labels > 1:
+        raise ConfigError(f"layout: {labels} labels; a row has at most one")
+    return entries
+
+
+class MultiSlotFormat(TextFormat):
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        layout: Layout | None = None,
+        labelled: bool = True,
+        max_line: int = MAX_LINE,
+    ) -> None:
+        """`labelled` is for the default layout; a declared one has a label or not. Without: NaN."""
+        super().__init__(schema, max_line)
+        self.layout = tuple(layout) if layout is not None else tuple(default_layout(schema, labelled))
+        self._entries = slot_entries(self.layout, schema)
+
+    def parser(self) -> MultiSlotParser:
+        dense, slots = len(self.schema.dense), len(self.schema.slots)
+        return MultiSlotParser(self._entries, dense, slots, self.schema.sparse_feature_dim, self.max_line)
+
+    def columns(self) -> Columns:
+        dense, slots = len(self.schema.dense), len(self.schema.slots)
+        # Room for any one line: a key takes two bytes of it at least.
+        keys = max(2 * CHUNK_ROWS * slots, self.max_line // 2 + 1)
+        return Columns.allocate(CHUNK_ROWS, dense, slots, keys)
+
+    def explain(self, reason: Reason, done: Parsed) -> str:
+        if reason == Reason.LONG_LINE:
+            return f"{reason.text}: more than max_line={self.max_line} bytes"
+        if reason == Reason.WIDTH:
+            widths = sorted({entry.width for entry in self._entries if entry.kind != SlotKind.SPARSE})
+            allowed = " or ".join(map(str, widths))
+            return f"{reason.text}: {done.found} where dense and label slots have {allowed}"
+        if reason in (Reason.MISSING_VALUES, Reason.SURPLUS_VALUES):
+            return f"{reason.text}: the layout has {len(self.layout)} slots, each 'n v1 … vn'"
+        return reason.text

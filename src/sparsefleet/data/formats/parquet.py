@@ -1,0 +1,152 @@
+"""Parquet files: a column per name of the schema.
+
+- the label: numbers or booleans, 0 or 1; a null is a bad row. With labelled=False the column may be absent,
+  and labels that are absent or null are NaN.
+- a dense feature: numbers, normalised as raw values, (x - minimum) / diff; a null is missing, so 0.0.
+- a slot: text or bytes, which are hashed as in the text formats; or whole numbers, which are keys already,
+  taken as they are (folded modulo `sparse_feature_dim` unless that is 0); or lists of either. A null is no
+  value.
+
+A file can be cut between row groups: a unit holds the row groups whose first byte lies in its range. Rows are
+streamed, so memory does not grow with the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparsefleet.core.batch import Batch, Mark
+from sparsefleet.core.errors import BadRowError, DataError
+from sparsefleet.core.schema import Schema
+from sparsefleet.data.files import check_file, empty_file, open_file
+from sparsefleet.data.formats.base import CHUNK_ROWS, BadRows, Chunk, Format, Unit
+from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, label_values, slot_keys
+
+
+class ParquetFormat(Format):
+    def __init__(self, schema: Schema, *, labelled: bool = True) -> None:
+        self.schema, self.labelled = schema, labelled
+
+    def plan(self, files: Sequence[str], pieces: int) -> list[Unit]:
+        for file in files:
+            check_file(file)
+        if len(files) >= pieces:
+            return [Unit(file) for file in files]
+        starts = []
+        for file in files:
+            with _open(file) as opened:
+                starts.append(_group_starts(opened.metadata))
+        total = sum(map(len, starts))
+        units: list[Unit] = []
+        for file, groups in zip(files, starts, strict=True):
+            parts = min(len(groups), -(-pieces * len(groups) // total))
+            first = [groups[len(groups) * part // parts] for part in range(parts)]
+            cuts = [0, *first[1:]]
+            units += [Unit(file, cut, stop) for cut, stop in zip(cuts, [*cuts[1:], None], strict=True)]
+        return units
+
+    def read(self, unit: Unit, bad_rows: BadRows, resume: Mark | None = None) -> Iterator[Chunk]:
+        if resume is not None and resume.done:
+            return
+        check_file(unit.file)
+        file = _open(unit.file)
+        try:
+            yield from self._chunks(file, unit, bad_rows, 0 if resume is None else resume.rows)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{unit.file}: damaged Parquet file: {error}; fetch or write it again") from error
+        finally:
+            file.close(force=True)
+
+    def _chunks(self, file: pq.ParquetFile, unit: Unit, bad_rows: BadRows, consumed: int) -> Iterator[Chunk]:
+        labelled = check_types(file.schema_arrow, self.schema, self.labelled, unit.file)
+        names = [*self.schema.dense_names, *self.schema.slot_names]
+        names += [self.schema.label] if labelled else []
+        stop = unit.stop
+        row = rows = 0  # before the group: in the file, in the unit
+        for group, start in enumerate(_group_starts(file.metadata)):
+            size = file.metadata.row_group(group).num_rows
+            if start >= unit.start and (stop is None or start < stop):
+                if rows + size > consumed:
+                    skip = max(0, consumed - rows)
+                    for table in _stream(file, group, names, skip):
+                        yield from self._rows(table, unit.file, bad_rows, rows + skip, row + skip)
+                        skip += len(table)
+                rows += size
+            row += size
+        if rows < consumed:
+            raise DataError(
+                f"{unit.file}: cannot go on after row {consumed}: there are only {rows}; "
+                "the file has changed since the position was saved"
+            )
+
+    def _rows(
+        self, table: pa.RecordBatch, file: str, bad_rows: BadRows, before: int, file_row: int
+    ) -> Iterator[Chunk]:
+        """One chunk, if a row is good. `before` rows of the unit, `file_row` rows of the file precede it."""
+        refusals = Refusals(len(table))
+        by_name = dict(zip(table.schema.names, table.columns, strict=True))
+        labels = label_values(
+            by_name.get(self.schema.label), self.schema.label, len(table), self.labelled, refusals
+        )
+        dense = np.empty((len(table), len(self.schema.dense)), np.float32)
+        for index, feature in enumerate(self.schema.dense):
+            dense[:, index] = dense_values(by_name[feature.name], feature, refusals)
+        bags = {
+            slot.name: slot_keys(by_name[slot.name], slot, self.schema, refusals)
+            for slot in self.schema.slots
+        }
+        batch = Batch.from_slots(bags, labels=labels, dense=dense)
+        lines: npt.NDArray[np.int64] = np.arange(before + 1, before + len(table) + 1)
+        good = refusals.good()
+        if len(good) == len(table):
+            yield Chunk(batch, lines)
+            return
+        if bad_rows.policy == "error":
+            first = refusals.first()
+            if first.row:
+                yield Chunk(batch.rows(0, first.row), lines[: first.row])
+            shown = str(by_name[first.column][first.row].as_py())
+            reason = f"column {first.column!r}: {first.reason}"
+            error = BadRowError(file, file_row + first.row + 1, None, reason, shown[:60])
+            error.reason = first.reason
+            raise error
+        for reason, count in refusals.counts().items():
+            bad_rows.add(reason, count)
+        if len(good):
+            yield Chunk(batch.take(good), lines[good])
+
+
+def _open(path: str) -> pq.ParquetFile:
+    open_file(path).close()  # its errors say what to do
+    try:
+        file = pq.ParquetFile(path, memory_map=False, pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a Parquet file, or a damaged one: {error}") from error
+    if file.metadata.num_rows == 0:
+        file.close(force=True)
+        raise empty_file(path)
+    return file
+
+
+def _group_starts(metadata: pq.FileMetaData) -> list[int]:
+    """Offset of the first byte of each row group."""
+    starts = []
+    for index in range(metadata.num_row_groups):
+        column = metadata.row_group(index).column(0)
+        starts.append(min(column.dictionary_page_offset or column.data_page_offset, column.data_page_offset))
+    return starts
+
+
+def _stream(file: pq.ParquetFile, group: int, names: list[str], skip: int) -> Iterator[pa.RecordBatch]:
+    """The group's rows after the first `skip`, a chunk at a time."""
+    for table in file.iter_batches(CHUNK_ROWS, row_groups=[group], columns=names, use_threads=False):
+        if skip >= len(table):
+            skip -= len(table)
+        else:
+            yield table.slice(skip)
+            skip = 0

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparsefleet.core.errors import DataError
+from sparsefleet.data.files import list_files
+
+
+def names(files: list[str]) -> list[str]:
+    return [os.path.basename(file) for file in files]
+
+
+def test_a_folder_is_its_part_files_in_natural_order(tmp_path: Path) -> None:
+    for name in ("part-10", "part-2", "part-0", ".hidden", "_SUCCESS", "schema.json", "report.json"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "folder").mkdir()
+    assert names(list_files(tmp_path)) == ["part-0", "part-2", "part-10"]
+    assert names(list_files(str(tmp_path / "part-*"))) == ["part-0", "part-2", "part-10"]
+    both = [tmp_path / "part-10", tmp_path / "part-[02]"]
+    assert names(list_files(both)) == ["part-10", "part-0", "part-2"]
+
+
+def test_what_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "schema.json").write_text("{}")
+    with pytest.raises(DataError, match="the folder holds no data files"):
+        list_files(tmp_path)
+    with pytest.raises(DataError, match="gone: no such file or folder; check the path"):
+        list_files(tmp_path / "gone")
+    with pytest.raises(DataError, match="no file matches this pattern"):
+        list_files(str(tmp_path / "part-*"))
+    with pytest.raises(DataError, match="no input files were given"):
+        list_files([])
+    (tmp_path / "empty").touch()
+    with pytest.raises(DataError, match="the file is empty"):
+        list_files(tmp_path / "empty")
+
+    def refuse(_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("sparsefleet.data.files.os.listdir", refuse)  # root may list everything
+    with pytest.raises(DataError, match="no permission to read it; change its mode or owner"):
+        list_files(tmp_path)
