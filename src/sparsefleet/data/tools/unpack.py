@@ -1,6 +1,4 @@
-"""Unpack archives that may be hostile: only plain files and folders, only inside the folder, never through a
-link.
-"""
+"""Unpack archives that may be hostile: plain files and folders only, and none outside of the out folder."""
 
 from __future__ import annotations
 
@@ -46,6 +44,7 @@ def unpack(
     try:
         with _damage_explained(archive):
             stage.mkdir(parents=True)
+            on_progress(0, archive.stat().st_size)
             if name.endswith(TAR_SUFFIXES):
                 _untar(archive, stage, on_progress)
             elif name.endswith(".zip"):
