@@ -10,7 +10,6 @@ Legend: L lines of a block, K of them good.
 from __future__ import annotations
 
 import gzip
-import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ READ_BYTES = 1 << 23
 
 _TAB, _NEWLINE, _MINUS, _ZERO = 9, 10, 45, 48
 _NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_LARGEST = float(np.finfo(np.float32).max)
 _FAST_DIGITS = 15
 """Longer numbers go the slow way: up to here int64 and float64 are exact."""
 
@@ -176,8 +176,10 @@ def row_fault(row: bytes) -> tuple[int | None, str, str] | None:
     if fields[0] not in (b"0", b"1"):
         return 1, "label is not 0 or 1", _shown(fields[0])
     for column, field in enumerate(fields[1 : INTEGER_COLUMNS + 1], 2):
-        if field and not (_NUMBER.fullmatch(field) and math.isfinite(float(field))):
+        if field and not _NUMBER.fullmatch(field):
             return column, f"I{column - 1} is not a number", _shown(field)
+        if field and abs(float(field)) > _LARGEST:
+            return column, f"I{column - 1} is too large for float32", _shown(field)
     return None
 
 

@@ -38,6 +38,8 @@ def unpack(
     Owners, times and special permissions of the archive are not taken over.
     """
     archive, out = Path(archive), Path(out)
+    if not is_archive(archive):
+        raise ConfigError(f"{archive} is no archive; .tar, .tar.gz, .tgz, .zip and .gz can be unpacked")
     name = archive.name.lower()
     stage = out / f"{STAGING_PREFIX}{archive.name}"
     shutil.rmtree(stage, ignore_errors=True)
@@ -49,12 +51,8 @@ def unpack(
                 _untar(archive, stage, on_progress)
             elif name.endswith(".zip"):
                 _unzip(archive, stage, on_progress)
-            elif name.endswith(".gz"):
-                _gunzip(archive, stage, on_progress)
             else:
-                raise ConfigError(
-                    f"{archive} is no archive; .tar, .tar.gz, .tgz, .zip and .gz can be unpacked"
-                )
+                _gunzip(archive, stage, on_progress)
         return _put_in_place(stage, out, archive, overwrite)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -132,7 +130,7 @@ def _damage_explained(archive: Path) -> Iterator[None]:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DataError(f"{archive}: damaged or cut off ({error}); --overwrite fetches it again") from error
-    except (NotImplementedError, UnicodeError, ValueError) as error:
+    except (NotImplementedError, UnicodeError) as error:
         raise DataError(f"{archive}: cannot be unpacked ({error})") from error
 
 
