@@ -7,22 +7,15 @@ import os
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+import rich.progress
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from sparsefleet.core.errors import SparseFleetError
 
@@ -36,19 +29,19 @@ LOG_SECONDS = 10.0
 """Where stderr is no terminal: a line this often."""
 INTERRUPTED = 130
 
-Update = Callable[[int, int | None], None]
-"""(done, total); total None where it is not known."""
-
 
 def errors_to_exit(command: Callable[P, R]) -> Callable[P, R]:
-    """A command whose errors become one red message and exit status 1, and Ctrl-C status 130. Bugs keep their
-    traceback.
+    """A command whose errors become one red message and exit status 1, and Ctrl-C status 130.
+
+    Bugs keep their traceback.
     """
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            result = command(*args, **kwargs)
+            sys.stdout.flush()
+            return result
         except SparseFleetError as error:
             console.print(f"[bold red]error:[/] [red]{escape(str(error))}[/]", soft_wrap=True)
             raise typer.Exit(1) from None
@@ -64,78 +57,109 @@ def errors_to_exit(command: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """A polite end asked for by a scheduler is treated like Ctrl-C: stop between two steps, save if asked to."""
+class Progress(ABC):
+    """How far a command has come: called with (done, total), total None where it is not known."""
 
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
+    @abstractmethod
+    def __call__(self, done: int, total: int | None) -> None: ...
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    @abstractmethod
+    def another(self, title: str) -> Progress:
+        """For a second stage of the same command."""
 
 
 @contextmanager
-def progress(title: str, unit: str = "rows", to: Console = console) -> Iterator[Update]:
-    """A progress bar, or plain lines every few seconds where stderr is no terminal. `unit` is "rows" or
-    "bytes".
+def progress(title: str, unit: str = "rows", to: Console = console) -> Iterator[Progress]:
+    """A progress bar, or plain lines every few seconds where stderr is no terminal.
+
+    `unit` is "rows" or "bytes".
     """
     if to.is_terminal:
-        with _bar(unit, to) as bar:
-            task = bar.add_task(title, total=None, speed="")
-            started = time.monotonic()
-
-            def update(done: int, total: int | None) -> None:
-                speed = done / max(time.monotonic() - started, 1e-3)
-                bar.update(task, completed=done, total=total, speed=f"{speed:,.0f} {unit}/s")
-
-            yield update
-        return
-    log = _Lines(title, unit, to)
-    yield log.update
-    log.end()
+        with _display(unit, to) as display:
+            yield _Bar(display, title, unit)
+    else:
+        stages: list[_Lines] = []
+        yield _Lines(title, unit, to, stages)
+        for lines in stages:
+            lines.end()
 
 
-def _bar(unit: str, to: Console) -> Progress:
-    columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()]
-    if unit == "bytes":
-        return Progress(*columns, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=to)
-    return Progress(*columns, TextColumn("{task.fields[speed]}"), TimeRemainingColumn(), console=to)
+class _Pace:
+    """Speed since the first report, which may start above 0: a resumed download."""
 
-
-class _Lines:
-    """Progress as log lines."""
-
-    def __init__(self, title: str, unit: str, to: Console) -> None:
-        self._title, self._unit, self._to = title, unit, to
-        self._started = self._logged = time.monotonic()
+    def __init__(self) -> None:
         self._first: int | None = None
-        self._done, self._total = 0, None  # type: tuple[int, int | None]
+        self._started = 0.0
 
-    def update(self, done: int, total: int | None) -> None:
+    def speed(self, done: int) -> float:
         if self._first is None:
-            self._first = done if done and self._unit == "bytes" else 0
-        self._done, self._total = done, total
-        now = time.monotonic()
-        if now - self._logged >= LOG_SECONDS:
-            self._logged = now
-            share = f" ({100 * done / total:.0f} %)" if total else ""
-            of = f" of {self._amount(total)}" if total else ""
-            self._print(f"{self._amount(done)}{of}{share}, {self._speed(now)}")
+            self._first, self._started = done, time.monotonic()
+        return (done - self._first) / max(time.monotonic() - self._started, 1e-3)
+
+
+class _Bar(Progress):
+    """A bar of a live display; it appears when there is something to show."""
+
+    def __init__(self, display: rich.progress.Progress, title: str, unit: str) -> None:
+        self._display, self._title, self._unit = display, title, unit
+        self._task: rich.progress.TaskID | None = None
+        self._pace = _Pace()
+
+    def __call__(self, done: int, total: int | None) -> None:
+        speed = f"{self._pace.speed(done):,.0f} {self._unit}/s"
+        if self._task is None:
+            self._task = self._display.add_task(self._title, total=total, completed=done, speed=speed)
+        self._display.update(self._task, completed=done, total=total, speed=speed)
+
+    def another(self, title: str) -> Progress:
+        return _Bar(self._display, title, self._unit)
+
+
+def _display(unit: str, to: Console) -> rich.progress.Progress:
+    if unit == "bytes":
+        amount = [rich.progress.DownloadColumn(), rich.progress.TransferSpeedColumn()]
+    else:
+        amount = [rich.progress.TextColumn("{task.fields[speed]}")]
+    return rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.TaskProgressColumn(),
+        *amount,
+        rich.progress.TimeRemainingColumn(),
+        console=to,
+    )
+
+
+class _Lines(Progress):
+    """Log lines, for files and pipes."""
+
+    def __init__(self, title: str, unit: str, to: Console, stages: list[_Lines]) -> None:
+        self._title, self._unit, self._to, self._stages = title, unit, to, stages
+        self._pace = _Pace()
+        self._logged = time.monotonic()
+        self._done: int | None = None
+        stages.append(self)
+
+    def __call__(self, done: int, total: int | None) -> None:
+        if self._done is None:
+            self._logged = time.monotonic()
+        self._done = done
+        speed = self._pace.speed(done)
+        if time.monotonic() - self._logged >= LOG_SECONDS:
+            self._logged = time.monotonic()
+            of = f" of {self._amount(total)} ({100 * done / total:.0f} %)" if total else ""
+            self._print(f"{self._amount(done)}{of}, {self._amount(speed)}/s")
+
+    def another(self, title: str) -> Progress:
+        return _Lines(title, self._unit, self._to, self._stages)
 
     def end(self) -> None:
-        if self._first is not None:
-            now = time.monotonic()
-            self._print(f"done, {self._amount(self._done)} in {now - self._started:.1f} s, {self._speed(now)}")
+        if self._done is not None:
+            speed = self._pace.speed(self._done)
+            self._print(f"{self._amount(self._done)}, {self._amount(speed)}/s, done")
 
-    def _amount(self, number: int) -> str:
-        return f"{number / 1e6:,.1f} MB" if self._unit == "bytes" else f"{number:,} {self._unit}"
-
-    def _speed(self, now: float) -> str:
-        return self._amount(int((self._done - (self._first or 0)) / max(now - self._started, 1e-3))) + "/s"
+    def _amount(self, number: float) -> str:
+        return f"{number / 1e6:,.1f} MB" if self._unit == "bytes" else f"{number:,.0f} {self._unit}"
 
     def _print(self, text: str) -> None:
         self._to.print(f"{self._title}: {text}", markup=False, soft_wrap=True)

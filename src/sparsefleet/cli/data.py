@@ -86,7 +86,9 @@ def prepare_command(
         for reason, count in report.skipped.items():
             print(f"skipped        {count:,}: {reason}")
         schema = Schema.load(out / "schema.json")
-        table = Table("feature", "blank", "minimum", "95th percentile", "→ minimum", "diff", box=None)
+        table = Table(
+            "feature", "blank", "minimum", "95th percentile", "in schema: minimum", "diff", box=None
+        )
         for stats, feature in zip(report.integers, schema.dense, strict=True):
             blank = 100 * stats.blanks / (stats.blanks + stats.values)
             measured = ("-" if value is None else f"{value:g}" for value in (stats.minimum, stats.p95))
@@ -118,8 +120,15 @@ def download_command(
         console.print(f"{reason}; trying again in {pause:g} s", markup=False)
 
     spec = DownloadSpec(url, sha256, unpack, timeout, retries)
-    with progress("download", "bytes") as fetched, progress("unpack", "bytes") as unpacked:
-        report = download(spec, out, overwrite=overwrite, on_progress=fetched, on_unpack=unpacked, on_retry=retry)
+    with progress("download", "bytes") as update:
+        report = download(
+            spec,
+            out,
+            overwrite=overwrite,
+            on_progress=update,
+            on_unpack=update.another("unpack"),
+            on_retry=retry,
+        )
     print(f"file      {report.file} ({report.bytes:,} bytes, {report.fetched:,} of them fetched now)")
     print(f"sha256    {report.sha256}" + (" as expected" if sha256 else " (not checked: no --sha256)"))
     if report.unpacked:

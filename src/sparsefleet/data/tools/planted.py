@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -164,8 +164,8 @@ def bell(hashes: U64) -> F64:
     low = np.uint64(0xFFFF)
     total = (hashes & low) + ((hashes >> np.uint64(16)) & low) + ((hashes >> np.uint64(32)) & low)
     total += hashes >> np.uint64(48)
-    centred: F64 = total.astype(np.float64) - 131070.0
-    return centred * (3.0**0.5 / 65536.0)
+    numbers: F64 = (total.astype(np.float64) - 131070.0) * (3.0**0.5 / 65536.0)
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,16 +221,33 @@ class _Draws:
         return radius * np.cos(angle), radius * np.sin(angle)
 
 
-def _ranks(column: CategoryColumn, u: F64) -> I64:
-    """Ranks from 0: `top` of them 0, the rest by the inverse of a bounded power law over 1..cardinality-1."""
-    rest = np.maximum(u - column.top, 0.0) / (1.0 - column.top)
+def _power_law(column: CategoryColumn, shift: float, share: F64 | float) -> F64:
+    """Inverse of the distribution with density (rank + shift) ** -exponent over 1..cardinality."""
+    low, high = 1.0 + shift, column.cardinality + shift
     if column.exponent == 1.0:
-        rank = np.exp(rest * np.log(column.cardinality))
-    else:
-        power = 1.0 - column.exponent
-        rank = (1.0 + rest * (float(column.cardinality) ** power - 1.0)) ** (1.0 / power)
-    ranks = np.minimum(rank.astype(np.int64), column.cardinality - 1)
-    return np.where(u < column.top, 0, ranks)
+        return np.asarray(low * (high / low) ** share - shift)
+    power = 1.0 - column.exponent
+    return np.asarray((low**power + share * (high**power - low**power)) ** (1.0 / power) - shift)
+
+
+@cache
+def _shift(column: CategoryColumn) -> float:
+    """Flattens the head of the power law, so that rank 1 gets at most 3/4 of rank 0's share."""
+    most = 0.75 * column.top / (1.0 - column.top)
+    low, high = 0.0, 1000.0
+    if most >= 1.0 or _power_law(column, 0.0, most) >= 2.0:
+        return 0.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _power_law(column, middle, most) >= 2.0 else (middle, high)
+    return round(high, 6)
+
+
+def _ranks(column: CategoryColumn, u: F64) -> I64:
+    """Ranks from 0: `top` of them 0, the rest by a shifted power law over 1..cardinality-1."""
+    rest = np.maximum(u - column.top, 0.0) / (1.0 - column.top)
+    ranks = np.minimum(_power_law(column, _shift(column), rest).astype(np.int64), column.cardinality - 1)
+    return np.where(u < column.top, 0, np.maximum(ranks, 1))
 
 
 class PlantedModel:

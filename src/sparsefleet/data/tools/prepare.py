@@ -114,6 +114,7 @@ def prepare(
     quantiles = [Quantiles() for _ in range(INTEGER_COLUMNS)]
     rows, done = 0, 0
     with staged(out, ("train", "test", PREPARE_FILE, FILE_NAME), overwrite=overwrite) as stage:
+        on_progress(0, sum(sizes))
         with ExitStack() as stack:
             train = _Parts(stage / "train", spec.parts, stack)
             test = _Parts(stage / "test", spec.test_parts, stack)

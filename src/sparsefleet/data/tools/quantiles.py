@@ -11,9 +11,10 @@ F64 = npt.NDArray[np.float64]
 class Quantiles:
     """Counts the values seen; exact while at most `limit` of them differ, then neighbours are merged.
 
-    Counts and codes have far fewer different values than rows, so in practice the answers are exact. Each merge
-    moves a quantile by at most 4 / limit of the ranks seen by then, always upwards, and at least 3/4 · limit new
-    values come between two merges: so even 1,000 million different values move it by less than 0.3 % of the ranks.
+    Counts and codes have far fewer different values than rows, so in practice the answers are exact. Each
+    merge moves a quantile by at most 4 / limit of the ranks seen by then, always upwards, and at least 3/4 ·
+    limit new values come between two merges: so even 1,000 million different values move it by less than 0.3
+    % of the ranks.
     """
 
     def __init__(self, limit: int = 1 << 20) -> None:
@@ -40,7 +41,7 @@ class Quantiles:
         return int(self._counts.sum()) + self._waiting_size
 
     def at(self, share: float) -> float:
-        """The value at that position of the sorted ones: the smallest with at least that share at or below it."""
+        """The value at that position of the sorted ones: the first with so large a share at or below it."""
         self._settle()
         if not len(self._values):
             return float("nan")

@@ -1,7 +1,8 @@
 """Raw Criteo text, read in blocks of whole lines and checked.
 
-A row is a label, 13 numbers and 26 categories, tab separated. Ordinary rows are checked all at once with NumPy.
-Whatever looks unusual is looked at singly by `row_fault`, which alone decides whether a row is bad and says why.
+A row is a label, 13 numbers and 26 categories, tab separated. Ordinary rows are checked all at once with
+NumPy. Whatever looks unusual is looked at singly by `row_fault`, which alone decides whether a row is bad and
+says why.
 
 Legend: L lines of a block, K of them good.
 """
@@ -9,7 +10,6 @@ Legend: L lines of a block, K of them good.
 from __future__ import annotations
 
 import gzip
-import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -34,6 +34,7 @@ READ_BYTES = 1 << 23
 
 _TAB, _NEWLINE, _MINUS, _ZERO = 9, 10, 45, 48
 _NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_LARGEST = float(np.finfo(np.float32).max)
 _FAST_DIGITS = 15
 """Longer numbers go the slow way: up to here int64 and float64 are exact."""
 
@@ -84,7 +85,7 @@ def raw_files(raw: str | Path) -> list[Path]:
 
 
 def read_lines(path: Path) -> Iterator[Lines]:
-    """The file in blocks; `.gz` is unpacked. Of an over-long line only so much comes as shows that it is one."""
+    """The file in blocks; `.gz` is unpacked. An over-long line comes cut short, but still over-long."""
     try:
         with path.open("rb") as on_disk:
             source = gzip.GzipFile(fileobj=on_disk) if path.suffix == ".gz" else on_disk
@@ -169,13 +170,16 @@ def row_fault(row: bytes) -> tuple[int | None, str, str] | None:
     if len(fields) != FIELDS:
         hint = ", as in a file without labels" if len(fields) == FIELDS - 1 else ""
         wanted = "label, 13 integers, 26 categories, tab separated"
-        reason = f"{len(fields)} fields instead of {FIELDS} ({wanted}){hint}"
+        count = f"{len(fields)} field{'s' if len(fields) != 1 else ''}"
+        reason = f"{count} instead of {FIELDS} ({wanted}){hint}"
         return None, reason, _shown(row)
     if fields[0] not in (b"0", b"1"):
         return 1, "label is not 0 or 1", _shown(fields[0])
     for column, field in enumerate(fields[1 : INTEGER_COLUMNS + 1], 2):
-        if field and not (_NUMBER.fullmatch(field) and math.isfinite(float(field))):
+        if field and not _NUMBER.fullmatch(field):
             return column, f"I{column - 1} is not a number", _shown(field)
+        if field and abs(float(field)) > _LARGEST:
+            return column, f"I{column - 1} is too large for float32", _shown(field)
     return None
 
 

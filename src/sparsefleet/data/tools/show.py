@@ -8,8 +8,6 @@ then the label.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator
 from itertools import islice, pairwise
 from pathlib import Path
@@ -20,10 +18,8 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.core.schema import CRITEO, FILE_NAME, Schema
 from sparsefleet.data.formats.base import BadRows, Unit
-from sparsefleet.data.tools.raw_rows import FIELDS
 
 FORMATS = ("auto", "criteo", "multislot", "parquet")
-PEEK_BYTES = 1 << 16
 
 
 def show(
@@ -53,14 +49,16 @@ def show(
     schema = schema or schema_beside(path) or CRITEO
     if sparse_feature_dim is not None:
         schema = schema.folded(sparse_feature_dim)
-    if pipe_command is not None and format not in ("auto", "multislot"):
-        raise ConfigError(f"a pipe command prints MultiSlot text; --format {format} does not go with --pipe-command")
-    if format == "auto":
-        format = "multislot" if pipe_command is not None else guess_format(path)
+    if pipe_command is not None:
+        if format not in ("auto", "multislot"):
+            raise ConfigError(
+                f"a pipe command prints MultiSlot text; --format {format} does not go with --pipe-command"
+            )
+        format = "pipe"
     # Here, so that `multislot_lines` needs no native module.
     from sparsefleet.data.formats import format_for
 
-    reader = format_for(format, schema, pipe_command=pipe_command)
+    reader = format_for(format, schema, files=[str(path)], pipe_command=pipe_command)
     chunks = reader.read(Unit(str(path)), bad_rows or BadRows())
     return islice((line for chunk in chunks for line in multislot_lines(chunk.batch)), rows)
 
@@ -93,26 +91,3 @@ def schema_beside(file: Path) -> Schema | None:
         if (folder / FILE_NAME).is_file():
             return Schema.load(folder / FILE_NAME)
     return None
-
-
-def guess_format(file: Path) -> str:
-    """parquet by its magic bytes; criteo if the first line is full of tabs; otherwise multislot."""
-    try:
-        with file.open("rb") as on_disk:
-            if on_disk.read(4) == b"PAR1":
-                return "parquet"
-            on_disk.seek(0)
-            if file.suffix == ".gz":
-                with gzip.open(on_disk) as unpacked:
-                    start = unpacked.read1(PEEK_BYTES)
-            else:
-                start = on_disk.read(PEEK_BYTES)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{file}: damaged or cut-off .gz file ({error}); fetch it again") from error
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror or error}") from error
-    if not start:
-        raise DataError(f"{file} is empty")
-    # Tabs at all, and not just 39 of them: a Criteo row with a field too few deserves an error that speaks of
-    # Criteo.
-    return "criteo" if start.split(b"\n", 1)[0].count(b"\t") >= FIELDS // 2 else "multislot"

@@ -92,6 +92,7 @@ def synth(
     train, test = Truth(), Truth()
     with staged(out, ("train", "test", SYNTH_FILE, FILE_NAME), overwrite=overwrite) as stage:
         done = 0
+        on_progress(done, total)
         for name, stream, rows, parts, truth in (
             ("train", TRAIN, spec.rows, spec.parts, train),
             ("test", TEST, spec.test_rows, spec.test_parts, test),

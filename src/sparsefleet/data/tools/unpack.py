@@ -1,6 +1,4 @@
-"""Unpack archives that may be hostile: only plain files and folders, only inside the folder, never through a
-link.
-"""
+"""Unpack archives that may be hostile: plain files and folders only, and none outside of the out folder."""
 
 from __future__ import annotations
 
@@ -40,20 +38,21 @@ def unpack(
     Owners, times and special permissions of the archive are not taken over.
     """
     archive, out = Path(archive), Path(out)
+    if not is_archive(archive):
+        raise ConfigError(f"{archive} is no archive; .tar, .tar.gz, .tgz, .zip and .gz can be unpacked")
     name = archive.name.lower()
     stage = out / f"{STAGING_PREFIX}{archive.name}"
     shutil.rmtree(stage, ignore_errors=True)
     try:
         with _damage_explained(archive):
             stage.mkdir(parents=True)
+            on_progress(0, archive.stat().st_size)
             if name.endswith(TAR_SUFFIXES):
                 _untar(archive, stage, on_progress)
             elif name.endswith(".zip"):
                 _unzip(archive, stage, on_progress)
-            elif name.endswith(".gz"):
-                _gunzip(archive, stage, on_progress)
             else:
-                raise ConfigError(f"{archive} is no archive; .tar, .tar.gz, .tgz, .zip and .gz can be unpacked")
+                _gunzip(archive, stage, on_progress)
         return _put_in_place(stage, out, archive, overwrite)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -129,7 +128,7 @@ def _damage_explained(archive: Path) -> Iterator[None]:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DataError(f"{archive}: damaged or cut off ({error}); --overwrite fetches it again") from error
-    except (NotImplementedError, UnicodeError, ValueError) as error:
+    except (NotImplementedError, UnicodeError) as error:
         raise DataError(f"{archive}: cannot be unpacked ({error})") from error
 
 
