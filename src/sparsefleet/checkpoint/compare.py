@@ -14,7 +14,7 @@ from sparsefleet.checkpoint.storage import AnyPath
 from sparsefleet.core.batch import U64
 from sparsefleet.core.table_rows import TableRows
 
-BUDGET = 256 << 20
+BUDGET = 1 << 30
 """Bytes of rows held at once while two tables are compared: larger ones take several passes over the keys."""
 
 
@@ -215,7 +215,5 @@ def _largest(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
             else 0.0
         )
     with np.errstate(invalid="ignore"):
-        difference = np.abs(a - b)
-    difference[(a == b) | (np.isnan(a) & np.isnan(b))] = 0
-    difference[np.isnan(difference)] = np.inf
-    return float(difference.max())
+        difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b))
+    return float(np.where(np.isnan(difference), np.inf, difference).max())
