@@ -14,7 +14,7 @@ from sparsefleet.checkpoint.storage import AnyPath
 from sparsefleet.core.batch import U64
 from sparsefleet.core.table_rows import TableRows
 
-BUDGET = 256 << 20
+BUDGET = 1 << 30
 """Bytes of rows held at once while two tables are compared: larger ones take several passes over the keys."""
 
 
@@ -207,7 +207,5 @@ def _largest(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
     if a.dtype.kind != "f":
         return float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) if not np.array_equal(a, b) else 0.0
     with np.errstate(invalid="ignore"):
-        difference = np.abs(a - b)
-    difference[(a == b) | (np.isnan(a) & np.isnan(b))] = 0
-    difference[np.isnan(difference)] = np.inf
-    return float(difference.max())
+        difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b))
+    return float(np.where(np.isnan(difference), np.inf, difference).max())

@@ -177,7 +177,8 @@ def _parts(layout: Layout, start: int, stop: int) -> Iterator[_Part]:
 def _write(location: Location, tensors: dict[str, AnyArray]) -> tuple[int, str]:
     try:
         # safetensors writes memory as it lies, strides or not: what it gets must be contiguous.
-        data = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+        # (Not np.ascontiguousarray, which makes a vector of a scalar.)
+        data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in tensors.items()})
     except (KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{location}: a tensor that safetensors cannot hold: {error}") from error
     with writing(location), SummedOutput(location) as output:

@@ -150,7 +150,15 @@ def _batches(location: Location, entry: FileEntry, table: TableInfo, columns: li
         with location.open_input() as source:
             file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
             _check_file(file, entry, table)
-            yield from file.iter_batches(group_rows(table.dim, table.state_width), columns=columns, use_threads=False)
+            count = 0
+            for batch in file.iter_batches(
+                group_rows(table.dim, table.state_width), columns=columns, use_threads=False
+            ):
+                count += batch.num_rows
+                yield batch
+            # Page headers carry no sum: a damaged one can make Parquet pass over its rows in silence.
+            if count != entry.rows:
+                raise ValueError(f"{count} rows could be read; the manifest says {entry.rows}")
     except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
         raise _damaged(location, error) from error
 
