@@ -300,7 +300,8 @@ class ReaderContract:
                 seen.append(reader.progress())
         known = [share for share in seen if share is not None]
         assert known == sorted(known)
-        assert not known or (0 <= known[0] < 1 and known[-1] == 1.0)
+        assert known[-1] == 1.0
+        assert len(known) < len(seen) or 0 <= known[0] < 1
 
     def test_an_error_while_reading_comes_out_of_the_stream_with_its_traceback(self) -> None:
         reader, kind, message = self.make_broken()

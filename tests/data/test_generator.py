@@ -30,9 +30,9 @@ continuous_range_ = range(1, 14)
 categorical_range_ = range(14, 40)
 
 class CriteoDataset(dg.MultiSlotDataGenerator):
-   
+
     def generate_sample(self, line):
-        
+
         def reader():
             features = line.rstrip('\\n').split('\\t')
             dense_feature = []
@@ -66,7 +66,7 @@ STABLE_EXAMPLE = CRITEO_EXAMPLE.replace(
     "import sparsefleet.data.generator as dg\nfrom sparsefleet.data.generator import stable_hash as hash\n",
 )
 CATEGORIES = ["68fd1e64", "80e26c9b", "", *(f"{i * 7919:08x}" for i in range(23))]
-CRITEO_LINE = "\t".join("0 1 1 5 0 1382 4 15 2 181 1 2".split(" ") + ["", "2", *CATEGORIES])
+CRITEO_LINE = "0 1 1 5 0 1382 4 15 2 181 1 2  2 ".replace(" ", "\t") + "\t".join(CATEGORIES)
 DENSE = "0.05 0.00663349917081 0.05 0.0 0.02159375 0.008 0.15 0.04 0.362 0.1 0.2 0.0 0.04"
 
 
@@ -84,7 +84,8 @@ def run(script: str, lines: str = "", **env: str) -> subprocess.CompletedProcess
 def generator(body: str, base: str = "MultiSlotDataGenerator") -> str:
     """A script whose generate_sample has the given body."""
     return (
-        f"import sparsefleet.data.generator as dg\nclass G(dg.{base}):\n    def generate_sample(self, line):\n"
+        "import sparsefleet.data.generator as dg\n"
+        f"class G(dg.{base}):\n    def generate_sample(self, line):\n"
         + textwrap.indent(textwrap.dedent(body).strip(), " " * 8)
         + "\nG().run_from_stdin()\n"
     )
@@ -97,7 +98,8 @@ def test_the_criteo_example_gives_the_values_of_the_tutorial() -> None:
     assert len(rows) == 3
     fields = first.split(" ")
     assert fields[0] == "13"
-    assert [float(value) for value in fields[1:14]] == pytest.approx([float(v) for v in DENSE.split()], abs=1e-12)
+    dense = [float(value) for value in fields[1:14]]
+    assert dense == pytest.approx([float(value) for value in DENSE.split()], abs=1e-12)
     assert fields[14::2] == ["1"] * 27
     assert len(fields) == 14 + 27 * 2
     assert fields[-1] == "0"
@@ -139,7 +141,8 @@ def test_importing_a_generator_loads_nothing_heavy() -> None:
 
 def test_the_package_offers_the_generators_without_loading_numpy() -> None:
     done = run(
-        "import sys, sparsefleet.data as d; g = d.MultiSlotDataGenerator; print('numpy' in sys.modules, g.__name__)"
+        "import sys, sparsefleet.data as d; g = d.MultiSlotDataGenerator\n"
+        "print('numpy' in sys.modules, g.__name__)"
     )
     assert done.stdout == "False MultiSlotDataGenerator\n"
 

@@ -39,7 +39,9 @@ class Epoch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         for stream in self.streams:
             stream.close()
 
@@ -66,6 +68,9 @@ class Reader(ABC):
     @abstractmethod
     def seek(self, position: Mapping[str, Any]) -> None:
         """Make the next epoch start from `position`, as `position()` gave it; {} means the beginning."""
+
+    def set_epoch(self, number: int) -> None:  # noqa: B027  (most readers give every epoch alike)
+        """Say which epoch comes next (the first is 0), where the order of rows depends on it."""
 
     def progress(self) -> float | None:
         """Share of the epoch consumed, 0 to 1, or None where it is not known."""

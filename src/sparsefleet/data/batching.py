@@ -124,6 +124,22 @@ class Cutter:
         return Batch.concat(pieces).with_marks(_latest(marks))
 
 
+class WholeItems(Cutter):
+    """Gives every chunk as one batch, as it came; keeps one back, to know which is the last."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def add(self, unit: int, chunk: Chunk) -> list[Batch]:
+        ready = self.full()
+        self._parts.append(_Part(unit, chunk))
+        self._rows += len(chunk.batch)
+        return ready
+
+    def full(self) -> list[Batch]:
+        return [self._cut(self._rows)] if self._rows else []
+
+
 def _latest(marks: list[Mark]) -> list[Mark]:
     """One mark per unit: the last, which reaches furthest."""
     return list({mark.unit: mark for mark in marks}.values())

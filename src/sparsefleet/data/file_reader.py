@@ -17,6 +17,8 @@ from sparsefleet.data.readahead import check_capacity
 from sparsefleet.data.units import files_with_sizes
 
 Path = str | os.PathLike[str]
+Layout = Sequence[tuple[str, str]]
+"""(name, kind) of every slot of a row, in order; kind is dense, sparse or label."""
 
 PIECES_PER_THREAD = 4
 """Several threads get more pieces than there are threads, so that they finish at about the same time."""
@@ -48,7 +50,7 @@ class FileReader(PassReader):
         self._format = format
         self._pipe_command: str | None = None
         self._schema: Schema | None = None
-        self._columns: tuple[str, ...] | None = None
+        self._layout: Layout | None = None
         self.batch_size = check_batch_size(batch_size)
         self.threads = check_threads(threads)
         self.on_bad_row = BadRows(on_bad_row).policy
@@ -83,7 +85,7 @@ class FileReader(PassReader):
         from sparsefleet.data.dataset_factory import inputs_of
 
         self._before_first_use("set_use_var")
-        self._schema, self._columns = inputs_of(variables)
+        self._schema, self._layout = inputs_of(variables)
         self._format = None
 
     def set_format(self, format: Format) -> None:
@@ -111,7 +113,7 @@ class FileReader(PassReader):
                 )
             from sparsefleet.data.dataset_factory import multi_slot_format
 
-            self._format = multi_slot_format(self._schema, self._columns, self._pipe_command)
+            self._format = multi_slot_format(self._schema, self._layout, self._pipe_command)
         return self._format
 
     @property
@@ -120,6 +122,15 @@ class FileReader(PassReader):
 
     def _cutter(self) -> Cutter:
         return Cutter(self.batch_size, drop_last=self.drop_last)
+
+    def _nothing(self) -> str:
+        files = self.files
+        where = files[0] if len(files) == 1 else f"{len(files)} files, {files[0]} to {files[-1]}"
+        skipped = self.skipped()
+        if not skipped:
+            return f"there are no rows in {where}"
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in skipped.items())
+        return f"there are no good rows in {where}; skipped: {reasons}"
 
     def _plan_files(self, threads: int) -> tuple[list[list[Any]], list[Unit]]:
         """The files with their sizes, and the units to read them in."""

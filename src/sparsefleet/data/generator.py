@@ -12,7 +12,8 @@ class Clicks(dg.MultiSlotDataGenerator):
 
 Clicks().run_from_stdin()                   # cat part-0 | python clicks.py
 ```
-A row of the output is, slot by slot in a fixed order, the number of values and the values, with spaces between.
+
+A row of the output is, slot by slot in a fixed order, how many values and the values, with spaces between.
 
 A pipe command starts once per file: this module loads neither numpy nor torch, nor even `typing`.
 """
@@ -27,7 +28,7 @@ from sparsefleet.data.stable_hash import stable_hash
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any, NoReturn
 
     Sample = Iterable[tuple[str, list[Any]]]
@@ -67,11 +68,13 @@ class DataGenerator:
     def run_from_stdin(self) -> None:
         """Read lines from standard input, write rows to standard output.
 
-        An error is printed with its line, and the process ends with status 1. A closed output ends it quietly.
+        An error is printed with its line, and the process ends with status 1. A closed output ends it
+        quietly.
         """
         reconfigure = getattr(sys.stdin, "reconfigure", None)
         if reconfigure is not None:
-            # Bytes that are not UTF-8 pass through unchanged, so that their hash is that of the bytes in the file.
+            # Bytes that are not UTF-8 pass through unchanged, so that their hash is that of the bytes in the
+            # file.
             reconfigure(encoding="utf-8", errors="surrogateescape")
         self._run(enumerate(sys.stdin, 1))
 
@@ -94,7 +97,8 @@ class DataGenerator:
                         sys.stdout.write(self._gen_str(sample))
             sys.stdout.flush()
         except BrokenPipeError:
-            # Whoever read has enough (head). Python would complain when it flushes at exit: give it nowhere to.
+            # Whoever read has enough (head). Python would complain when it flushes at exit: give it nowhere
+            # to.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         except DataError as error:
@@ -156,21 +160,21 @@ class DataGenerator:
             self._slots = names
         return pairs
 
-    def _texts(self, name: str, values: list[Any]) -> list[str]:
+    def _texts(self, name: str, values: Sequence[Any]) -> Sequence[str]:
         raise NotImplementedError("derive from MultiSlotDataGenerator or MultiSlotStringDataGenerator")
 
 
 class MultiSlotDataGenerator(DataGenerator):
     """Values are numbers: whole ones for feature keys and labels, floats for dense features."""
 
-    def _texts(self, name: str, values: list[Any]) -> list[str]:
+    def _texts(self, name: str, values: Sequence[Any]) -> Sequence[str]:
         return [repr(value) if type(value) is int else _number(name, value) for value in values]
 
 
 class MultiSlotStringDataGenerator(DataGenerator):
     """Values are text that is a number already: they are only checked and joined, which is faster."""
 
-    def _texts(self, name: str, values: list[Any]) -> list[str]:
+    def _texts(self, name: str, values: Sequence[Any]) -> Sequence[str]:
         try:
             whole = len(" ".join(values).split()) == len(values) and all(values)
         except TypeError:
@@ -210,13 +214,13 @@ def _refuse_slots(names: list[str], expected: list[str]) -> NoReturn:
     raise DataError(f"{difference}; every sample must have the same slots in the same order")
 
 
-def _iterate(samples: Any, source: str) -> Iterable[Any]:
-    given = samples() if callable(samples) else samples
+def _iterate(samples: Any, source: str) -> Iterator[Any]:
+    given: Iterable[Any] = samples() if callable(samples) else samples
     try:
         return iter(given)
     except TypeError:
         raise DataError(
-            f"{source} gave {given!r:.80}: it must return a function that yields samples, or an iterable of them"
+            f"{source} gave {given!r:.80}; it must return a function that yields samples, or an iterable"
         ) from None
 
 

@@ -84,7 +84,7 @@ class Pass(ABC):
         self._rows_seen = True
 
     def leave(self, *, reached_end: bool) -> None:
-        """A stream takes no more units. The last one to reach the end complains if there was no row at all."""
+        """A stream takes no more units. The last one to reach the end complains if there was no row."""
         with self._lock:
             self._streams -= 1
             last = self._streams == 0

@@ -43,12 +43,3 @@ class QueueDataset(FileReader):
         check_position(position, "files")
         check_same_files(position, files_with_sizes(self.files))
         UnitPass("files", {}, units_of(position), self.format.read, lengths=(), sought=position, nothing=str)
-
-    def _nothing(self) -> str:
-        files = self.files
-        where = files[0] if len(files) == 1 else f"{len(files)} files, {files[0]} to {files[-1]}"
-        skipped = self.skipped()
-        if not skipped:
-            return f"there are no rows in {where}"
-        reasons = "; ".join(f"{count} × {reason}" for reason, count in skipped.items())
-        return f"there are no good rows in {where}; skipped: {reasons}"

@@ -42,6 +42,9 @@ class Stream(BatchStream):
     def finished(self) -> bool:
         """True when no further batch can come."""
 
+    def ask_to_stop(self) -> None:
+        """Stop reading ahead, without waiting until it has stopped."""
+
 
 class ReadAhead(Stream):
     """A stream read ahead by one thread.
@@ -87,11 +90,16 @@ class ReadAhead(Stream):
                         f"the reading thread {self._thread.name} is gone without a word (a forked process?)"
                     )
 
-    def close(self) -> None:
+    def ask_to_stop(self) -> None:
         with self._changed:
             self._stopping = True
             self._queue.clear()
             self._changed.notify_all()
+        if self._interrupt is not None:
+            self._interrupt()
+
+    def close(self) -> None:
+        self.ask_to_stop()
         if self._thread is threading.current_thread():
             return
         deadline = time.monotonic() + CLOSE_SECONDS

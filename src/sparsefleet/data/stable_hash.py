@@ -1,7 +1,7 @@
 """stable_hash: XXH64 in plain Python, for generators that must start in a few milliseconds.
 
-The same number in every process, on every machine (Python's own `hash` is salted per process), and the same as the
-native readers compute from the same bytes.
+The same number in every process, on every machine (Python's own `hash` is salted per process), and the same
+as the native readers compute from the same bytes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,232 @@
+"""InMemoryDataset: loads its files once, shuffles rows, and gives epochs from memory.
+
+```
+reader = InMemoryDataset(files, format, batch_size=1000, threads=2)
+reader.load_into_memory()
+reader.local_shuffle(seed=7)            # each epoch has its own order, given by (seed, epoch number)
+with reader.epoch(threads=2) as epoch: ...
+reader.release_memory()
+```
+
+Shuffling moves no rows: it draws a permutation, and each stream's reading thread gathers the rows of some
+batches at a time. What is in memory, and its order, do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsefleet.core.batch import Batch, Mark
+from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.data.file_reader import PIECES_PER_THREAD, FileReader
+from sparsefleet.data.formats.base import CHUNK_ROWS, BadRows, Chunk, Unit
+from sparsefleet.data.loading import Loading
+from sparsefleet.data.pass_reader import sum_counts
+from sparsefleet.data.passes import Pass, check_position
+from sparsefleet.data.row_blocks import BlockBuilder, RowBlocks, join_small
+from sparsefleet.data.units import UnitPass, check_same_files, units_of
+
+Permutation = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
+
+
+class InMemoryDataset(FileReader):
+    """Takes the settings of FileReader; `threads` also says how many threads load."""
+
+    _rows: RowBlocks | None = None
+    _loading: Loading | None = None
+    _files_loaded: list[list[Any]]
+    _load_bad_rows: tuple[BadRows, ...] = ()
+    _seed: int | None = None
+    _order: Permutation | None = None
+    _next_epoch: int = 0
+
+    # Loading
+
+    def load_into_memory(self) -> None:
+        """Read all files, with `threads` threads; what was in memory before is released first."""
+        self.preload_into_memory()
+        self.wait_preload_done()
+
+    def preload_into_memory(self) -> None:
+        """Start to load in the background, while the model is built or another dataset trains."""
+        if self._loading is not None:
+            raise ConfigError("files are being loaded already; call wait_preload_done() before loading again")
+        self.release_memory()
+        files, units = self._plan_files(self.threads)
+        self._files_loaded = files
+        self._loading = Loading(self.format, units, self.threads, self.on_bad_row)
+        self._load_bad_rows = tuple(self._loading.bad_rows)
+
+    preload = preload_into_memory
+
+    def wait_preload_done(self) -> None:
+        """Return when the rows are in memory; an error of a loading thread comes out here."""
+        if self._loading is None:
+            raise ConfigError("nothing is being loaded; call preload_into_memory() first")
+        loading, self._loading = self._loading, None
+        blocks = join_small(loading.wait())
+        if not blocks:
+            raise DataError(self._nothing())
+        self._rows = RowBlocks(self.schema.slot_names, len(self.schema.dense), blocks)
+
+    def release_memory(self) -> None:
+        """Let go of all rows, or stop a load that is under way."""
+        if self._under_way:
+            raise ConfigError("release_memory while an epoch is open: leave its `with` block first")
+        if self._loading is not None:
+            self._loading.stop()
+            self._loading = None
+        self._rows = self._order = self._pass = None
+        self._streams, self._load_bad_rows = (), ()
+
+    def get_memory_data_size(self) -> int:
+        """Rows in memory; 0 when nothing is loaded."""
+        return 0 if self._rows is None else len(self._rows)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the rows, and the order of the epoch under way, take."""
+        order = 0 if self._order is None else self._order.nbytes
+        return order + (0 if self._rows is None else self._rows.nbytes)
+
+    # Shuffling
+
+    def local_shuffle(self, seed: int = 0) -> None:
+        """From the next epoch on, give the rows in an order drawn from (seed, number of the epoch)."""
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ConfigError(f"local_shuffle(seed={seed!r}): the seed must be a whole number, 0 or above")
+        self._loaded()
+        self._seed = seed
+
+    def global_shuffle(self, fleet: object | None = None, seed: int = 0) -> None:
+        """Shuffle across all trainers of a fleet; without one, the same as `local_shuffle`."""
+        if fleet is not None:
+            raise ConfigError(
+                "global_shuffle across trainers needs parameter servers; without a fleet it is local"
+            )
+        self.local_shuffle(seed)
+
+    def get_shuffle_data_size(self) -> int:
+        """Rows in memory after a shuffle: with one trainer, the same as before."""
+        return self.get_memory_data_size()
+
+    def export_rows(self, numbers: npt.NDArray[np.int64] | None = None) -> Iterator[Batch]:
+        """Rows out of memory as batches: all, or those with the given numbers, in that order."""
+        return self._loaded().export(numbers)
+
+    def import_rows(self, batches: Iterable[Batch]) -> None:
+        """Put these rows in the place of what is in memory."""
+        if self._under_way:
+            raise ConfigError("import_rows while an epoch is open: leave its `with` block first")
+        old = self._loaded()
+        builder = BlockBuilder(old.slots, old.dense_width)
+        for batch in batches:
+            builder.add(batch)
+        self._rows = RowBlocks(old.slots, old.dense_width, join_small(builder.finish()))
+        self._order = None
+
+    # Epochs
+
+    def set_epoch(self, number: int) -> None:
+        """Say which epoch comes next (the first is 0): a resumed run then gets the order that it would have
+        got.
+        """
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ConfigError(f"set_epoch({number!r}): must be a whole number, 0 or above")
+        self._next_epoch = number
+
+    def skipped(self) -> dict[str, int]:
+        """Bad rows passed over while loading, per reason."""
+        return sum_counts(self._load_bad_rows)
+
+    def _start(self, threads: int, sought: Mapping[str, Any]) -> Pass:
+        rows = self._loaded()
+        if sought:
+            self._check(sought)
+            self._next_epoch = sought["epoch"]
+        number = self._next_epoch
+        order = self._order = None if self._seed is None else draw_order(len(rows), self._seed, number)
+        check = 0 if order is None else zlib.crc32(order.tobytes())
+        if sought and sought["order"] != check:
+            raise ConfigError(
+                "the order drawn for this epoch is not the one that the position was taken with "
+                "(another release of numpy?); start the epoch anew with seek({})"
+            )
+        if sought:
+            units = units_of(sought)
+        else:
+            units = _pieces(len(rows), 1 if threads == 1 else threads * PIECES_PER_THREAD, self.batch_size)
+        self._next_epoch = number + 1
+        identity = {
+            "files": self._files_loaded,
+            "rows": len(rows),
+            "seed": self._seed,
+            "epoch": number,
+            "order": check,
+        }
+        at_a_time = max(self.batch_size, CHUNK_ROWS // self.batch_size * self.batch_size)
+
+        def read(unit: Unit, bad_rows: BadRows, resume: Mark | None) -> Iterator[Chunk]:
+            stop = len(rows) if unit.stop is None else unit.stop
+            for at in range(unit.start + (0 if resume is None else resume.rows), stop, at_a_time):
+                end = min(at + at_a_time, stop)
+                batch = rows.gather(np.arange(at, end) if order is None else order[at:end])
+                yield Chunk(batch, np.arange(at, end) - (unit.start - 1))
+
+        lengths = [unit.stop - unit.start for unit in units if unit.stop is not None]
+        return UnitPass(
+            "memory", identity, units, read, lengths=lengths, sought=sought, nothing=self._nothing
+        )
+
+    def _check(self, position: Mapping[str, Any]) -> None:
+        rows = self._loaded()
+        check_position(position, "memory")
+        check_same_files(position, self._files_loaded)
+        for name, here, meaning in (
+            ("rows", len(rows), "rows in memory"),
+            ("seed", self._seed, "local_shuffle with the seed"),
+        ):
+            if position.get(name) != here:
+                raise ConfigError(
+                    f"the position was taken with {meaning} {position.get(name)}, here it is {here}; "
+                    f"load and shuffle as then, or start the epoch anew with seek({{}})"
+                )
+        number, check = position.get("epoch"), position.get("order")
+        if not isinstance(number, int) or number < 0 or not isinstance(check, int):
+            raise ConfigError("reader position: its epoch or order is missing or damaged")
+        units = units_of(position)
+        if any(unit.stop is None or unit.stop > len(rows) for unit in units):
+            raise ConfigError(f"reader position: its units go beyond the {len(rows)} rows in memory")
+        UnitPass("memory", {}, units, lambda *_: iter(()), lengths=(), sought=position, nothing=str)
+
+    def _loaded(self) -> RowBlocks:
+        if self._rows is None:
+            todo = "wait_preload_done()" if self._loading is not None else "load_into_memory()"
+            raise ConfigError(f"InMemoryDataset has no rows in memory yet; call {todo} first")
+        return self._rows
+
+    def _before_first_use(self, setter: str) -> None:
+        if self._rows is not None or self._loading is not None:
+            raise ConfigError(
+                f"{setter} after loading has begun; call release_memory() first, then load again"
+            )
+        super()._before_first_use(setter)
+
+
+def draw_order(rows: int, seed: int, epoch: int) -> Permutation:
+    """The order of rows in an epoch: a function of its arguments alone."""
+    order: Permutation = np.arange(rows, dtype=np.uint32) if rows < 2**32 else np.arange(rows, dtype=np.int64)
+    np.random.default_rng([seed, epoch]).shuffle(order)
+    return order
+
+
+def _pieces(rows: int, pieces: int, batch_size: int) -> list[Unit]:
+    """Ranges of rows for the streams to claim, in whole batches."""
+    batches = -(-rows // batch_size)
+    size = max(1, -(-batches // pieces)) * batch_size
+    return [Unit("", start, min(start + size, rows)) for start in range(0, rows, size)]

@@ -1,0 +1,175 @@
+"""A pass over a Python iterable: items are drawn one after the other, under a lock, by whichever stream is
+free.
+
+Nothing in an iterable has an address, so rows are counted. The position says how many rows from the start are
+consumed, and which ones beyond (several threads do not finish in order); going on runs the iterable again and
+leaves them out.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from sparsefleet.core.batch import Batch, Mark
+from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.data.formats.base import BadRows, Chunk
+from sparsefleet.data.passes import Claim, Pass, Position, new_position
+
+KIND = "iterable"
+
+
+class Spans:
+    """A set of row numbers as sorted, disjoint spans [first, stop)."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int]] = []
+
+    def add(self, first: int, stop: int) -> None:
+        if first >= stop:
+            return
+        spans = self._spans
+        at = bisect_left(spans, (first, first))
+        if at and spans[at - 1][1] >= first:
+            at -= 1
+        end = at
+        while end < len(spans) and spans[end][0] <= stop:
+            first, stop = min(first, spans[end][0]), max(stop, spans[end][1])
+            end += 1
+        spans[at:end] = [(first, stop)]
+
+    def without(self, first: int, stop: int) -> list[int]:
+        """The numbers in [first, stop) that are not in the set."""
+        inside = [(max(a, first), min(b, stop)) for a, b in self._spans if a < stop and b > first]
+        if not inside:
+            return list(range(first, stop))
+        return [n for n in range(first, stop) if not any(a <= n < b for a, b in inside)]
+
+    @property
+    def prefix(self) -> int:
+        return self._spans[0][1] if self._spans and self._spans[0][0] == 0 else 0
+
+    @property
+    def end(self) -> int:
+        return self._spans[-1][1] if self._spans else 0
+
+    @property
+    def beyond(self) -> list[list[int]]:
+        return [[a, b] for a, b in self._spans if a != 0]
+
+
+class IterablePass(Pass):
+    def __init__(self, items: Iterator[Batch], sought: Mapping[str, Any], close: Callable[[], None]) -> None:
+        super().__init__(sought)
+        self._items, self._close = items, close
+        self._drawing = threading.Lock()  # held while the user's code runs; `_lock` never is
+        self._consumed = spans_of(sought)
+        self._skip = spans_of(sought)
+        self._drawn_rows = 0
+        self._next_unit = 0
+        self._first_row: dict[int, int] = {}
+        self._exhausted = False
+
+    def claim(self, stopped: Callable[[], bool]) -> Claim | None:
+        while not self._drawing.acquire(timeout=0.1):
+            if stopped():
+                return None
+        try:
+            while not self._exhausted and not stopped():
+                try:
+                    item = next(self._items)
+                except StopIteration:
+                    self._end()
+                    break
+                first, stop = self._drawn_rows, self._drawn_rows + len(item)
+                if first < stop:
+                    self.saw_rows()
+                self._drawn_rows = stop
+                left = self._skip.without(first, stop) if first < self._skip.end else range(first, stop)
+                if len(left):
+                    return self._claim_rows(item, first, left)
+            return None
+        finally:
+            self._drawing.release()
+
+    def _claim_rows(self, item: Batch, first: int, left: list[int] | range) -> Claim:
+        numbers = np.arange(left.start, left.stop) if isinstance(left, range) else np.asarray(left)
+        rows = item if len(numbers) == len(item) else item.take(numbers - first)
+        chunk = Chunk(rows, numbers - first + 1)
+        with self._lock:
+            unit = self._next_unit
+            self._next_unit += 1
+            self._first_row[unit] = first
+
+        def read(bad_rows: BadRows) -> Iterator[Chunk]:
+            yield chunk
+
+        return Claim(unit, read)
+
+    def _end(self) -> None:
+        if self._drawn_rows < self._skip.end:
+            raise DataError(
+                f"the iterable ended after {self._drawn_rows} rows, but the position says "
+                f"that {self._skip.end} rows had been drawn; it must give the same rows again to go on"
+            )
+        with self._lock:
+            self._exhausted = True
+
+    def _note(self, batch: Batch) -> None:
+        for mark in batch.marks:
+            first = self._first_row.get(mark.unit)
+            if first is None:
+                continue
+            self._consumed.add(first, first + mark.rows)
+            if mark.done:
+                del self._first_row[mark.unit]
+
+    def no_rows_in(self, mark: Mark) -> None:
+        with self._lock:
+            first = self._first_row.pop(mark.unit, None)
+            if first is not None:
+                self._consumed.add(first, first + mark.rows)
+
+    def _position(self) -> Position:
+        if self._exhausted and self._consumed.prefix == self._drawn_rows:
+            return {}
+        return new_position(KIND, rows=self._consumed.prefix, beyond=self._consumed.beyond)
+
+    def share(self) -> float | None:
+        with self._lock:
+            if self._exhausted and self._consumed.prefix == self._drawn_rows:
+                return 1.0
+            return None if self._touched or self._sought else 0.0
+
+    def nothing(self) -> str:
+        return "there are no rows in the iterable: it ended before it gave one"
+
+    def close(self) -> None:
+        self._close()
+
+
+def spans_of(position: Mapping[str, Any]) -> Spans:
+    """The consumed rows of a position, checked."""
+    spans = Spans()
+    if not position:
+        return spans
+    rows, beyond = position.get("rows"), position.get("beyond")
+    if (
+        isinstance(rows, bool)
+        or not isinstance(rows, int)
+        or rows < 0
+        or not isinstance(beyond, list | tuple)
+    ):
+        raise ConfigError(f"reader position: rows={rows!r}, beyond={beyond!r:.80} make no sense")
+    spans.add(0, rows)
+    for span in beyond:
+        match span:
+            case [int(first), int(stop)] if rows < first < stop:
+                spans.add(first, stop)
+            case _:
+                raise ConfigError(f"reader position: {span!r} is not [first row, row after the last]")
+    return spans

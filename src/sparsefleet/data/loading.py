@@ -1,0 +1,91 @@
+"""Loading: all rows of some units into memory, by several threads, in the order of the units."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from sparsefleet.core.errors import DataError
+from sparsefleet.data.formats.base import BadRows, Chunk, Format, Unit
+from sparsefleet.data.row_blocks import Block, BlockBuilder
+
+
+class Loading:
+    """One load under way. The blocks come out in the order of the units, whichever thread read them."""
+
+    def __init__(self, format: Format, units: Sequence[Unit], threads: int, on_bad_row: str) -> None:
+        self._format, self._units = format, list(units)
+        self._lock = threading.Lock()
+        self._next = 0
+        self._blocks: dict[int, list[Block]] = {}
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._open: dict[int, Iterator[Chunk]] = {}
+        self.bad_rows = [BadRows(on_bad_row) for _ in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(bad,), name=f"sparsefleet-load-{i}", daemon=True)
+            for i, bad in enumerate(self.bad_rows)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def running(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def wait(self) -> list[Block]:
+        """The blocks, or the error of whichever thread failed first, as it was raised there."""
+        try:
+            for thread in self._threads:
+                thread.join()
+        except BaseException:  # Ctrl-C
+            self.stop()
+            raise
+        if self._error is not None:
+            raise self._error
+        if self._stopping:
+            raise DataError("loading into memory was stopped by release_memory")
+        return [block for index in range(len(self._units)) for block in self._blocks.get(index, ())]
+
+    def stop(self) -> None:
+        """Give up: interrupt reads that offer `cancel`, and wait a moment for the threads."""
+        self._stopping = True
+        for chunks in list(self._open.values()):
+            cancel = getattr(chunks, "cancel", None)
+            if cancel is not None:
+                cancel()
+        for thread in self._threads:
+            thread.join(1.0)
+
+    def _run(self, bad_rows: BadRows) -> None:
+        try:
+            while not self._stopping and (index := self._claim()) is not None:
+                self._blocks[index] = self._read(index, bad_rows)
+        except BaseException as error:
+            with self._lock:
+                self._error = self._error or error
+                self._stopping = True
+
+    def _claim(self) -> int | None:
+        with self._lock:
+            if self._next == len(self._units):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def _read(self, index: int, bad_rows: BadRows) -> list[Block]:
+        schema = self._format.schema
+        builder = BlockBuilder(schema.slot_names, len(schema.dense))
+        chunks = self._format.read(self._units[index], bad_rows)
+        self._open[index] = chunks
+        try:
+            for chunk in chunks:
+                builder.add(chunk.batch)
+                if self._stopping:
+                    break
+        finally:
+            del self._open[index]
+            close = getattr(chunks, "close", None)
+            if close is not None:
+                close()
+        return builder.finish()
