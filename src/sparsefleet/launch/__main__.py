@@ -1,0 +1,7 @@
+"""`python -m sparsefleet.launch`: the same as `fleetrun`."""
+
+import sys
+
+from sparsefleet.launch.command import main
+
+sys.exit(main())

@@ -1,0 +1,127 @@
+"""fleetrun: the command line of the launcher."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.fleet.roles import parse_endpoints
+from sparsefleet.launch.jobs import run_hosts, run_local
+from sparsefleet.launch.plan import parse_hosts, parse_ports
+from sparsefleet.launch.supervisor import Outcome, RunSettings
+
+_DESCRIPTION = """\
+Start the servers and workers of a job on this host, watch over them, and leave no process behind.
+
+  fleetrun --server_num=2 --worker_num=2 train.py --epochs 1
+  fleetrun --servers 10.0.0.1:36011,10.0.0.2:36011 --workers 10.0.0.1,10.0.0.2 train.py     (the same on each host)
+  fleetrun --server_num=2 --worker_num=2 -m package.module arguments
+
+The environment variables of each role (TRAINING_ROLE, PADDLE_TRAINER_ID, ...) tell the script who it is."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options).exit_code
+    except ConfigError as error:
+        print(f"fleetrun: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fleetrun",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="fleetrun (--server_num N --worker_num N | --servers IP:PORT,... --workers IP,...) [options] "
+        "[-m] script [arguments]",
+        epilog="Options may be written with dashes or underscores. Exit status: 0, or that of the first role that "
+        "failed (128 + the signal for one that was killed).",
+    )
+
+    def option(name: str, **details: object) -> None:
+        dashed = name.replace("_", "-")
+        names = [name] if dashed == name else [name, dashed]
+        parser.add_argument(*names, **details)  # type: ignore[arg-type]
+
+    defaults = RunSettings()
+    option("--server_num", type=int, metavar="N", help="servers to start on this host")
+    option("--worker_num", type=int, metavar="N", help="workers to start on this host")
+    option("--ports", metavar="P,...", help="ports of the servers, 36011,36012 or 36011-36012 (free ones)")
+    option("--servers", metavar="IP:PORT,...", help="every server of a job on several hosts")
+    option("--workers", metavar="IP,...", help="the host of every worker; a port is left off")
+    option("--host_ip", metavar="IP,...", help="this host's addresses as the lists write them (found out)")
+    option("--log_dir", metavar="DIR", default=str(defaults.log_dir), help="serverlog.N, workerlog.N (%(default)s)")
+    option(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        default=defaults.timeout,
+        help="how long roles may go on once one has failed, and servers once all workers have ended (%(default)s)",
+    )
+    option(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        default=defaults.grace,
+        help="how long a role that is told to end may take before it is killed (%(default)s)",
+    )
+    option("--keep_going", action="store_true", help="a worker that fails does not end the other workers")
+    option("-m", dest="module", action="store_true", help="the script is the name of a module, as in python -m")
+    parser.add_argument("script", help="a Python script, or any executable")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the script")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> Outcome:
+    settings = RunSettings(Path(options.log_dir), options.timeout, options.grace, options.keep_going)
+    command = [*script_command(options.script, options.module), *options.arguments]
+    counted = options.server_num is not None or options.worker_num is not None
+    listed = options.servers is not None or options.workers is not None
+    if counted == listed:
+        raise ConfigError(
+            "give either --server_num and --worker_num (one host) or --servers and --workers (several), and not both"
+        )
+    if counted:
+        if options.server_num is None or options.worker_num is None:
+            raise ConfigError("--server_num and --worker_num belong together; give both")
+        if options.host_ip is not None:
+            raise ConfigError("--host_ip belongs to --servers and --workers")
+        ports = None if options.ports is None else parse_ports("--ports", options.ports, options.server_num)
+        return run_local(lambda role: command, options.server_num, options.worker_num, settings, ports=ports)
+    if options.servers is None or options.workers is None:
+        raise ConfigError("--servers and --workers belong together; give both")
+    if options.ports is not None:
+        raise ConfigError("--ports belongs to --server_num; with --servers each address has its port")
+    return run_hosts(
+        lambda role: command,
+        parse_endpoints("--servers", options.servers),
+        parse_hosts("--workers", options.workers),
+        settings,
+        host_ips=None if options.host_ip is None else parse_hosts("--host_ip", options.host_ip),
+    )
+
+
+def script_command(script: str, module: bool = False) -> list[str]:
+    """How to start a script: by this Python, unless it is an executable of another kind."""
+    if module:
+        return [sys.executable, "-u", "-m", script]
+    path = script if os.path.isfile(script) else shutil.which(script)
+    if path is None:
+        raise ConfigError(f"{script!r} is neither a file here nor a command; for a module write -m {script}")
+    if not script.endswith(".py") and os.access(path, os.X_OK) and not _is_python(path):
+        return [os.path.abspath(path)]
+    return [sys.executable, "-u", path]
+
+
+def _is_python(path: str) -> bool:
+    with open(path, "rb") as file:
+        first = file.readline(256)
+    return first.startswith(b"#!") and b"python" in first

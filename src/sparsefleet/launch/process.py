@@ -1,0 +1,124 @@
+"""One role's process: start it, see how it ended, read the end of its log."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.fleet.roles import Role
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended: an exit status, or the signal that killed it."""
+
+    status: int
+    """As a shell has it: 0 to 255, or 128 + the signal's number."""
+    signal_name: str | None = None
+
+    def __str__(self) -> str:
+        return f"killed by {self.signal_name}" if self.signal_name else f"exit status {self.status}"
+
+
+class RoleProcess:
+    """Runs in a session of its own, so that nothing meant for the launcher's terminal reaches it."""
+
+    def __init__(self, role: Role, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.role, self.log = role, log
+        self.exit: Exit | None = None
+        self.ended_by_us = False
+        """It was told to end before it did: its exit is no failure of its own."""
+        self.started_at = time.monotonic()
+        self.ended_at: float | None = None
+        try:
+            with open(log, "wb") as output:
+                self._popen = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment),
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{role} cannot be started ({command[0]}, log {log}): {reason}") from None
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self.exit is None
+
+    @property
+    def failed(self) -> bool:
+        return self.exit is not None and self.exit.status != 0 and not self.ended_by_us
+
+    @property
+    def seconds(self) -> float:
+        return (time.monotonic() if self.ended_at is None else self.ended_at) - self.started_at
+
+    def look(self) -> bool:
+        """Note the end of the process; True the first time it is seen.
+
+        The process is not reaped: while it is there as a zombie, its number, which is also that of its session, cannot
+        come to mean someone else's process.
+        """
+        if not self.running:
+            return False
+        result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is None:
+            return False
+        self.ended_at = time.monotonic()
+        if result.si_code == os.CLD_EXITED:
+            self.exit = Exit(result.si_status)
+        else:
+            self.exit = Exit(128 + result.si_status, signal_name(result.si_status))
+        return True
+
+    def reap(self, timeout: float) -> None:
+        """Let the process go for good, once it has ended."""
+        try:
+            self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return
+
+    def last_lines(self, count: int) -> list[str]:
+        return last_lines(self.log, count)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """The last lines of a log that are not blank, as a terminal would show them: of a line redrawn, its last state."""
+    try:
+        with open(log, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 4096 * count))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = []
+    for line in reversed(text.split("\n")):
+        shown = _ESCAPES.sub("", next((part for part in reversed(line.split("\r")) if part.strip()), ""))
+        if shown.strip():
+            lines.append(shown.rstrip())
+        if len(lines) == count:
+            break
+    return lines[::-1]

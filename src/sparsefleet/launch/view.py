@@ -1,0 +1,150 @@
+"""What people see of a running job: a live line per role in a terminal, a line per change of state elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sparsefleet.launch.process import RoleProcess
+
+REDRAW_SECONDS = 0.25
+
+
+class View(ABC):
+    @abstractmethod
+    def update(self, processes: Sequence[RoleProcess]) -> None:
+        """Called often while the job runs."""
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """One line about the job as a whole."""
+
+    @abstractmethod
+    def quote(self, lines: Sequence[str]) -> None:
+        """Lines of a role's log."""
+
+    def close(self, processes: Sequence[RoleProcess]) -> None:
+        """The job is over; show how every role ended."""
+        self.update(processes)
+
+
+def view_for(stream: TextIO | None = None) -> View:
+    """Live where the stream (standard error) is a terminal."""
+    stream = stream or sys.stderr
+    return LiveView(Console(file=stream)) if stream.isatty() else PlainView(stream)
+
+
+class PlainView(View):
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown: dict[int, str] = {}
+
+    def update(self, processes: Sequence[RoleProcess]) -> None:
+        for process in processes:
+            state = state_of(process)
+            if self._shown.get(process.pid) != state:
+                self._shown[process.pid] = state
+                self.say(f"{process.role}: {state}, {self._more(process)}")
+
+    def _more(self, process: RoleProcess) -> str:
+        if process.running:
+            return f"pid {process.pid}, log {process.log}"
+        last = process.last_lines(1)
+        return f"after {process.seconds:.1f} s" + (f": {last[0]}" if last else "")
+
+    def say(self, text: str) -> None:
+        self._print(f"fleetrun: {text}")
+
+    def quote(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._print(f"    {line}")
+
+    def _print(self, text: str) -> None:
+        # A job does not end because nobody listens any more.
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=self._stream, flush=True)
+
+
+class LiveView(View):
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._drawn_at = 0.0
+
+    def update(self, processes: Sequence[RoleProcess]) -> None:
+        if time.monotonic() - self._drawn_at >= REDRAW_SECONDS:
+            self._draw(processes)
+
+    def close(self, processes: Sequence[RoleProcess]) -> None:
+        self._draw(processes)
+        if self._live is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._live.stop()
+            self._live = None
+
+    def say(self, text: str) -> None:
+        self._print(f"fleetrun: {text}")
+
+    def quote(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._print(f"    {line}")
+
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._console.print(Text(text), soft_wrap=True)
+
+    def _draw(self, processes: Sequence[RoleProcess]) -> None:
+        self._drawn_at = time.monotonic()
+        with contextlib.suppress(OSError, ValueError):
+            if self._live is None:
+                # Drawn by us, never by a thread: processes are forked from here.
+                self._live = Live(console=self._console, auto_refresh=False)
+                self._live.start()
+            self._live.update(_table(processes), refresh=True)
+
+
+def state_of(process: RoleProcess) -> str:
+    if process.running:
+        return "stopping" if process.ended_by_us else "running"
+    if process.failed:
+        return f"failed, {process.exit}"
+    return "stopped" if process.ended_by_us else "ended well"
+
+
+_COLOURS = {"running": "green", "stopping": "yellow", "stopped": "yellow", "ended well": "cyan"}
+
+
+def _table(processes: Sequence[RoleProcess]) -> Table:
+    table = Table.grid(padding=(0, 2), expand=True)
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for process in processes:
+        state = state_of(process)
+        last = process.last_lines(1)
+        table.add_row(
+            Text(str(process.role), style="bold"),
+            Text(state, style=_COLOURS.get(state, "bold red")),
+            Text(f"pid {process.pid}", style="dim"),
+            Text(_clock(process.seconds), style="dim"),
+            Text(last[0] if last else ""),
+        )
+    return table
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    return (
+        f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+        if whole >= 3600
+        else f"{whole // 60}:{whole % 60:02d}"
+    )
