@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsefleet.data.tools.synth import synthesize
+from sparsefleet.data.tools.synth import SynthSpec, synth
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 
@@ -50,7 +50,7 @@ def criteo_files(folder: Path, rows: int) -> Path:
     """A folder with train/ and test/ part files of Criteo-like rows; made once."""
     data = folder / f"criteo-{rows}"
     if not data.exists():
-        synthesize(data, rows=rows, test_rows=rows // 10, parts=4, seed=1)
+        synth(data, SynthSpec(rows, rows // 10))
     return data
 
 

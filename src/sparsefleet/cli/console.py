@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -66,6 +67,20 @@ class Progress(ABC):
     @abstractmethod
     def another(self, title: str) -> Progress:
         """For a second stage of the same command."""
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """A polite end asked for by a scheduler is treated like Ctrl-C: stop between two steps, save if asked to."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
