@@ -1,4 +1,5 @@
-// Sparse tables, update rules, initial values. Shapes are checked here so that no kernel ever runs past an array.
+// Sparse tables, update rules, initial values. Shapes are checked here so that no kernel ever runs past an
+// array.
 #include <limits>
 #include <tuple>
 
@@ -32,19 +33,22 @@ void init_rows(std::uint64_t seed, const In<std::uint64_t, 1>& keys, int kind, d
     for (std::size_t i = 0; i < count; ++i) init_row(init, from[i], to + i * dim, dim);
 }
 
-void apply_rule(int kind, double lr, const In<double, 1>& hyper, std::uint64_t step, const Out<float, 1>& values,
-                const Out<float, 1>& state, const In<float, 1>& grads, BlockLocks& locks) {
+void apply_rule(int kind, double lr, const In<double, 1>& hyper, std::uint64_t step,
+                const Out<float, 1>& values, const Out<float, 1>& state, const In<float, 1>& grads,
+                BlockLocks& locks) {
     const RuleStep rule = rule_step(kind, lr, hyper, step);
     const std::size_t n = values.shape(0);
     expect(grads.shape(0) == n, "apply_rule: as many gradients as values");
-    expect(n == 0 || state.shape(0) == rule.state_width(n), "apply_rule: state of another size than the rule's");
+    expect(n == 0 || state.shape(0) == rule.state_width(n),
+           "apply_rule: state of another size than the rule's");
     float *w = values.data(), *s = state.data();
     const float* g = grads.data();
     const nb::gil_scoped_release release;
     if (n > 0) locks.update(rule, w, s, g, n);
 }
 
-std::size_t table_pull(RowTable& table, const In<std::uint64_t, 1>& keys, const Out<float, 2>& out, bool create) {
+std::size_t table_pull(RowTable& table, const In<std::uint64_t, 1>& keys, const Out<float, 2>& out,
+                       bool create) {
     const std::size_t count = keys.shape(0);
     expect(out.shape(0) == count && out.shape(1) == table.dim(), "pull: out must be [keys, dim]");
     const std::uint64_t* k = keys.data();
@@ -53,8 +57,8 @@ std::size_t table_pull(RowTable& table, const In<std::uint64_t, 1>& keys, const 
     return table.pull(k, count, o, create);
 }
 
-void table_push(RowTable& table, const In<std::uint64_t, 1>& keys, const In<float, 2>& grads, int kind, double lr,
-                const In<double, 1>& hyper, std::uint64_t step) {
+void table_push(RowTable& table, const In<std::uint64_t, 1>& keys, const In<float, 2>& grads, int kind,
+                double lr, const In<double, 1>& hyper, std::uint64_t step) {
     const std::size_t count = keys.shape(0);
     expect(grads.shape(0) == count && grads.shape(1) == table.dim(), "push: grads must be [keys, dim]");
     const RuleStep rule = rule_step(kind, lr, hyper, step);
@@ -68,7 +72,8 @@ void table_insert(RowTable& table, const In<std::uint64_t, 1>& keys, const In<fl
                   const In<float, 2>& state, const In<std::uint32_t, 1>& seen) {
     const std::size_t count = keys.shape(0);
     expect(values.shape(0) == count && values.shape(1) == table.dim(), "insert: values must be [keys, dim]");
-    expect(state.shape(0) == count && state.shape(1) == table.state_width(), "insert: state must be [keys, width]");
+    expect(state.shape(0) == count && state.shape(1) == table.state_width(),
+           "insert: state must be [keys, width]");
     expect(seen.shape(0) == count, "insert: one `seen` per key");
     const std::uint64_t* k = keys.data();
     const float *v = values.data(), *s = state.data();
@@ -77,7 +82,8 @@ void table_insert(RowTable& table, const In<std::uint64_t, 1>& keys, const In<fl
     table.insert(k, count, v, s, n);
 }
 
-void table_contains(const RowTable& table, const In<std::uint64_t, 1>& keys, const Out<std::uint8_t, 1>& found) {
+void table_contains(const RowTable& table, const In<std::uint64_t, 1>& keys,
+                    const Out<std::uint8_t, 1>& found) {
     const std::size_t count = keys.shape(0);
     expect(found.shape(0) == count, "contains: one answer per key");
     const std::uint64_t* k = keys.data();
@@ -88,11 +94,13 @@ void table_contains(const RowTable& table, const In<std::uint64_t, 1>& keys, con
 
 // Returns (rows copied, next cursor).
 std::tuple<std::size_t, std::uint64_t> table_scan(const RowTable& table, std::uint64_t cursor,
-                                                  const Out<std::uint64_t, 1>& keys, const Out<float, 2>& values,
-                                                  const Out<float, 2>& state, const Out<std::uint32_t, 1>& seen) {
+                                                  const Out<std::uint64_t, 1>& keys,
+                                                  const Out<float, 2>& values, const Out<float, 2>& state,
+                                                  const Out<std::uint32_t, 1>& seen) {
     const std::size_t capacity = keys.shape(0);
     expect(values.shape(0) == capacity && values.shape(1) == table.dim(), "scan: values must be [keys, dim]");
-    expect(state.shape(0) == capacity && state.shape(1) == table.state_width(), "scan: state must be [keys, width]");
+    expect(state.shape(0) == capacity && state.shape(1) == table.state_width(),
+           "scan: state must be [keys, width]");
     expect(seen.shape(0) == capacity, "scan: one `seen` per key");
     std::uint64_t* k = keys.data();
     float *v = values.data(), *s = state.data();
@@ -110,11 +118,12 @@ void bind_table(nb::module_& m) {
           nb::arg("out").noconvert());
     nb::class_<BlockLocks>(m, "BlockLocks").def(nb::init<>());
     m.def("apply_rule", &apply_rule, "kind"_a, "lr"_a, nb::arg("hyper").noconvert(), "step"_a,
-          nb::arg("values").noconvert(), nb::arg("state").noconvert(), nb::arg("grads").noconvert(), "locks"_a);
+          nb::arg("values").noconvert(), nb::arg("state").noconvert(), nb::arg("grads").noconvert(),
+          "locks"_a);
     nb::class_<RowTable>(m, "RowTable")
         .def("__init__",
-             [](RowTable* self, std::size_t dim, std::size_t state_width, std::uint64_t seed, int kind, double a,
-                double b, float initial_state) {
+             [](RowTable* self, std::size_t dim, std::size_t state_width, std::uint64_t seed, int kind,
+                double a, double b, float initial_state) {
                  new (self) RowTable(dim, state_width, make_initializer(kind, a, b, seed), initial_state);
              })
         .def("pull", &table_pull, nb::arg("keys").noconvert(), nb::arg("out").noconvert(), "create"_a)

@@ -4,7 +4,8 @@
 
 namespace sparsefleet {
 
-void BlockLocks::update(const RuleStep& rule, float* values, float* state, const float* grads, std::size_t n) {
+void BlockLocks::update(const RuleStep& rule, float* values, float* state, const float* grads,
+                        std::size_t n) {
     if (!rule.elementwise()) {  // one sum over the whole block: nothing to cut
         const std::lock_guard<std::mutex> guard(mutexes_[0]);
         rule.update_block(values, state, grads, n, n);

@@ -31,7 +31,8 @@ void fill_uniform(const Initializer& init, std::uint64_t base, float* out, std::
 // Box-Muller: two draws give two values, the cosine at the even position and the sine at the odd one.
 void fill_normal(const Initializer& init, std::uint64_t base, float* out, std::size_t dim) {
     for (std::size_t i = 0; i < dim; i += 2) {
-        const double u1 = (static_cast<double>(draw(base, i) >> 11) + 1.0) * 0x1p-53;  // (0, 1]: its log is finite
+        const double u1 =
+            (static_cast<double>(draw(base, i) >> 11) + 1.0) * 0x1p-53;  // (0, 1]: its log is finite
         const double u2 = static_cast<double>(draw(base, i + 1) >> 11) * 0x1p-53;
         const double radius = std::sqrt(-2.0 * std::log(u1)), angle = kTwoPi * u2;
         out[i] = static_cast<float>(init.a + init.b * (radius * std::cos(angle)));
@@ -48,7 +49,8 @@ Initializer make_initializer(int kind, double a, double b, std::uint64_t seed) {
 }
 
 void init_row(const Initializer& init, std::uint64_t key, float* out, std::size_t dim) {
-    // The key is mixed before the seed comes in, so that neighbouring keys and neighbouring seeds never share a row.
+    // The key is mixed before the seed comes in, so that neighbouring keys and neighbouring seeds never share
+    // a row.
     const std::uint64_t base = mix64(mix64(key + kGolden) ^ init.seed);
     switch (init.kind) {
         case InitKind::kUniform:

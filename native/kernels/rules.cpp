@@ -9,11 +9,13 @@
 namespace sparsefleet {
 namespace {
 
-// Each rule: `operator()(w, s, g, n, segment)` updates n values; segment j of the state starts at s + j * segment.
+// Each rule: `operator()(w, s, g, n, segment)` updates n values; segment j of the state starts at s + j *
+// segment.
 
 struct Sgd {
     float lr, decay;
-    void operator()(float* __restrict w, float*, const float* __restrict g, std::size_t n, std::size_t) const {
+    void operator()(float* __restrict w, float*, const float* __restrict g, std::size_t n,
+                    std::size_t) const {
         for (std::size_t i = 0; i < n; ++i) w[i] -= lr * (g[i] + decay * w[i]);
     }
 };
@@ -34,7 +36,8 @@ struct RowwiseAdagrad {
     float lr, eps, decay;
     void operator()(float* __restrict w, float* __restrict a, const float* __restrict g, std::size_t n,
                     std::size_t) const {
-        double squares = 0.0;  // in double and in order: the sum does not depend on how wide the machine's vectors are
+        double squares =
+            0.0;  // in double and in order: the sum does not depend on how wide the machine's vectors are
         for (std::size_t i = 0; i < n; ++i) {
             const float grad = g[i] + decay * w[i];
             squares += static_cast<double>(grad) * static_cast<double>(grad);
@@ -46,8 +49,8 @@ struct RowwiseAdagrad {
 };
 
 struct Adam {
-    float rate;           // lr / (1 - b1^t)
-    float inverse_root;   // 1 / sqrt(1 - b2^t)
+    float rate;          // lr / (1 - b1^t)
+    float inverse_root;  // 1 / sqrt(1 - b2^t)
     float fresh1, beta2, fresh2, eps, decay;
     void operator()(float* __restrict w, float* __restrict m, const float* __restrict g, std::size_t n,
                     std::size_t segment) const {
@@ -67,7 +70,8 @@ struct Ftrl {
     float lr, l1, l2, beta;
     void operator()(float* __restrict w, float* __restrict z, const float* __restrict g, std::size_t n,
                     std::size_t segment) const {
-        if (!(lr > 0.0f)) return;  // a schedule that has come down to 0: the rule divides by lr, and nothing may move
+        if (!(lr > 0.0f))
+            return;  // a schedule that has come down to 0: the rule divides by lr, and nothing may move
         float* __restrict squares = z + segment;
         for (std::size_t i = 0; i < n; ++i) {
             const float grown = squares[i] + g[i] * g[i];
@@ -83,19 +87,37 @@ struct Ftrl {
     }
 };
 
-// The widths that people use get a loop of known length; the compiler unrolls it and leaves no remainder to test for.
+// The widths that people use get a loop of known length; the compiler unrolls it and leaves no remainder to
+// test for.
 template <typename F>
 void with_dim(std::size_t dim, F&& f) {
     switch (dim) {
-        case 4: f(std::integral_constant<std::size_t, 4>{}); break;
-        case 8: f(std::integral_constant<std::size_t, 8>{}); break;
-        case 9: f(std::integral_constant<std::size_t, 9>{}); break;
-        case 10: f(std::integral_constant<std::size_t, 10>{}); break;
-        case 12: f(std::integral_constant<std::size_t, 12>{}); break;
-        case 16: f(std::integral_constant<std::size_t, 16>{}); break;
-        case 32: f(std::integral_constant<std::size_t, 32>{}); break;
-        case 64: f(std::integral_constant<std::size_t, 64>{}); break;
-        default: f(dim);
+        case 4:
+            f(std::integral_constant<std::size_t, 4>{});
+            break;
+        case 8:
+            f(std::integral_constant<std::size_t, 8>{});
+            break;
+        case 9:
+            f(std::integral_constant<std::size_t, 9>{});
+            break;
+        case 10:
+            f(std::integral_constant<std::size_t, 10>{});
+            break;
+        case 12:
+            f(std::integral_constant<std::size_t, 12>{});
+            break;
+        case 16:
+            f(std::integral_constant<std::size_t, 16>{});
+            break;
+        case 32:
+            f(std::integral_constant<std::size_t, 32>{});
+            break;
+        case 64:
+            f(std::integral_constant<std::size_t, 64>{});
+            break;
+        default:
+            f(dim);
     }
 }
 
@@ -115,11 +137,15 @@ RuleStep::RuleStep(int kind, double lr, const double (&hyper)[kHyperCount], std:
 
 std::size_t RuleStep::state_width(std::size_t dim) const {
     switch (kind_) {
-        case RuleKind::kSgd: return 0;
-        case RuleKind::kAdagrad: return dim;
-        case RuleKind::kRowwiseAdagrad: return 1;
+        case RuleKind::kSgd:
+            return 0;
+        case RuleKind::kAdagrad:
+            return dim;
+        case RuleKind::kRowwiseAdagrad:
+            return 1;
         case RuleKind::kAdam:
-        case RuleKind::kFtrl: return 2 * dim;
+        case RuleKind::kFtrl:
+            return 2 * dim;
     }
     return 0;
 }
@@ -129,18 +155,27 @@ void RuleStep::visit(Visitor&& visitor) const {
     const auto f = [](double x) { return static_cast<float>(x); };
     const double* h = hyper_;
     switch (kind_) {
-        case RuleKind::kSgd: visitor(Sgd{f(lr_), f(h[0])}); break;
-        case RuleKind::kAdagrad: visitor(Adagrad{f(lr_), f(h[0]), f(h[1])}); break;
-        case RuleKind::kRowwiseAdagrad: visitor(RowwiseAdagrad{f(lr_), f(h[0]), f(h[1])}); break;
+        case RuleKind::kSgd:
+            visitor(Sgd{f(lr_), f(h[0])});
+            break;
+        case RuleKind::kAdagrad:
+            visitor(Adagrad{f(lr_), f(h[0]), f(h[1])});
+            break;
+        case RuleKind::kRowwiseAdagrad:
+            visitor(RowwiseAdagrad{f(lr_), f(h[0]), f(h[1])});
+            break;
         case RuleKind::kAdam:
             visitor(Adam{f(lr_ / correction1_), f(1.0 / std::sqrt(correction2_)), f(1.0 - h[0]), f(h[1]),
                          f(1.0 - h[1]), f(h[2]), f(h[3])});
             break;
-        case RuleKind::kFtrl: visitor(Ftrl{f(lr_), f(h[0]), f(h[1]), f(h[2])}); break;
+        case RuleKind::kFtrl:
+            visitor(Ftrl{f(lr_), f(h[0]), f(h[1]), f(h[2])});
+            break;
     }
 }
 
-void RuleStep::update_rows(float* const* rows, const float* const* grads, std::size_t count, std::size_t dim) const {
+void RuleStep::update_rows(float* const* rows, const float* const* grads, std::size_t count,
+                           std::size_t dim) const {
     visit([&](const auto& rule) {
         with_dim(dim, [&](auto width) {
             for (std::size_t i = 0; i < count; ++i) rule(rows[i], rows[i] + width, grads[i], width, width);

@@ -8,7 +8,8 @@
 namespace sparsefleet {
 namespace {
 
-// Chunks of 128 to 256 KB: small against a table whose memory matters, and few enough that their addresses stay in cache.
+// Chunks of 128 to 256 KB: small against a table whose memory matters, and few enough that their addresses
+// stay in cache.
 constexpr std::size_t kChunkBytes = 256 << 10;
 constexpr std::uint32_t kFirstRows = 8;
 constexpr std::size_t kFirstSlots = 16;
@@ -45,11 +46,11 @@ std::uint32_t Shard::find(std::uint64_t place, std::uint64_t key) const {
 
 std::uint32_t Shard::append(std::uint64_t place, std::uint64_t key) {
     const std::uint32_t number = rows();
-    if (number >= kRowMask) throw std::length_error("a table holds at most 2147483584 rows; use more servers");
+    if (number >= kRowMask)
+        throw std::length_error("a table holds at most 2147483584 rows; use more servers");
     if (number == capacity_) grow_rows();
-    const std::uint64_t slots = index_.load(std::memory_order_relaxed) == nullptr
-                                    ? 0
-                                    : mask_.load(std::memory_order_relaxed) + 1;
+    const std::uint64_t slots =
+        index_.load(std::memory_order_relaxed) == nullptr ? 0 : mask_.load(std::memory_order_relaxed) + 1;
     if ((number + std::uint64_t{1}) * 5 > slots * 4) grow_index();  // at most 80 % full
 
     std::byte* at = row(number);
@@ -107,11 +108,11 @@ void Shard::grow_rows() {
 }
 
 std::size_t Shard::memory_bytes() const {
-    const std::size_t slots = index_.load(std::memory_order_relaxed) == nullptr
-                                  ? 0
-                                  : mask_.load(std::memory_order_relaxed) + 1;
+    const std::size_t slots =
+        index_.load(std::memory_order_relaxed) == nullptr ? 0 : mask_.load(std::memory_order_relaxed) + 1;
     const std::size_t first = std::min<std::size_t>(capacity_, std::size_t{1} << layout_->chunk_shift);
-    return slots * sizeof(std::uint32_t) + first * layout_->row_bytes + chunks_.capacity() * sizeof(std::byte*);
+    return slots * sizeof(std::uint32_t) + first * layout_->row_bytes +
+           chunks_.capacity() * sizeof(std::byte*);
 }
 
 void Shard::clear() {

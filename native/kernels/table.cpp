@@ -1,5 +1,6 @@
-// How a call goes through the shards. Every row of a big table is a cache miss (index line, then row), so keys go in
-// windows: ask for all index lines, then probe them and ask for all rows, then work on the rows as they have come.
+// How a call goes through the shards. Every row of a big table is a cache miss (index line, then row), so
+// keys go in windows: ask for all index lines, then probe them and ask for all rows, then work on the rows as
+// they have come.
 #include "sparsefleet/table.h"
 
 #include <algorithm>
@@ -12,10 +13,11 @@
 namespace sparsefleet {
 namespace {
 
-constexpr std::size_t kWindow = 64;          // keys whose cache misses overlap
+constexpr std::size_t kWindow = 64;           // keys whose cache misses overlap
 constexpr std::size_t kSortedKeys = 1 << 16;  // keys sorted at a time: bounds the scratch memory of a thread
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kPrefetchedBytes = 1024;  // of a row; the processor's own prefetcher sees to the rest of a long one
+constexpr std::size_t kPrefetchedBytes =
+    1024;  // of a row; the processor's own prefetcher sees to the rest of a long one
 
 // A key on its way through a call.
 struct Item {
@@ -80,14 +82,15 @@ inline void prefetch_window(const Shard& shard, const Item* begin, const Item* e
     for (const Item* item = begin; item < end; ++item) shard.prefetch(item->place);
 }
 
-// Calls work(items, count, rows) for each window of a group. rows[i] is the number of a row that holds the key of
-// items[i], or Shard::kNone. The shard is locked.
+// Calls work(items, count, rows) for each window of a group. rows[i] is the number of a row that holds the
+// key of items[i], or Shard::kNone. The shard is locked.
 template <int kForWrite, typename Work>
 void by_window(const Shard& shard, const Group& group, std::size_t row_bytes, Work&& work) {
     std::uint32_t rows[kWindow];
     const std::size_t wanted = std::min(row_bytes, kPrefetchedBytes);
     for (const Item* window = group.begin; window < group.end; window += kWindow) {
-        const std::size_t count = std::min<std::size_t>(kWindow, static_cast<std::size_t>(group.end - window));
+        const std::size_t count =
+            std::min<std::size_t>(kWindow, static_cast<std::size_t>(group.end - window));
         if (window + kWindow < group.end) prefetch_window(shard, window + kWindow, group.end);
         for (std::size_t i = 0; i < count; ++i) {
             rows[i] = shard.guess(window[i].place);
@@ -115,8 +118,8 @@ RowTable::RowTable(std::size_t dim, std::size_t state_width, const Initializer& 
 
 RowTable::~RowTable() = default;
 
-// Calls visit(shard, group, first, wait) for each shard that has keys; `first` is what to add to an item's position.
-// visit returns false if the shard is busy, which only wait = false allows.
+// Calls visit(shard, group, first, wait) for each shard that has keys; `first` is what to add to an item's
+// position. visit returns false if the shard is busy, which only wait = false allows.
 template <typename Visit>
 void RowTable::by_shard(const std::uint64_t* keys, std::size_t count, Visit&& visit) const {
     Sorted& sorted = scratch();
@@ -168,17 +171,18 @@ std::size_t RowTable::pull(const std::uint64_t* keys, std::size_t count, float* 
         {
             std::shared_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
             if (!take(lock, wait)) return false;
-            by_window<0>(shard, group, read_bytes, [&](const Item* items, std::size_t n, const std::uint32_t* rows) {
-                for (std::size_t i = 0; i < n; ++i) {
-                    float* to = out + (first + items[i].position) * dim;
-                    if (rows[i] != Shard::kNone)
-                        copy_floats(to, row_values(shard.row(rows[i])), dim);
-                    else if (create)
-                        missing.push_back(items[i]);
-                    else
-                        std::fill(to, to + dim, 0.0f), ++misses;
-                }
-            });
+            by_window<0>(shard, group, read_bytes,
+                         [&](const Item* items, std::size_t n, const std::uint32_t* rows) {
+                             for (std::size_t i = 0; i < n; ++i) {
+                                 float* to = out + (first + items[i].position) * dim;
+                                 if (rows[i] != Shard::kNone)
+                                     copy_floats(to, row_values(shard.row(rows[i])), dim);
+                                 else if (create)
+                                     missing.push_back(items[i]);
+                                 else
+                                     std::fill(to, to + dim, 0.0f), ++misses;
+                             }
+                         });
         }
         if (missing.empty()) return true;
         misses += missing.size();
@@ -199,21 +203,23 @@ void RowTable::push(const std::uint64_t* keys, std::size_t count, const float* g
     by_shard(keys, count, [&](Shard& shard, const Group& group, std::size_t first, bool wait) {
         std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
         if (!take(lock, wait)) return false;
-        by_window<1>(shard, group, layout_.row_bytes, [&](const Item* items, std::size_t n, std::uint32_t* rows) {
-            // All rows come first: one that is created may move the others.
-            for (std::size_t i = 0; i < n; ++i)
-                if (rows[i] == Shard::kNone) rows[i] = find_or_create(shard, items[i].place, items[i].key);
-            float* values[kWindow];
-            const float* gradients[kWindow];
-            for (std::size_t i = 0; i < n; ++i) {
-                std::byte* row = shard.row(rows[i]);
-                std::uint32_t& seen = *row_seen(row);
-                seen += seen != 0xFFFFFFFFu;
-                values[i] = row_values(row);
-                gradients[i] = grads + (first + items[i].position) * dim;
-            }
-            rule.update_rows(values, gradients, n, dim);
-        });
+        by_window<1>(shard, group, layout_.row_bytes,
+                     [&](const Item* items, std::size_t n, std::uint32_t* rows) {
+                         // All rows come first: one that is created may move the others.
+                         for (std::size_t i = 0; i < n; ++i)
+                             if (rows[i] == Shard::kNone)
+                                 rows[i] = find_or_create(shard, items[i].place, items[i].key);
+                         float* values[kWindow];
+                         const float* gradients[kWindow];
+                         for (std::size_t i = 0; i < n; ++i) {
+                             std::byte* row = shard.row(rows[i]);
+                             std::uint32_t& seen = *row_seen(row);
+                             seen += seen != 0xFFFFFFFFu;
+                             values[i] = row_values(row);
+                             gradients[i] = grads + (first + items[i].position) * dim;
+                         }
+                         rule.update_rows(values, gradients, n, dim);
+                     });
         return true;
     });
 }
@@ -234,18 +240,20 @@ void RowTable::insert(const std::uint64_t* keys, std::size_t count, const float*
     by_shard(keys, count, [&](Shard& shard, const Group& group, std::size_t first, bool wait) {
         std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
         if (!take(lock, wait)) return false;
-        by_window<1>(shard, group, layout_.row_bytes, [&](const Item* items, std::size_t n, std::uint32_t* rows) {
-            for (std::size_t i = 0; i < n; ++i) {
-                const Item& item = items[i];
-                if (rows[i] == Shard::kNone) rows[i] = shard.find(item.place, item.key);  // twice in the window?
-                if (rows[i] == Shard::kNone) rows[i] = shard.append(item.place, item.key);
-                const std::size_t from = first + item.position;
-                std::byte* row = shard.row(rows[i]);
-                *row_seen(row) = seen[from];
-                std::memcpy(row_values(row), values + from * dim, dim * sizeof(float));
-                std::memcpy(row_values(row) + dim, state + from * width, width * sizeof(float));
-            }
-        });
+        by_window<1>(shard, group, layout_.row_bytes,
+                     [&](const Item* items, std::size_t n, std::uint32_t* rows) {
+                         for (std::size_t i = 0; i < n; ++i) {
+                             const Item& item = items[i];
+                             if (rows[i] == Shard::kNone)
+                                 rows[i] = shard.find(item.place, item.key);  // twice in the window?
+                             if (rows[i] == Shard::kNone) rows[i] = shard.append(item.place, item.key);
+                             const std::size_t from = first + item.position;
+                             std::byte* row = shard.row(rows[i]);
+                             *row_seen(row) = seen[from];
+                             std::memcpy(row_values(row), values + from * dim, dim * sizeof(float));
+                             std::memcpy(row_values(row) + dim, state + from * width, width * sizeof(float));
+                         }
+                     });
         return true;
     });
 }
@@ -254,9 +262,11 @@ void RowTable::contains(const std::uint64_t* keys, std::size_t count, std::uint8
     by_shard(keys, count, [&](const Shard& shard, const Group& group, std::size_t first, bool wait) {
         std::shared_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
         if (!take(lock, wait)) return false;
-        by_window<0>(shard, group, RowLayout::kValues, [&](const Item* items, std::size_t n, const std::uint32_t* rows) {
-            for (std::size_t i = 0; i < n; ++i) found[first + items[i].position] = rows[i] != Shard::kNone;
-        });
+        by_window<0>(shard, group, RowLayout::kValues,
+                     [&](const Item* items, std::size_t n, const std::uint32_t* rows) {
+                         for (std::size_t i = 0; i < n; ++i)
+                             found[first + items[i].position] = rows[i] != Shard::kNone;
+                     });
         return true;
     });
 }
@@ -299,7 +309,8 @@ std::size_t RowTable::memory_bytes() const {
 }
 
 void RowTable::clear() {
-    // All shards at once: their chunks come from one arena. Others hold one lock at a time, so this cannot deadlock.
+    // All shards at once: their chunks come from one arena. Others hold one lock at a time, so this cannot
+    // deadlock.
     std::vector<std::unique_lock<std::shared_mutex>> locks;
     locks.reserve(kShards);
     for (std::size_t s = 0; s < kShards; ++s) locks.emplace_back(shards_[s].mutex);

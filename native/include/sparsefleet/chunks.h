@@ -1,8 +1,8 @@
 // Memory for rows: equal chunks carved from big blocks that ask the kernel for huge pages.
 //
-// A lookup in a table of gigabytes misses the TLB every time with 4 KB pages; with 2 MB pages it seldom does. But a
-// huge page is resident as a whole once touched, so shards share blocks: a shard takes a chunk of some 200 KB at a
-// time, and only the table's last block is partly idle.
+// A lookup in a table of gigabytes misses the TLB every time with 4 KB pages; with 2 MB pages it seldom does.
+// But a huge page is resident as a whole once touched, so shards share blocks: a shard takes a chunk of some
+// 200 KB at a time, and only the table's last block is partly idle.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class ChunkArena {
     ChunkArena(const ChunkArena&) = delete;
     ChunkArena& operator=(const ChunkArena&) = delete;
 
-    std::byte* take();  // safe from many threads
+    std::byte* take();   // safe from many threads
     void release_all();  // every chunk handed out becomes invalid
     std::size_t bytes() const;
 

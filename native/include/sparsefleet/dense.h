@@ -8,8 +8,8 @@
 
 namespace sparsefleet {
 
-// One lock per stretch of a block. Threads begin at different stretches and so seldom wait for each other; readers do
-// not lock at all (Hogwild), and may see one stretch before and another after an update.
+// One lock per stretch of a block. Threads begin at different stretches and so seldom wait for each other;
+// readers do not lock at all (Hogwild), and may see one stretch before and another after an update.
 class BlockLocks {
   public:
     static constexpr std::size_t kStretches = 16;

@@ -1,4 +1,5 @@
-// A 64-bit mixer (the finaliser of splitmix64): every input bit reaches every output bit, and no two inputs collide.
+// A 64-bit mixer (the finaliser of splitmix64): every input bit reaches every output bit, and no two inputs
+// collide.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Update rules: how a gradient changes a row.
 //
-// Legend: w values, g gradient, D values in a row, s the row's state. State is laid out in segments of D floats, one
-// after the other (Adam: m then v); row-wise Adagrad has a single float.
+// Legend: w values, g gradient, D values in a row, s the row's state. State is laid out in segments of D
+// floats, one after the other (Adam: m then v); row-wise Adagrad has a single float.
 //
 //   kind               state      hyper[0..]                update (g' = g + weight_decay * w)
 //   0 SGD              -          weight_decay              w -= lr g'
@@ -13,8 +13,9 @@
 //                                                           w = |z| <= l1 ? 0
 //                                                             : (sign(z) l1 - z) / ((beta+sqrt(n))/lr + l2)
 //
-// All arithmetic on rows is IEEE float32 in the order written in rules.cpp, compiled without contraction to fused
-// multiply-adds: the bits are the same on every machine, in a row and in a block, and in the NumPy twin.
+// All arithmetic on rows is IEEE float32 in the order written in rules.cpp, compiled without contraction to
+// fused multiply-adds: the bits are the same on every machine, in a row and in a block, and in the NumPy
+// twin.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +30,8 @@ inline constexpr std::size_t kHyperCount = 6;
 // One step of a rule: its constants, made ready once and then applied to any number of rows.
 class RuleStep {
   public:
-    // `step` counts the updates of the table, this one included (first: 1). Throws std::invalid_argument for a kind
-    // that does not exist or step 0.
+    // `step` counts the updates of the table, this one included (first: 1). Throws std::invalid_argument for
+    // a kind that does not exist or step 0.
     RuleStep(int kind, double lr, const double (&hyper)[kHyperCount], std::uint64_t step);
 
     std::size_t state_width(std::size_t dim) const;
@@ -38,9 +39,10 @@ class RuleStep {
     // rows[i] points at the values of a row, its state right behind them; grads[i] at its gradient.
     void update_rows(float* const* rows, const float* const* grads, std::size_t count, std::size_t dim) const;
 
-    // A block of n values with its state elsewhere. `state` holds the state of the whole block, whose segments are
-    // `segment` floats apart; values, state and grads point at the first element to update.
-    void update_block(float* values, float* state, const float* grads, std::size_t n, std::size_t segment) const;
+    // A block of n values with its state elsewhere. `state` holds the state of the whole block, whose
+    // segments are `segment` floats apart; values, state and grads point at the first element to update.
+    void update_block(float* values, float* state, const float* grads, std::size_t n,
+                      std::size_t segment) const;
 
     // True when elements do not depend on each other, so that a block may be updated piece by piece.
     bool elementwise() const { return kind_ != RuleKind::kRowwiseAdagrad; }

@@ -1,6 +1,11 @@
-// One shard of a RowTable: its rows, and the index that finds them. Knows nothing of values, rules or other shards.
+// One shard of a RowTable: its rows, and the index that finds them. Knows nothing of values, rules or other
+// shards.
 //
-// The caller holds `mutex`: shared for const functions, exclusive for the others. Only `prefetch` needs no lock.
+// The caller holds `mutex`: shared for const functions, exclusive for the others. Only `prefetch` needs no
+// lock.
+//
+// Rows are numbered without gaps in the order they came, and none is ever removed. Eviction, when it comes,
+// can move the last row into the hole and shift the index entries behind it; scans must not run beside it.
 #pragma once
 
 #include <atomic>
@@ -15,8 +20,9 @@
 
 namespace sparsefleet {
 
-// A key's place: the top 6 bits choose the shard, the next 7 are the index entry's tag, the low ones the slot. The salt
-// keeps this apart from other uses of the mixer: keys that one server or one seed was given must still spread evenly.
+// A key's place: the top 6 bits choose the shard, the next 7 are the index entry's tag, the low ones the
+// slot. The salt keeps this apart from other uses of the mixer: keys that one server or one seed was given
+// must still spread evenly.
 inline std::uint64_t place_of(std::uint64_t key) { return mix64(key ^ 0x5AB1E0F5EA7ull); }
 inline std::uint32_t shard_of(std::uint64_t place) { return static_cast<std::uint32_t>(place >> 58); }
 
@@ -51,7 +57,8 @@ class alignas(64) Shard {
         __builtin_prefetch(index_.load(std::memory_order_relaxed) + (place & mask));
     }
 
-    // The first row that `place` may belong to, by its tag, without looking at rows; kNone if there is surely no row.
+    // The first row that `place` may belong to, by its tag, without looking at rows; kNone if there is surely
+    // no row.
     std::uint32_t guess(std::uint64_t place) const {
         const std::uint32_t* index = index_.load(std::memory_order_relaxed);
         if (index == nullptr) return kNone;
@@ -67,8 +74,8 @@ class alignas(64) Shard {
     // The row of `key`, or kNone.
     std::uint32_t find(std::uint64_t place, std::uint64_t key) const;
 
-    // The row of a key that is not there yet. Its key is set and seen is 0; values and state are up to the caller.
-    // Rows may move in memory, but keep their numbers.
+    // The row of a key that is not there yet. Its key is set and seen is 0; values and state are up to the
+    // caller. Rows may move in memory, but keep their numbers.
     std::uint32_t append(std::uint64_t place, std::uint64_t key);
 
     std::byte* row(std::uint32_t number) const {
@@ -98,8 +105,9 @@ class alignas(64) Shard {
     std::atomic<std::uint32_t*> index_{nullptr};
     std::atomic<std::uint64_t> mask_{0};  // slots - 1
     std::atomic<std::uint32_t> rows_{0};
-    std::uint32_t capacity_ = 0;      // rows that fit in the chunks at hand
-    std::vector<std::byte*> chunks_;  // the first is on the heap and grows from a few rows; the others are the arena's
+    std::uint32_t capacity_ = 0;  // rows that fit in the chunks at hand
+    std::vector<std::byte*>
+        chunks_;  // the first is on the heap and grows from a few rows; the others are the arena's
 };
 
 inline std::uint64_t row_key(const std::byte* row) {
@@ -107,7 +115,9 @@ inline std::uint64_t row_key(const std::byte* row) {
     std::memcpy(&key, row, sizeof key);  // rows are aligned to 4 bytes only
     return key;
 }
-inline std::uint32_t* row_seen(std::byte* row) { return reinterpret_cast<std::uint32_t*>(row + RowLayout::kSeen); }
+inline std::uint32_t* row_seen(std::byte* row) {
+    return reinterpret_cast<std::uint32_t*>(row + RowLayout::kSeen);
+}
 inline float* row_values(std::byte* row) { return reinterpret_cast<float*>(row + RowLayout::kValues); }
 
 }  // namespace sparsefleet

@@ -2,15 +2,17 @@
 //
 // Legend: U keys in a call, D values a row, S floats of optimizer state a row.
 //
-// A row is [key u64 | seen u32 | values D f32 | state S f32], nothing between or behind. 64 shards, chosen by the top
-// bits of a mixed key, each hold rows in chunks (chunks.h) and find them through an open-addressing index of 32-bit
-// entries: 7 bits of the key's mix, so that almost every probe that hits is the right one, and 25 bits of row number.
+// A row is [key u64 | seen u32 | values D f32 | state S f32], nothing between or behind. 64 shards, chosen by
+// the top bits of a mixed key, each hold rows in chunks (chunks.h) and find them through an open-addressing
+// index of 32-bit entries: 7 bits of the key's mix, so that almost every probe that hits is the right one,
+// and 25 bits of row number.
 //
-// Any number of threads may call anything at any time. A call sorts its keys by shard, so that it takes each shard's
-// lock once: shared to read rows that exist, exclusive to create or update. A shard that is busy is put off and tried
-// again after the others. Calls are atomic per shard, not as a whole.
+// Any number of threads may call anything at any time. A call sorts its keys by shard, so that it takes each
+// shard's lock once: shared to read rows that exist, exclusive to create or update. A shard that is busy is
+// put off and tried again after the others. Calls are atomic per shard, not as a whole.
 //
-// Keys in one call should be unique. Duplicates harm nothing but the result: a push applies the rule once for each.
+// Keys in one call should be unique. Duplicates harm nothing but the result: a push applies the rule once for
+// each.
 #pragma once
 
 #include <atomic>
@@ -37,10 +39,12 @@ class RowTable {
     std::size_t dim() const { return layout_.dim; }
     std::size_t state_width() const { return layout_.state_width; }
 
-    // Fills out[U, D]. Missing rows are created, or with create = false read as zeros. Returns how many were missing.
+    // Fills out[U, D]. Missing rows are created, or with create = false read as zeros. Returns how many were
+    // missing.
     std::size_t pull(const std::uint64_t* keys, std::size_t count, float* out, bool create);
 
-    // Applies `rule` with grads[U, D]; missing rows are created first. The rule must be of this table's state width.
+    // Applies `rule` with grads[U, D]; missing rows are created first. The rule must be of this table's state
+    // width.
     void push(const std::uint64_t* keys, std::size_t count, const float* grads, const RuleStep& rule);
 
     // Writes whole rows, new or over old ones.
@@ -50,10 +54,10 @@ class RowTable {
     // found[i] = 1 where keys[i] has a row, else 0.
     void contains(const std::uint64_t* keys, std::size_t count, std::uint8_t* found) const;
 
-    // Copies up to `capacity` rows from `cursor` on (0: the first) and moves it; 0 copied: the end. Every row that was
-    // there when the scan began comes exactly once, and as of one moment if nobody writes meanwhile.
-    std::size_t scan(std::uint64_t& cursor, std::size_t capacity, std::uint64_t* keys, float* values, float* state,
-                     std::uint32_t* seen) const;
+    // Copies up to `capacity` rows from `cursor` on (0: the first) and moves it; 0 copied: the end. Every row
+    // that was there when the scan began comes exactly once, and as of one moment if nobody writes meanwhile.
+    std::size_t scan(std::uint64_t& cursor, std::size_t capacity, std::uint64_t* keys, float* values,
+                     float* state, std::uint32_t* seen) const;
 
     std::size_t rows() const;
     std::size_t memory_bytes() const;  // everything: rows, index, slack
@@ -62,7 +66,8 @@ class RowTable {
   private:
     template <typename Visit>
     void by_shard(const std::uint64_t* keys, std::size_t count, Visit&& visit) const;
-    std::uint32_t find_or_create(Shard& shard, std::uint64_t place, std::uint64_t key);  // shard locked exclusively
+    std::uint32_t find_or_create(Shard& shard, std::uint64_t place,
+                                 std::uint64_t key);  // shard locked exclusively
 
     const RowLayout layout_;
     const Initializer init_;
