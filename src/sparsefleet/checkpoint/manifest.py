@@ -116,13 +116,14 @@ class BlockInfo:
     ) -> BlockInfo:
         shapes = tuple((parameter, tuple(int(n) for n in shape)) for parameter, shape in layout)
         size = sum(math.prod(shape) for _, shape in shapes)
+        dense_rule = rule.for_dense()
         return BlockInfo(
             name=name,
             size=size,
             layout=shapes,
-            rule=rule.to_dict(),
+            rule=dense_rule.to_dict(),
             # A rule's state on one long row is a whole number of floats per value; ask it of a single value.
-            state_width=0 if drop_state else rule.for_dense().state_width(1),
+            state_width=0 if drop_state else dense_rule.state_width(1),
             step=step,
         )
 

@@ -129,7 +129,8 @@ class Checkpoint:
         if list(saved) != list(wanted):
             raise CheckpointError(f"{what}: the model has the same parameters in another order")
         if not reset_optimizer:
-            _check_rule(what, info, rule, rule.for_dense().state_width(1))
+            dense_rule = rule.for_dense()
+            _check_rule(what, info, dense_rule, dense_rule.state_width(1))
         return info
 
     def _verify_file(self, entry: FileEntry) -> None:

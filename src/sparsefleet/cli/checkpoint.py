@@ -31,7 +31,7 @@ def show_command(path: Path, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(found)
         return
-    console = Console()
+    console = Console(markup=False, highlight=False)
     console.print(
         f"{found['path']}: step {found['step']:,}, {_size(found['bytes'])}, saved {found['created']}",
         soft_wrap=True,
@@ -101,7 +101,7 @@ def diff_command(a: Path, b: Path, as_json: AsJson = False) -> None:
 
 
 def _print_diff(found: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(markup=False, highlight=False)
     console.print(
         f"a: {found['a']} (step {found['step'][0]:,})\nb: {found['b']} (step {found['step'][1]:,})",
         soft_wrap=True,
