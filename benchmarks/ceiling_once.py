@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from peers.dense_ceiling import ARRANGEMENTS  # noqa: E402
+from peers.dense_ceiling import ARRANGEMENTS
 
 if __name__ == "__main__":
     print(ARRANGEMENTS[sys.argv[1]](int(sys.argv[2]), float(sys.argv[3]), bf16=sys.argv[4] == "bf16"))

@@ -19,9 +19,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from parts import memory, reader, tables, training  # noqa: E402
-from parts.common import Scale  # noqa: E402
-
+from parts import memory, reader, tables, training
+from parts.common import Scale
 
 PARTS = {"reader": reader.lines, "training": training.lines, "tables": tables.lines, "memory": memory.lines}
 

@@ -57,7 +57,8 @@ def criteo_files(folder: Path, rows: int) -> Path:
 def in_child(script: str, *arguments: object) -> list[float]:
     """The numbers that a script of this folder prints last, from a process of its own: nothing is warm or shared."""
     command = [sys.executable, str(BENCHMARKS / script), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=os.environ | {"PYTHONWARNINGS": "ignore"})
+    quiet = os.environ | {"PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=quiet)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return [float(word) for word in done.stdout.strip().splitlines()[-1].split()]

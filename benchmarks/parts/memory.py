@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from parts.common import Line, Scale, criteo_files
-
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.files import list_files
 from sparsefleet.data.open import open_reader

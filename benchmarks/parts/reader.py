@@ -8,7 +8,6 @@ from pathlib import Path
 
 from parts.common import Line, Scale, criteo_files, in_turn
 from peers import user_script
-
 from sparsefleet.data.files import list_files
 from sparsefleet.data.formats.base import BadRows
 from sparsefleet.data.formats.criteo import CriteoFormat

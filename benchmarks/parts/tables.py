@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from parts.common import Line, Scale, in_turn
 
+from parts.common import Line, Scale, in_turn
 from sparsefleet import optim
 from sparsefleet.table import SparseTable, TableSpec
 

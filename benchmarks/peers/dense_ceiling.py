@@ -9,6 +9,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ Step = Callable[[], None]
 
 def plain_step(batch: int, *, bf16: bool = False, compiled: bool = False) -> Step:
     layers: list[nn.Module] = []
-    for a, b in zip(WIDTHS, WIDTHS[1:], strict=False):
+    for a, b in pairwise(WIDTHS):
         layers += [nn.Linear(a, b), nn.ReLU()]
     net: Callable[[torch.Tensor], torch.Tensor] = nn.Sequential(*layers[:-1])
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, fused=True)  # type: ignore[attr-defined]

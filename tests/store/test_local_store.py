@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from store_contract import SPEC, StoreContract, u64, layout
+from store_contract import SPEC, StoreContract, layout, u64
 
 from sparsefleet import optim
 from sparsefleet.store import LocalStore

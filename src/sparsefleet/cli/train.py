@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -22,79 +23,86 @@ from sparsefleet.train import FitResult, SavePolicy, Trainer
 from sparsefleet.train.reporting import JsonLinesReporter, Reporter, TensorBoardReporter, console_reporter
 from sparsefleet.train.reporting.jsonl import plain_numbers
 
-DATA, MODEL, TRAINING, SAVING, OUTPUT = "Data", "Model", "Training", "Saving", "Output"
+
+def _panel(name: str) -> Callable[[str], Any]:
+    """Options of one group of the help text."""
+    return lambda text: typer.Option(help=text, rich_help_panel=name)
+
+
+_data, _model, _training = _panel("Data"), _panel("Model"), _panel("Training")
+_saving, _output = _panel("Saving"), _panel("Output")
 
 
 @errors_to_exit
 def train(
-    data: Annotated[str, typer.Option(help="Training files: a folder, a file or a pattern.", rich_help_panel=DATA)],
+    data: Annotated[str, _data("Training files: a folder, a file or a pattern.")],
     test_data: Annotated[
-        str | None, typer.Option(help="Rows to score after each epoch.", rich_help_panel=DATA)
+        str | None, _data("Rows to score after each epoch.")
     ] = None,
     schema: Annotated[
-        str | None, typer.Option(help="Schema file; default: schema.json beside the data, else Criteo's.", rich_help_panel=DATA)
+        str | None, _data("Schema file; default: schema.json beside the data, else Criteo's.")
     ] = None,
-    reader: Annotated[str, typer.Option(help="queue, memory, pyreader or feeder.", rich_help_panel=DATA)] = "queue",
+    reader: Annotated[str, _data("queue, memory, pyreader or feeder.")] = "queue",
     format: Annotated[
-        str, typer.Option(help="auto, criteo, multislot or parquet.", rich_help_panel=DATA)
+        str, _data("auto, criteo, multislot or parquet.")
     ] = "auto",
     pipe_command: Annotated[
-        str | None, typer.Option(help="Shell command that turns a file (its stdin) into MultiSlot text.", rich_help_panel=DATA)
+        str | None, _data("Shell command that turns a file (its stdin) into MultiSlot text.")
     ] = None,
     on_bad_row: Annotated[
-        str, typer.Option(help="error: stop at a row that does not parse; skip: count it and go on.", rich_help_panel=DATA)
+        str, _data("error: stop at a row that does not parse; skip: count it and go on.")
     ] = "error",
     preset: Annotated[
-        str, typer.Option(help="default, or paddle: the reference's settings to the letter.", rich_help_panel=MODEL)
+        str, _model("default, or paddle: the reference's settings to the letter.")
     ] = "default",
-    embedding_size: Annotated[int | None, typer.Option(help="Values in a row of the table.", rich_help_panel=MODEL)] = None,
-    hidden: Annotated[str | None, typer.Option(help="Widths of the relu layers, such as 400,400,400.", rich_help_panel=MODEL)] = None,
+    embedding_size: Annotated[int | None, _model("Values in a row of the table.")] = None,
+    hidden: Annotated[str | None, _model("Widths of the relu layers, such as 400,400,400.")] = None,
     init_range: Annotated[
-        float | None, typer.Option(help="New rows are uniform in [-R, R).", rich_help_panel=MODEL)
+        float | None, _model("New rows are uniform in [-R, R).")
     ] = None,
     sparse_feature_dim: Annotated[
-        int | None, typer.Option(help="Fold keys into this many rows; 0 keeps all 64 bits.", rich_help_panel=MODEL)
+        int | None, _model("Fold keys into this many rows; 0 keeps all 64 bits.")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.", rich_help_panel=TRAINING)] = 1,
-    batch_size: Annotated[int, typer.Option(help="Rows in a batch.", rich_help_panel=TRAINING)] = 1000,
+    epochs: Annotated[int, _training("Passes over the data.")] = 1,
+    batch_size: Annotated[int, _training("Rows in a batch.")] = 1000,
     threads: Annotated[
-        int, typer.Option(help="Training threads (Hogwild), each with its reader thread.", rich_help_panel=TRAINING)
+        int, _training("Training threads (Hogwild), each with its reader thread.")
     ] = 2,
     optimizer: Annotated[
-        str, typer.Option(help=f"{', '.join(optim.RULES)}.", rich_help_panel=TRAINING)
+        str, _training(f"{', '.join(optim.RULES)}.")
     ] = "adam",
     learning_rate: Annotated[
-        float | None, typer.Option(help="Step size; default 1e-3 (preset paddle: 1e-4).", rich_help_panel=TRAINING)
+        float | None, _training("Step size; default 1e-3 (preset paddle: 1e-4).")
     ] = None,
     lr_decay: Annotated[
-        float | None, typer.Option(help="Multiply the learning rate by this every --lr-decay-steps.", rich_help_panel=TRAINING)
+        float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")
     ] = None,
-    lr_decay_steps: Annotated[int, typer.Option(help="Steps between decays.", rich_help_panel=TRAINING)] = 1000,
+    lr_decay_steps: Annotated[int, _training("Steps between decays.")] = 1000,
     warmup_steps: Annotated[
-        int, typer.Option(help="Raise the learning rate from zero over this many steps.", rich_help_panel=TRAINING)
+        int, _training("Raise the learning rate from zero over this many steps.")
     ] = 0,
     precision: Annotated[
-        str, typer.Option(help="float32 or bf16, for the dense network.", rich_help_panel=TRAINING)
+        str, _training("float32 or bf16, for the dense network.")
     ] = "float32",
-    seed: Annotated[int, typer.Option(help="With --threads 1, the same seed gives the same bits.", rich_help_panel=TRAINING)] = 0,
+    seed: Annotated[int, _training("With --threads 1, the same seed gives the same bits.")] = 0,
     save: Annotated[
-        str | None, typer.Option(help="Folder for checkpoints: one per epoch, and on Ctrl-C.", rich_help_panel=SAVING)
+        str | None, _saving("Folder for checkpoints: one per epoch, and on Ctrl-C.")
     ] = None,
     save_every: Annotated[
-        int | None, typer.Option(help="Also save after every so many batches.", rich_help_panel=SAVING)
+        int | None, _saving("Also save after every so many batches.")
     ] = None,
-    keep: Annotated[int, typer.Option(help="Checkpoints that stay in the folder.", rich_help_panel=SAVING)] = 3,
+    keep: Annotated[int, _saving("Checkpoints that stay in the folder.")] = 3,
     resume: Annotated[
-        str | None, typer.Option(help="Go on from a checkpoint, or from the newest one of a folder.", rich_help_panel=SAVING)
+        str | None, _saving("Go on from a checkpoint, or from the newest one of a folder.")
     ] = None,
     json_output: Annotated[
-        bool, typer.Option("--json", help="The last line on stdout is one JSON object.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--json", help="The last line on stdout is one JSON object.", rich_help_panel="Output")
     ] = False,
     log_dir: Annotated[
-        str | None, typer.Option(help="Folder for metrics.jsonl; default: the --save folder.", rich_help_panel=OUTPUT)
+        str | None, _output("Folder for metrics.jsonl; default: the --save folder.")
     ] = None,
     tensorboard: Annotated[
-        str | None, typer.Option(help="Folder for TensorBoard (needs the tensorboard extra).", rich_help_panel=OUTPUT)
+        str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")
     ] = None,
 ) -> None:
     """Train CTR-DNN, evaluate it, save it."""
@@ -102,7 +110,7 @@ def train(
     reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
     rule = _rule(optimizer, learning_rate, preset, lr_decay, lr_decay_steps, warmup_steps)
     torch.manual_seed(seed)
-    model = _model(rows, preset, embedding_size, hidden, init_range)
+    model = _network(rows, preset, embedding_size, hidden, init_range)
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
     if save_every and not save:
         raise ConfigError("--save-every needs --save FOLDER")
@@ -121,7 +129,7 @@ def train(
         print(json.dumps(plain_numbers(_summary(result))))
 
 
-def _model(
+def _network(
     schema: Schema, preset: str, embedding_size: int | None, hidden: str | None, init_range: float | None
 ) -> CTRDNN:
     if preset not in PRESETS:

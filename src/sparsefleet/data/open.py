@@ -30,7 +30,7 @@ def open_reader(
     labelled: bool = True,
     shuffle_seed: int | None = None,
 ) -> Reader:
-    """`kind`: queue streams, memory loads (and shuffles, given a seed), pyreader reads ahead in Python, feeder not at all."""
+    """`kind`: queue streams, memory loads (and shuffles, given a seed), pyreader reads ahead, feeder does not."""
     if kind not in _MAKERS:
         raise ConfigError(f"reader={kind!r} is not a reader; choose {', '.join(_MAKERS)}")
     if shuffle_seed is not None and kind != "memory":

@@ -58,7 +58,7 @@ class CTRDNN(nn.Module):
             TABLE, config.embedding_size, slots, pooling=config.pooling, initializer=config.initializer
         )
         self.tower = DenseTower([len(slots) * config.embedding_size + dense_features, *config.hidden, 2])
-        for layer in self.tower.layers:
+        for layer in self.tower.linear_layers():
             nn.init.normal_(layer.weight, std=1 / math.sqrt(layer.in_features))
             nn.init.zeros_(layer.bias)
 

@@ -87,7 +87,7 @@ class _Pool(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         lookup: Lookup = ctx.lookup
         if grad.stride(1) != 1 or grad.dtype != torch.float32:
             grad = grad.float().contiguous()

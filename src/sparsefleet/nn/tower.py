@@ -34,9 +34,12 @@ class DenseTower(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self._free: list[_Workspace] = []
 
+    def linear_layers(self) -> list[nn.Linear]:
+        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parameters = [p for layer in self.layers for p in (layer.weight, layer.bias)]
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling() and not torch.jit.is_tracing():
+        parameters = [p for layer in self.linear_layers() for p in (layer.weight, layer.bias)]
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             half = torch.is_autocast_enabled("cpu")
             out: torch.Tensor = _Tower.apply(x, self._free, half, *parameters)  # type: ignore[no-untyped-call]
             return out
@@ -84,7 +87,7 @@ class _Tower(torch.autograd.Function):
         return h.float() if half else h.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         space: _Workspace = ctx.space
         parameters: tuple[torch.Tensor, ...] = ctx.parameters
         delta = grad.to(space.ones.dtype)

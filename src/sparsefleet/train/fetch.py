@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ class PrintFetched(FetchHandler):
         print("  ".join(f"{info} {value}" for info, value in zip(self._info, fetched, strict=True)), flush=True)
 
 
-def fetch_values(names: Sequence[str], snapshot: Snapshot, parameters: dict[str, torch.Tensor]) -> list[Any]:
+def fetch_values(names: Sequence[str], snapshot: Snapshot, parameters: Mapping[str, torch.Tensor]) -> list[Any]:
     numbers = snapshot.values()
     unknown = [name for name in names if name not in numbers and name not in parameters]
     if unknown:

@@ -16,7 +16,7 @@ class TensorBoardReporter(Reporter):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError("TensorBoard is not installed: pip install 'sparsefleet[tensorboard]'") from error
-        self._writer = SummaryWriter(folder)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(folder)
         self._seconds, self._next = seconds, time.monotonic()
 
     def tick(self, look: Look) -> None:
@@ -32,9 +32,9 @@ class TensorBoardReporter(Reporter):
         self._add("test", step, values)
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
     def _add(self, group: str, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             if name not in ("epoch", "step"):
-                self._writer.add_scalar(f"{group}/{name}", value, step)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(f"{group}/{name}", value, step)
