@@ -167,7 +167,7 @@ def test_a_killed_launcher_leaves_nothing_behind(launcher) -> None:
     script = launcher.script(
         """
         # One child in the role's session, one in its own, both deaf to SIGTERM.
-        deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+        deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
         subprocess.Popen([sys.executable, "-c", deaf])
         subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
         time.sleep(60)

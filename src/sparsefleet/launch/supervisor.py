@@ -111,8 +111,6 @@ class _Job:
             if kind is not None:
                 self._view.close(self._processes)
         finally:
-            for process in self._processes:
-                process.reap(timeout=1.0)
             if self._reaper is not None and self._reaper.stdin is not None:
                 try:
                     self._reaper.stdin.close()
@@ -122,6 +120,9 @@ class _Job:
                     self._reaper.wait(self._settings.grace + 2 * reaper.KILLED_SECONDS)
                 except subprocess.TimeoutExpired:
                     self._reaper.kill()
+            # Only now that nobody looks for them any more may the numbers of the roles be used anew.
+            for process in self._processes:
+                process.reap(timeout=1.0)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
 
