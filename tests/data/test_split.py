@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.data.formats.base import Unit
-from sparsefleet.data.split import cut_unit, parse_unit, split_files, split_units, unit_name
+from sparsefleet.data.split import cut_unit, parse_unit, plan_units, split_files, split_units, unit_name
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -206,3 +207,12 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         split_files([tmp_path, names[0]], 0, 2)
     with pytest.raises(DataError, match=r"missing cannot be shared out: No such file"):
         split_files([str(tmp_path / "missing"), names[0]], 0, 2)
+
+
+def test_a_reader_plans_whole_files_by_its_format_and_ranges_by_bytes() -> None:
+    def plan(files: Sequence[str], pieces: int) -> list[Unit]:
+        return [Unit(file, piece, piece + 1) for file in files for piece in range(pieces)]
+
+    assert plan_units(["a", "b"], 2, plan) == plan(["a", "b"], 2)
+    assert plan_units(["a#bytes=10:20", "b"], 1, plan) == [Unit("a", 10, 20), Unit("b", 0, 1)]
+    assert plan_units(["a#bytes=10:20", "b#bytes=7:"], 2, plan) == [Unit("a", 10, 15), Unit("a", 15, 20), Unit("b", 7)]

@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.data.formats.base import Unit
@@ -72,6 +72,20 @@ def parse_unit(name: Path) -> Unit:
     if stop is not None and stop < start:
         raise ConfigError(f"{text!r} is not a byte range: it stops before it starts; write file#bytes=start:stop")
     return Unit(match["file"], start, stop)
+
+
+def plan_units(names: Sequence[str], pieces: int, plan: Callable[[Sequence[str], int], list[Unit]]) -> list[Unit]:
+    """What a reader reads for a share: whole files as the format plans them, ranges cut as often as files would be."""
+    share = [parse_unit(name) for name in names]
+    if all(unit.start == 0 and unit.stop is None for unit in share):
+        return plan(names, pieces)
+    units: list[Unit] = []
+    for unit in share:
+        if unit.stop is not None:
+            units += cut_unit(unit, pieces)
+        else:
+            units += plan([unit.file], pieces) if unit.start == 0 else [unit]
+    return units
 
 
 def cut_unit(unit: Unit, pieces: int) -> list[Unit]:

@@ -121,9 +121,7 @@ def PaddleCloudRoleMaker() -> Role:
     return Role.from_environment()
 
 
-def UserDefinedRoleMaker(
-    current_id: int, role: str, worker_num: int, server_endpoints: Sequence[str]
-) -> Role:
+def UserDefinedRoleMaker(current_id: int, role: str, worker_num: int, server_endpoints: Sequence[str]) -> Role:
     """The role as the script gives it: `role` is Role.SERVER ("server") or Role.WORKER ("worker")."""
     kind = role.lower() if isinstance(role, str) else role
     if kind not in ("server", "worker"):

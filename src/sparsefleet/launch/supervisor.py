@@ -111,8 +111,6 @@ class _Job:
             if kind is not None:
                 self._view.close(self._processes)
         finally:
-            for process in self._processes:
-                process.reap(timeout=1.0)
             if self._reaper is not None and self._reaper.stdin is not None:
                 try:
                     self._reaper.stdin.close()
@@ -122,6 +120,9 @@ class _Job:
                     self._reaper.wait(self._settings.grace + 2 * reaper.KILLED_SECONDS)
                 except subprocess.TimeoutExpired:
                     self._reaper.kill()
+            # Only now that nobody looks for them any more may the numbers of the roles be used anew.
+            for process in self._processes:
+                process.reap(timeout=1.0)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
 
@@ -142,7 +143,12 @@ class _Job:
             process = RoleProcess(role, command_for_role(role), own, log_dir / f"{role.kind}log.{role.index}")
             self._processes.append(process)
             self._tell_reaper(process.pid)
-        self._workers_elsewhere = roles[0].worker_num - sum(role.is_worker for role in roles)
+        workers = sum(role.is_worker for role in roles)
+        self._workers_elsewhere = roles[0].worker_num - workers
+        here = f" of {roles[0].worker_num}" if self._workers_elsewhere else ""
+        self._view.say(
+            f"started {_count(len(roles) - workers, 'server')} and {_count(workers, 'worker')}{here}; logs in {log_dir}"
+        )
 
     def _tell_reaper(self, pid: int) -> None:
         assert self._reaper is not None
@@ -228,8 +234,8 @@ class _Job:
             return Outcome(128 + self._interrupts[0])
         workers = sum(process.role.is_worker for process in self._processes)
         seconds = max(process.seconds for process in self._processes)
-        what = f"{workers} worker{'s' * (workers != 1)}" if workers else f"{len(self._processes)} servers"
-        self._view.say(f"all done: {what} ended well after {seconds:.1f} s; logs in {self._settings.log_dir}")
+        what = _count(workers, "worker") if workers else _count(len(self._processes), "server")
+        self._view.say(f"all done: {what} ended well after {seconds:.1f} s")
         return Outcome(0)
 
     def _report(self) -> None:
@@ -242,3 +248,7 @@ class _Job:
         self._view.quote(lines)
         if others:
             self._view.say("failed too: " + ", ".join(f"{process.role} ({process.exit})" for process in others))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

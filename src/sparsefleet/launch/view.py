@@ -90,6 +90,10 @@ class LiveView(View):
             with contextlib.suppress(OSError, ValueError):
                 self._live.stop()
             self._live = None
+        for process in processes:
+            # A job's result stands there; the table may have cut it short.
+            if process.role.is_first_worker and state_of(process) == "ended well":
+                self.quote(process.last_lines(1))
 
     def say(self, text: str) -> None:
         self._print(f"fleetrun: {text}")
@@ -109,7 +113,7 @@ class LiveView(View):
                 # Drawn by us, never by a thread: processes are forked from here.
                 self._live = Live(console=self._console, auto_refresh=False)
                 self._live.start()
-            self._live.update(_table(processes), refresh=True)
+            self._live.update(_table(processes, self._console.width), refresh=True)
 
 
 def state_of(process: RoleProcess) -> str:
@@ -123,8 +127,10 @@ def state_of(process: RoleProcess) -> str:
 _COLOURS = {"running": "green", "stopping": "yellow", "stopped": "yellow", "ended well": "cyan"}
 
 
-def _table(processes: Sequence[RoleProcess]) -> Table:
+def _table(processes: Sequence[RoleProcess], width: int) -> Table:
     table = Table.grid(padding=(0, 2), expand=True)
+    # The terminal writes ^C behind the last line: it must not wrap, or the lines are redrawn one too low.
+    table.width = max(width - 3, 1)
     for _ in range(4):
         table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)

@@ -1,0 +1,167 @@
+"""Parts of the launcher: held ports, the end of a log, what a terminal shows."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.fleet.roles import Role, parse_endpoint
+from sparsefleet.launch import RunSettings, run_local
+from sparsefleet.launch.addresses import HeldEndpoints, is_local
+from sparsefleet.launch.plan import parse_hosts, parse_ports, roles_here
+from sparsefleet.launch.process import last_lines
+from sparsefleet.launch.view import PlainView
+
+
+def test_held_ports_are_distinct_and_kept_from_others() -> None:
+    with HeldEndpoints.free(20) as held:
+        assert len(set(held.endpoints)) == 20
+        host, port = parse_endpoint("held", held.endpoints[0])
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((host, port))
+        # A server that sets SO_REUSEADDR gets in: it is for such servers that the port is held.
+        with socket.create_server((host, port)) as server:
+            socket.create_connection((host, port), timeout=5).close()
+            assert server.getsockname()[1] == port
+    with socket.socket() as other:
+        other.bind((host, port))
+
+
+def test_a_flight_server_gets_a_held_port() -> None:
+    flight = pytest.importorskip("pyarrow.flight")
+    with HeldEndpoints.free(1) as held:
+        server = flight.FlightServerBase(f"grpc://{held.endpoints[0]}")
+        try:
+            assert server.port == parse_endpoint("held", held.endpoints[0])[1]
+        finally:
+            server.shutdown()
+
+
+def test_a_given_port_that_is_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"{endpoint} cannot be used by a server: Address already in use"):
+            HeldEndpoints.given([endpoint])
+
+
+def test_local_addresses() -> None:
+    assert is_local("127.0.0.1")
+    assert is_local("127.0.0.2")
+    assert not is_local("203.0.113.1")
+    with pytest.raises(ConfigError, match="not an address that this host knows"):
+        is_local("no.such.host.invalid")
+
+
+def test_lists_of_hosts_and_ports() -> None:
+    assert parse_hosts("x", "10.0.0.1, 10.0.0.2:6170,host,[::1]:5,::1") == [
+        "10.0.0.1",
+        "10.0.0.2",
+        "host",
+        "::1",
+        "::1",
+    ]
+    assert parse_ports("x", "5-7,9", 4) == [5, 6, 7, 9]
+    with pytest.raises(ConfigError, match="7-5 is not a port or range"):
+        parse_ports("x", "7-5", 3)
+    with pytest.raises(ConfigError, match="at least one server and one worker"):
+        roles_here([], ["a"])
+
+
+def test_last_lines_are_what_a_terminal_would_show(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes("one\n\n\x1b[31mtwo\x1b[0m\nstep 1\rstep 2\r\n  in\xff\n\n".encode("latin-1"))
+    assert last_lines(log, 1) == ["  in\ufffd"]
+    assert last_lines(log, 9) == ["one", "two", "step 2", "  in\ufffd"]
+    assert last_lines(tmp_path / "none", 3) == []
+
+
+def test_run_local_as_a_library(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    before = signal.getsignal(signal.SIGINT)
+
+    def command(role: Role) -> list[str]:
+        return [sys.executable, "-c", f"print({str(role)!r}); raise SystemExit({5 if str(role) == 'worker 1' else 0})"]
+
+    settings = RunSettings(tmp_path / "logs", timeout=1.0)
+    outcome = run_local(command, 1, 2, settings, view=PlainView(shown))
+    assert outcome.exit_code == 5
+    assert [(str(role), str(exit)) for role, exit in outcome.failed] == [("worker 1", "exit status 5")]
+    assert (tmp_path / "logs" / "serverlog.0").read_text() == "server 0\n"
+    assert "worker 1 failed first: exit status 5" in shown.getvalue()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_command_that_cannot_be_started_ends_those_that_were(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    sleeper = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+    def command(role: Role) -> list[str]:
+        return [sys.executable, "-c", sleeper] if role.is_server else ["/no/such/program"]
+
+    with pytest.raises(ConfigError, match=r"worker 0 cannot be started \(/no/such/program.*No such file"):
+        run_local(command, 1, 1, RunSettings(tmp_path / "logs"), view=PlainView(io.StringIO()))
+    if pid.exists() and pid.read_text():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.read_text()), 0)
+
+
+def test_ports_can_be_given(tmp_path: Path, free_port: int) -> None:
+    command = [sys.executable, "-c", "import os; print(os.environ['PADDLE_PSERVERS_IP_PORT_LIST'])"]
+    outcome = run_local(
+        lambda role: command, 1, 1, RunSettings(tmp_path / "log"), ports=[free_port], view=PlainView(io.StringIO())
+    )
+    assert outcome.exit_code == 0
+    assert (tmp_path / "log" / "workerlog.0").read_text() == f"127.0.0.1:{free_port}\n"
+
+
+def test_a_terminal_shows_a_line_per_role(launcher) -> None:
+    script = launcher.script("print('step 1\\rstep 2')\ntime.sleep(0.8)\nprint('{\"auc\": 0.7}')")
+    lead, terminal = pty.openpty()
+    try:
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sparsefleet.launch", "--server_num=1", "--worker_num=2", str(script)],
+            stdin=subprocess.DEVNULL,
+            stdout=terminal,
+            stderr=terminal,
+            cwd=launcher.folder,
+            env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        os.set_blocking(lead, False)
+        shown, deadline = b"", time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                shown += os.read(lead, 1 << 16)
+            except BlockingIOError:
+                time.sleep(0.02)
+        if process.poll() is None:
+            process.kill()
+        assert process.wait(10) == 0
+        with contextlib.suppress(BlockingIOError):
+            shown += os.read(lead, 1 << 16)
+    finally:
+        os.close(lead)
+        os.close(terminal)
+    text = shown.decode()
+    assert "worker 1" in text
+    assert "running" in text
+    assert "step 2" in text
+    assert "ended well" in text
+    assert '{"auc": 0.7}' in text
+    assert "\x1b[?25h" in text, "the cursor is shown again"
+
+
+def test_the_launcher_starts_without_torch() -> None:
+    code = "import sys, sparsefleet.launch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
