@@ -79,7 +79,7 @@ def open_file(path: str) -> io.FileIO:
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            # Opening a named pipe that nobody writes to would wait for ever, and looking into it would empty it.
+            # Opening a named pipe that nobody writes to would wait for ever; looking into it would empty it.
             raise DataError(f"{path}: is not a regular file; write the rows to one, or give a pipe_command")
         return io.FileIO(path, "rb")
     except OSError as error:
