@@ -1,5 +1,6 @@
 // label \t n numbers \t S categories, one row a line.
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "sparsefleet/text.h"
@@ -33,10 +34,54 @@ CriteoParser::CriteoParser(std::vector<double> minimum, std::vector<double> diff
       minimum_(std::move(minimum)),
       diff_(std::move(diff)),
       numbers_(minimum_.size()),
+      seed_(seed),
       fold_(dim),
       fields_(labelled + minimum_.size() + prefixes.size()),
       labelled_(labelled) {
+    bool alike = !prefixes.empty() && prefixes[0].size() < 8;
+    for (const auto& prefix : prefixes) alike &= prefix.size() == prefixes[0].size();
+    if (alike) {
+        head_ = prefixes[0].size();
+        for (const auto& prefix : prefixes) {
+            std::uint64_t packed = 0;
+            std::memcpy(&packed, prefix.data(), prefix.size());
+            packed_.push_back(packed);
+            blank_.push_back(fold_(xxh64(prefix.data(), prefix.size(), seed)));
+        }
+        first_.resize(prefixes.size());
+        rest_.resize(prefixes.size());
+    }
     for (auto& prefix : prefixes) hashes_.emplace_back(std::move(prefix), seed);
+}
+
+// Keys of the categories that end at `ends`, the first of which starts at `begin`.
+void CriteoParser::hash_row(const char* line, const std::uint32_t* ends, std::size_t begin, std::uint64_t* keys) {
+    const std::size_t slots = hashes_.size();
+    if (head_ == kOtherHead) {
+        for (std::size_t s = 0; s < slots; begin = ends[s++] + std::size_t{1})
+            keys[s] = fold_(hashes_[s].padded(line + begin, ends[s] - begin));
+        return;
+    }
+    std::size_t at = begin;
+    bool usual = true;
+    for (std::size_t s = 0; s < slots; at = ends[s++] + std::size_t{1}) {
+        first_[s] = packed_[s] | (xxh::load64(line + at) << (8 * head_));
+        rest_[s] = xxh::load64(line + at + 8 - head_);  // for head 0 not looked at
+        const std::size_t size = ends[s] - at;
+        usual &= (size == kUsual) | (size == 0);
+    }
+    hash_many(first_.data(), rest_.data(), slots, head_, seed_, keys);
+    at = begin;
+    for (std::size_t s = 0; s < slots; at = ends[s++] + std::size_t{1}) {
+        const std::uint64_t key = fold_(keys[s]);
+        keys[s] = ends[s] == at ? blank_[s] : key;
+    }
+    if (usual) return;
+    at = begin;
+    for (std::size_t s = 0; s < slots; at = ends[s++] + std::size_t{1}) {
+        const std::size_t size = ends[s] - at;
+        if (size != kUsual && size != 0) keys[s] = fold_(hashes_[s].padded(line + at, size));
+    }
 }
 
 LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, const Columns& out, std::size_t row,
@@ -97,11 +142,7 @@ LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, co
         return {kRange, static_cast<std::int64_t>(at) + 1, at ? tabs[at - 1] + std::size_t{1} : 0, tabs[at], 0};
     }
 
-    std::uint64_t* const keys = out.keys + row * slots;
-    for (std::size_t s = 0; s < slots; ++s, ++field) {
-        keys[s] = fold_(hashes_[s].padded(line + begin, *field - begin));
-        begin = *field + std::size_t{1};
-    }
+    hash_row(line, field, begin, out.keys + row * slots);
     return {};
 }
 

@@ -367,6 +367,9 @@ def test_files_that_cannot_be_read(call: str, tmp_path: Path, monkeypatch: pytes
     empty.touch()
     with pytest.raises(DataError, match="empty: the file is empty; remove it"):
         use(empty)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(DataError, match="fifo: is not a regular file"):
+        use(tmp_path / "fifo")
     file = tmp_path / "secret"
     file.write_text(small_line(0))
 

@@ -401,3 +401,24 @@ def test_multislot_native_equals_reference(lines: list[bytes], final: bool, skip
         outs.append(out)
     assert dones[0] == dones[1]
     same(*outs, dones[0])
+
+
+@given(
+    head=st.integers(0, 9),
+    values=st.lists(
+        st.one_of(st.just(""), st.from_regex(r"[0-9a-f]{8}", fullmatch=True), st.text("abcé", max_size=40)),
+        min_size=11,
+        max_size=11,
+    ),
+    dim=st.sampled_from([0, 1, 1000001, 2**63 + 5]),
+)
+@settings(max_examples=200, deadline=None)
+def test_categories_of_every_size_behind_prefixes_of_every_size(
+    head: int, values: list[str], dim: int
+) -> None:
+    prefixes = [f"{i:x}".encode() * head for i in range(11)]
+    out = Columns.allocate(1, 0, 11)
+    raw = "\t".join(["1", *values]).encode()
+    assert run(native.CriteoParser([], [], prefixes, 3, dim), raw, out).row == 1
+    whole = [xxhash.xxh64_intdigest(p + v.encode(), 3) for p, v in zip(prefixes, values, strict=True)]
+    assert out.keys.tolist() == [h % dim if dim else h for h in whole]

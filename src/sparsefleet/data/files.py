@@ -6,6 +6,7 @@ import glob
 import io
 import os
 import re
+import stat
 from collections.abc import Iterable
 
 from sparsefleet.core.errors import DataError
@@ -74,6 +75,10 @@ def _refused(path: str, error: OSError) -> DataError:
 def open_file(path: str) -> io.FileIO:
     """The file, open for reading without a buffer."""
     try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            # Opening a named pipe that nobody writes to would wait for ever; looking into it would empty it.
+            raise DataError(f"{path}: is not a regular file; write the rows to one, or give a pipe_command")
         return io.FileIO(path, "rb")
     except OSError as error:
         raise _refused(path, error) from error
@@ -83,10 +88,9 @@ def check_file(path: str) -> int:
     """The size of a file that exists, can be read and is not empty."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        # A named pipe or a device has size 0 and is not empty.
-        if size == 0 and os.path.isfile(path):
-            raise empty_file(path)
-        return size
+    if size == 0:
+        raise empty_file(path)
+    return size
 
 
 def empty_file(path: str) -> DataError:
