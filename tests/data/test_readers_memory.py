@@ -246,9 +246,21 @@ def test_blocks_of_equal_rows_take_the_short_way() -> None:
     assert same(held.gather(order), make(0, 13).take(order))
 
 
+def test_blocks_of_equal_and_of_unequal_rows_go_together() -> None:
+    equal = Batch.from_slots(
+        {"a": ([1, 2], [0, 1, 2]), "b": ([3, 4], [0, 1, 2])}, labels=[7, 8], dense=np.ones((2, 2))
+    )
+    whole = Batch.concat([rows(0, 9), equal, rows(9, 12)])
+    blocks = [Block.of([batch]) for batch in (rows(0, 9), equal, rows(9, 12))]
+    assert [block.bag_size for block in blocks] == [None, 1, None]
+    order = np.random.default_rng(1).permutation(14)
+    assert same(RowBlocks(("a", "b"), 2, blocks).gather(order), whole.take(order))
+    assert same(RowBlocks(("a", "b"), 2, join_small(blocks, ("a", "b"))).gather(order), whole.take(order))
+
+
 def test_many_small_blocks_become_few_in_the_same_order() -> None:
     blocks = [Block.of([rows(n, n + 1)]) for n in range(30)]
-    joined = join_small(blocks, block_rows=8)
+    joined = join_small(blocks, ("a", "b"), block_rows=8)
     assert [len(block) for block in joined] == [8, 8, 8, 6]
     assert same(RowBlocks(("a", "b"), 2, joined).gather(np.arange(30)), rows(0, 30))
 
@@ -262,4 +274,6 @@ def test_rows_in_memory_take_less_than_batches_do() -> None:
         offsets=np.arange(count * 26 + 1, dtype=np.int64),
         slots=slots,
     )
-    assert Block.of([batch]).nbytes / count < 300
+    assert Block.of([batch]).nbytes / count == 264
+    one_more = Batch(batch.labels[:1], batch.dense[:1], batch.keys[:27], np.append(np.arange(26), 27), slots)
+    assert Block.of([batch, one_more]).nbytes / count < 300

@@ -69,7 +69,7 @@ class InMemoryDataset(FileReader):
         if self._loading is None:
             raise ConfigError("nothing is being loaded; call preload_into_memory() first")
         loading, self._loading = self._loading, None
-        blocks = join_small(loading.wait())
+        blocks = join_small(loading.wait(), self.schema.slot_names)
         if not blocks:
             raise DataError(self._nothing())
         self._rows = RowBlocks(self.schema.slot_names, len(self.schema.dense), blocks)
@@ -127,7 +127,7 @@ class InMemoryDataset(FileReader):
         builder = BlockBuilder(old.slots, old.dense_width)
         for batch in batches:
             builder.add(batch)
-        self._rows = RowBlocks(old.slots, old.dense_width, join_small(builder.finish()))
+        self._rows = RowBlocks(old.slots, old.dense_width, join_small(builder.finish(), old.slots))
         self._order = None
 
     # Epochs

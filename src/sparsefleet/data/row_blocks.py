@@ -2,8 +2,9 @@
 
 Legend: B rows of a block, S slots.
 
-A block keeps the number of values per bag in the smallest type that holds them, and one start per row,
-instead of an offset per bag: with 26 slots of one value that is 298 bytes a row instead of 472.
+A block whose bags all have the same number of values (raw Criteo rows: one) needs no offsets. Any other keeps
+the number of values per bag in the smallest type that holds them, and one start per row. With 26 slots of one
+value and 13 dense features a row takes 264 bytes, or 298, where a batch takes 472.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Block:
     labels: F32
     dense: F32
     keys: U64
+    bag_size: int | None
+    """Values of every bag, where all have the same number; the two arrays below are empty then."""
     bag_sizes: npt.NDArray[Any]
     """[B, S] unsigned, of the smallest type that holds them."""
     starts: I64
@@ -38,18 +41,27 @@ class Block:
 
     @staticmethod
     def of(batches: Sequence[Batch]) -> Block:
-        batch = Batch.concat(batches)
-        width = len(batch.slots)
-        sizes = np.diff(batch.offsets)
-        kind = np.min_scalar_type(int(sizes.max(initial=0)))
-        starts = batch.offsets[::width] if width else np.zeros(len(batch) + 1, np.int64)
-        # Copies, always: a lone chunk may be a view of a buffer that is larger or will be used again.
+        """The rows of all batches, copied: a batch may be a view of a larger buffer, or of one used again."""
+        width = len(batches[0].slots)
+        sizes = [np.diff(batch.offsets) for batch in batches]
+        least = min(int(each.min(initial=np.iinfo(np.int64).max)) for each in sizes)
+        most = max(int(each.max(initial=0)) for each in sizes)
+        ends = np.cumsum([0] + [len(batch.keys) for batch in batches])
+        bag_size = most if least >= most else None
+        if bag_size is None:
+            kind = np.min_scalar_type(most)
+            bag_sizes = np.concatenate([each.astype(kind).reshape(-1, width) for each in sizes])
+            row_ends = [batch.offsets[width::width] + end for batch, end in zip(batches, ends, strict=False)]
+            starts = np.concatenate([np.zeros(1, np.int64), *row_ends])
+        else:
+            bag_sizes, starts = np.empty((0, width), np.uint8), np.empty(0, np.int64)
         return Block(
-            labels=np.array(batch.labels),
-            dense=np.array(batch.dense),
-            keys=np.array(batch.keys),
-            bag_sizes=sizes.astype(kind).reshape(len(batch), width),
-            starts=np.array(starts),
+            labels=np.concatenate([batch.labels for batch in batches]),
+            dense=np.concatenate([batch.dense for batch in batches]),
+            keys=np.concatenate([batch.keys for batch in batches]),
+            bag_size=bag_size,
+            bag_sizes=bag_sizes,
+            starts=starts,
         )
 
     @property
@@ -58,6 +70,23 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def starts_of(self, local: I64, width: int) -> I64:
+        """Where the keys of these rows start."""
+        return self.starts[local] if self.bag_size is None else local * (self.bag_size * width)
+
+    def as_batch(self, slots: tuple[str, ...]) -> Batch:
+        bags = len(self) * len(slots)
+        if self.bag_size is None:
+            offsets = np.zeros(bags + 1, np.int64)
+            np.cumsum(self.bag_sizes.ravel(), dtype=np.int64, out=offsets[1:])
+        else:
+            offsets = np.arange(bags + 1, dtype=np.int64) * self.bag_size
+        return Batch(self.labels, self.dense, self.keys, offsets, slots)
+
+
+Part = tuple[Block, I64, I64]
+"""A block, places in the output, and the numbers of the block's rows that go there."""
 
 
 class RowBlocks:
@@ -77,12 +106,12 @@ class RowBlocks:
 
     def gather(self, order: Order) -> Batch:
         """The rows with these numbers, in this order, as a batch of its own memory."""
-        count, width = len(order), len(self.slots)
+        count = len(order)
         order = order.astype(np.int64)
         home = np.searchsorted(self._ends, order, side="right")
         by_block = np.argsort(home, kind="stable")
         cuts = np.searchsorted(home[by_block], np.arange(len(self._blocks) + 1))
-        parts: list[tuple[Block, I64, I64]] = []
+        parts: list[Part] = []
         for index, block in enumerate(self._blocks):
             places = by_block[cuts[index] : cuts[index + 1]]
             if len(places):
@@ -90,21 +119,36 @@ class RowBlocks:
 
         labels = np.empty(count, np.float32)
         dense = np.empty((count, self.dense_width), np.float32)
-        sizes = np.empty((count, width), np.int64)
         for block, places, local in parts:
             labels[places] = block.labels[local]
             dense[places] = block.dense[local]
-            sizes[places] = block.bag_sizes[local]
+        equal = {block.bag_size for block, _, _ in parts}
+        if len(equal) == 1 and None not in equal:
+            keys, offsets = self._keys_of_equal_bags(parts, count, equal.pop() or 0)
+        else:
+            keys, offsets = self._keys_of_any_bags(parts, count)
+        return Batch(labels, dense, keys, offsets, self.slots)
+
+    def _keys_of_equal_bags(self, parts: list[Part], count: int, bag_size: int) -> tuple[U64, I64]:
+        width = len(self.slots)
+        keys = np.empty((count, width * bag_size), np.uint64)
+        for block, places, local in parts:
+            keys[places] = block.keys.reshape(len(block), -1)[local]
+        return keys.reshape(-1), np.arange(count * width + 1, dtype=np.int64) * bag_size
+
+    def _keys_of_any_bags(self, parts: list[Part], count: int) -> tuple[U64, I64]:
+        width = len(self.slots)
+        sizes = np.empty((count, width), np.int64)
+        for block, places, local in parts:
+            sizes[places] = block.bag_sizes[local] if block.bag_size is None else block.bag_size
         offsets = np.zeros(count * width + 1, np.int64)
         np.cumsum(sizes.ravel(), out=offsets[1:])
         keys = np.empty(offsets[-1], np.uint64)
-        if width and len(keys):
-            starts = offsets[::width]
-            for block, places, local in parts:
-                _copy_runs(
-                    block.keys, block.starts[local], keys, starts[places], starts[places + 1] - starts[places]
-                )
-        return Batch(labels, dense, keys, offsets, self.slots)
+        starts = offsets[:: width or 1]
+        for block, places, local in parts:
+            run_sizes = starts[places + 1] - starts[places]
+            _copy_runs(block.keys, block.starts_of(local, width), keys, starts[places], run_sizes)
+        return keys, offsets
 
     def export(self, order: Order | None = None, rows_at_a_time: int = 8192) -> Iterator[Batch]:
         """All rows, or those of the given numbers, as batches of limited size."""
@@ -147,17 +191,12 @@ class BlockBuilder:
 
 def _copy_runs(source: U64, from_: I64, target: U64, to: I64, sizes: I64) -> None:
     """target[to[i] : to[i]+sizes[i]] = source[from_[i] : from_[i]+sizes[i]] for all i."""
-    size = int(sizes[0])
-    if (sizes == size).all():
-        within = np.arange(size)
-        target[to[:, None] + within] = source[from_[:, None] + within]
-        return
     total = int(sizes.sum())
     within = np.arange(total) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     target[np.repeat(to, sizes) + within] = source[np.repeat(from_, sizes) + within]
 
 
-def join_small(blocks: list[Block], block_rows: int = BLOCK_ROWS) -> list[Block]:
+def join_small(blocks: list[Block], slots: tuple[str, ...], block_rows: int = BLOCK_ROWS) -> list[Block]:
     """Fewer blocks in the same order: runs of small ones (many small files) become one each.
 
     Empties the given list as it goes, so that the joined rows are not held twice.
@@ -170,18 +209,5 @@ def join_small(blocks: list[Block], block_rows: int = BLOCK_ROWS) -> list[Block]
         while blocks and rows + len(blocks[-1]) <= block_rows:
             rows += len(blocks[-1])
             run.append(blocks.pop())
-        joined.append(run[0] if len(run) == 1 else _joined(run))
+        joined.append(run[0] if len(run) == 1 else Block.of([block.as_batch(slots) for block in run]))
     return joined
-
-
-def _joined(run: list[Block]) -> Block:
-    kind = max((block.bag_sizes.dtype for block in run), key=lambda dtype: dtype.itemsize)
-    ends = np.cumsum([0] + [len(block.keys) for block in run])
-    starts = [block.starts[1:] + end for block, end in zip(run, ends, strict=False)]
-    return Block(
-        labels=np.concatenate([block.labels for block in run]),
-        dense=np.concatenate([block.dense for block in run]),
-        keys=np.concatenate([block.keys for block in run]),
-        bag_sizes=np.concatenate([block.bag_sizes.astype(kind, copy=False) for block in run]),
-        starts=np.concatenate([np.zeros(1, np.int64), *starts]),
-    )
