@@ -13,12 +13,12 @@ dataset.set_filelist(files)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Any
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.file_reader import FileReader, Layout
+from sparsefleet.data.formats import format_for
 from sparsefleet.data.formats.base import Format
 from sparsefleet.data.in_memory import InMemoryDataset
 from sparsefleet.data.queue_dataset import QueueDataset
@@ -93,12 +93,4 @@ def _name_and_width(variable: Any) -> tuple[str, int | None]:
 
 def multi_slot_format(schema: Schema, layout: Layout | None, pipe_command: str | None) -> Format:
     """MultiSlot text, from the files themselves or from a command that each file is piped through."""
-    if pipe_command is None:
-        text: Format = import_module("sparsefleet.data.formats.multislot").MultiSlotFormat(
-            schema, layout=layout
-        )
-        return text
-    pipe: Format = import_module("sparsefleet.data.formats.pipe").PipeFormat(
-        schema, pipe_command, layout=layout
-    )
-    return pipe
+    return format_for("pipe" if pipe_command else "multislot", schema, layout=layout, pipe_command=pipe_command)

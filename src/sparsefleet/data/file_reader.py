@@ -14,6 +14,7 @@ from sparsefleet.data.batching import Cutter, check_batch_size
 from sparsefleet.data.formats.base import BadRows, Format, Unit
 from sparsefleet.data.pass_reader import PassReader, check_threads
 from sparsefleet.data.readahead import check_capacity
+from sparsefleet.data.split import parse_unit, plan_units
 from sparsefleet.data.units import files_with_sizes
 
 Path = str | os.PathLike[str]
@@ -134,9 +135,12 @@ class FileReader(PassReader):
 
     def _plan_files(self, threads: int) -> tuple[list[list[Any]], list[Unit]]:
         """The files with their sizes, and the units to read them in."""
-        files = files_with_sizes(self.files)
-        units = self.format.plan(self.files, 1 if threads == 1 else threads * PIECES_PER_THREAD)
-        return files, units
+        pieces = 1 if threads == 1 else threads * PIECES_PER_THREAD
+        return self._sized_files(), plan_units(self.files, pieces, self.format.plan)
+
+    def _sized_files(self) -> list[list[Any]]:
+        """The files with their sizes, each once: of a file that is shared out by ranges, several may be ours."""
+        return files_with_sizes(list(dict.fromkeys(parse_unit(name).file for name in self.files)))
 
 
 def unit_lengths(files: Sequence[Sequence[Any]], units: Sequence[Unit]) -> list[int | None]:

@@ -26,7 +26,7 @@ import numpy as np
 from sparsefleet.core.batch import F32, I64, U64, Batch
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.core.schema import Schema, Slot
-from sparsefleet.data.stable_hash import stable_hash
+from sparsefleet.kernels.text import xxh64
 
 DENSE = "dense"
 
@@ -232,7 +232,7 @@ def _each_key(slot: Slot, values: Iterable[Any], schema: Schema) -> Iterable[int
     for value in values:
         if isinstance(value, str | bytes):
             raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
-            yield stable_hash(slot.prefix + raw, schema.hash_seed)
+            yield xxh64(slot.prefix + raw, schema.hash_seed)
         elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**64:
             yield value
         else:

@@ -15,7 +15,7 @@ from typing import Any
 
 from sparsefleet.data.file_reader import FileReader, unit_lengths
 from sparsefleet.data.passes import Pass, check_position
-from sparsefleet.data.units import UnitPass, check_same_files, files_with_sizes, units_of
+from sparsefleet.data.units import UnitPass, check_same_files, units_of
 
 
 class QueueDataset(FileReader):
@@ -26,7 +26,7 @@ class QueueDataset(FileReader):
     def _start(self, threads: int, sought: Mapping[str, Any]) -> Pass:
         if sought:
             self._check(sought)  # files may have changed since seek
-            files, units = files_with_sizes(self.files), units_of(sought)
+            files, units = self._sized_files(), units_of(sought)
         else:
             files, units = self._plan_files(threads)
         return UnitPass(
@@ -41,5 +41,5 @@ class QueueDataset(FileReader):
 
     def _check(self, position: Mapping[str, Any]) -> None:
         check_position(position, "files")
-        check_same_files(position, files_with_sizes(self.files))
+        check_same_files(position, self._sized_files())
         UnitPass("files", {}, units_of(position), self.format.read, lengths=(), sought=position, nothing=str)

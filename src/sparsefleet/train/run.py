@@ -107,6 +107,7 @@ class Run:
                 with gate.alone():
                     self.save(communicator)
 
+        self.data.set_epoch(number)  # a shuffling reader's order is a function of it
         progress.start_clock()
         try:
             with self.data.epoch(threads) as epoch:

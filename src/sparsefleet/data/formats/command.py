@@ -186,6 +186,12 @@ class CommandSource(ByteSource):
         self.close()
         return explained
 
+    def cancel(self) -> None:
+        """From another thread: end the command, so that a read that waits for its output ends too."""
+        if self._status is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         if self._status is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -47,8 +47,24 @@ class PipeFormat(MultiSlotFormat):
 
     def read(self, unit: Unit, bad_rows: BadRows, resume: Mark | None = None) -> Iterator[Chunk]:
         if resume is not None and resume.done:
-            return
+            return iter(())
         check_file(unit.file)
-        yield from self.rows_of(
-            CommandSource(self.pipe_command, unit.file, self.timeout), unit, bad_rows, resume
-        )
+        source = CommandSource(self.pipe_command, unit.file, self.timeout)
+        return _PipedRows(self.rows_of(source, unit, bad_rows, resume), source)
+
+
+class _PipedRows(Iterator[Chunk]):
+    """Rows of a command that another thread may cancel: readers do so when they are closed early."""
+
+    def __init__(self, rows: Iterator[Chunk], source: CommandSource) -> None:
+        self._rows, self._source = rows, source
+
+    def __next__(self) -> Chunk:
+        return next(self._rows)
+
+    def cancel(self) -> None:
+        self._source.cancel()
+
+    def close(self) -> None:
+        # Not through the generator alone: one that was never started would not close its source.
+        self._source.close()
