@@ -15,7 +15,7 @@ from sparsefleet.core.schema import CRITEO
 from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.store import LocalStore
 from sparsefleet.train.replica import Replica
-from sparsefleet.train.session import DENSE, Session
+from sparsefleet.train.session import Session
 
 VOCABULARY, DIM = 50, 4
 
@@ -60,8 +60,9 @@ def pair(request):
     rows = torch.from_numpy(store.pull("SparseFeatFactors", np.arange(VOCABULARY, dtype=np.uint64)).wait())
     twin = PlainTorch(rows, model.tower, request.param)
     communicator = DirectCommunicator(store)
-    communicator.start(DENSE, session.block.values, 1)
-    return model, Replica(model, session.block, communicator.lane(), "float32"), store, twin
+    communicator.start(session.parameters)
+    (lane,) = communicator.begin_epoch(0, 1)
+    return model, Replica(model, session.block, lane, "float32"), store, twin
 
 
 def test_gradients_and_ten_adam_steps(pair):

@@ -13,8 +13,37 @@ from types import TracebackType
 from typing import Self
 
 from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import ParameterStore, Pending
+from sparsefleet.table.spec import TableSpec
+
+
+@dataclass(frozen=True)
+class CommunicatorConfig:
+    """The knobs of all modes; each says whose it is and what it trades."""
+
+    max_merge: int = 4
+    """async: steps merged into one message. More: less traffic, staler and fewer updates. 1: none are queued; a
+    step's gradients are applied before its thread goes on."""
+    send_queue_size: int = 4
+    """async: steps that may wait to be sent. More: threads wait less for the network, gradients get older."""
+    staleness: int | None = None
+    """async: a thread waits when this many of its own steps are not applied yet; None: only the queue bounds it."""
+    dense_refresh: int = 1
+    """async: messages between two reads of the dense parameters. More: less traffic, older dense parameters."""
+    k_steps: int = 100
+    """geo: steps between two exchanges. More: less traffic, local copies drift further apart."""
+    trainers: int = 1
+    """geo: trainers of the job; each sends its change divided by this."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_merge", "send_queue_size", "dense_refresh", "k_steps", "trainers"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 1 or above")
+        if self.staleness is not None and self.staleness < 0:
+            raise ConfigError(f"staleness={self.staleness} must be 0 or above, or None for no bound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +54,21 @@ class StepGradients:
     """Per table; every table of the model is there, with zero rows where the batch had none."""
     dense: F32
     """Flat, as long as the dense block. Only valid during the call that hands it in."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The model's parameters, as a communicator must know them."""
+
+    tables: Mapping[str, TableSpec]
+    dense_name: str
+    dense_values: F32
+    """What all training threads read; kept fresh by the communicator, or by the store itself where it is local."""
+    dense_rule: UpdateRule
+
+    def dense_part(self, gradients: F32) -> dict[str, F32]:
+        """A step's dense gradients as the store takes them; nothing for a model without dense parameters."""
+        return {self.dense_name: gradients} if len(self.dense_values) else {}
 
 
 class Lane(ABC):
@@ -39,31 +83,43 @@ class Lane(ABC):
         """Hand in one step's gradients; returns when this thread may start its next step."""
 
     def leave(self) -> None:  # noqa: B027  (most variants need no farewell)
-        """This thread has no more rows; nobody need wait for it."""
+        """This thread has no more rows in this epoch; nobody need wait for it."""
 
 
 class Communicator(ABC):
-    def __init__(self, store: ParameterStore) -> None:
+    def __init__(self, store: ParameterStore, config: CommunicatorConfig | None = None) -> None:
         self.store = store
+        self.config = config or CommunicatorConfig()
+
+    def start(self, parameters: Parameters) -> None:
+        """Training is about to begin."""
+        self.parameters = parameters
+        self.refresh_dense()
 
     @abstractmethod
-    def start(self, dense_name: str, dense_values: F32, lanes: int) -> None:
-        """Training is about to begin with this many threads, which all read `dense_values`."""
-
-    @abstractmethod
-    def lane(self) -> Lane:
-        """A lane for one training thread."""
+    def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
+        """A lane for each training thread of this epoch."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Return when everything handed in has been applied, and `dense_values` is as fresh as the store."""
+        """Return when everything handed in has been applied, and the dense values are as fresh as the store."""
 
     def close(self) -> None:
         """Flush and stop whatever runs in the background."""
         self.flush()
 
+    def abandon(self) -> None:  # noqa: B027  (most variants have nothing in the background)
+        """Stop whatever runs in the background without waiting for it: training has failed."""
+
+    def refresh_dense(self) -> None:
+        if len(self.parameters.dense_values):
+            self.store.pull_dense(self.parameters.dense_name, self.parameters.dense_values).wait()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self.abandon()

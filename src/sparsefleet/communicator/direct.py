@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsefleet.communicator.base import Communicator, Lane, StepGradients
+from sparsefleet.communicator.base import Communicator, Lane, Parameters, StepGradients
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.store.base import ParameterStore, Pending
 
@@ -10,29 +10,19 @@ from sparsefleet.store.base import ParameterStore, Pending
 class DirectCommunicator(Communicator):
     """Threads share the tables and the dense block; the store's own locks keep rows whole, nothing else is locked."""
 
-    _dense_name: str
-    _dense_values: F32
-
-    def start(self, dense_name: str, dense_values: F32, lanes: int) -> None:
-        self._dense_name, self._dense_values = dense_name, dense_values
-
-    def lane(self) -> Lane:
-        return _DirectLane(self.store, self._dense_name)
+    def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
+        return [_DirectLane(self.store, self.parameters) for _ in range(lanes)]
 
     def flush(self) -> None:
-        self.store.pull_dense(self._dense_name, self._dense_values).wait()
+        self.refresh_dense()
 
 
 class _DirectLane(Lane):
-    def __init__(self, store: ParameterStore, dense_name: str) -> None:
-        self._store, self._dense_name = store, dense_name
+    def __init__(self, store: ParameterStore, parameters: Parameters) -> None:
+        self._store, self._parameters = store, parameters
 
     def pull(self, table: str, keys: U64) -> Pending[F32]:
         return self._store.pull(table, keys)
 
     def push(self, gradients: StepGradients) -> None:
-        pending = [self._store.push(table, rows.keys, rows.rows) for table, rows in gradients.sparse.items()]
-        if len(gradients.dense):
-            pending.append(self._store.push_dense(self._dense_name, gradients.dense))
-        for answer in pending:
-            answer.wait()
+        self._store.push_step(gradients.sparse, self._parameters.dense_part(gradients.dense)).wait()

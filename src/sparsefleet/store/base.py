@@ -19,6 +19,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import StoreError
+from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.table.spec import TableSpec
 
@@ -44,6 +46,29 @@ class Done(Generic[T]):
 
     def wait(self, timeout: float | None = None) -> T:
         return self._value
+
+
+@dataclass(frozen=True, slots=True)
+class GeoAnswer:
+    """What a geo exchange brings back."""
+
+    sent: Mapping[str, F32]
+    """Per table the present values of the rows just sent, in the order sent."""
+    changed: Mapping[str, KeyedRows]
+    """Per table the rows that others changed since our last exchange, of those we have pulled or sent before."""
+    dense: Mapping[str, F32]
+    """Per block its present values."""
+
+
+class _All:
+    """Several pending calls that are waited for as one."""
+
+    def __init__(self, calls: Sequence[Pending[None]]) -> None:
+        self._calls = calls
+
+    def wait(self, timeout: float | None = None) -> None:
+        for call in self._calls:
+            call.wait(timeout)
 
 
 Layout = Sequence[tuple[str, Sequence[int]]]
@@ -107,6 +132,36 @@ class ParameterStore(ABC):
     @abstractmethod
     def stats(self) -> dict[str, Any]:
         """Rows, memory, calls and misses per table, as plain data."""
+
+    # -- calls of a job of several trainers; one process is a job of one ----------------------------------------------
+
+    def push_step(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[None]:
+        """Apply one step's gradients of several tables and blocks."""
+        pending = [self.push(table, rows.keys, rows.rows) for table, rows in sparse.items()]
+        pending += [self.push_dense(name, grads) for name, grads in dense.items()]
+        return _All(pending)
+
+    def sync_push(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[object]:
+        """Hand in this trainer's part of a round: the sum of all parts is applied once, when all trainers' have come."""
+        return self.push_step(sparse, dense)
+
+    def leave_rounds(self) -> None:  # noqa: B027
+        """This trainer has no more rows: rounds go on without it until its next `sync_push`."""
+
+    def geo_pull(self, table: str, keys: U64) -> Pending[F32]:
+        """Rows as `pull` gives them; from now on this trainer is told when others change them."""
+        raise StoreError("geo needs parameter servers: in one process local copies would have nobody to meet")
+
+    def geo_exchange(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[GeoAnswer]:
+        """Add deltas to rows and blocks, and bring back what others have changed."""
+        raise StoreError("geo needs parameter servers: in one process local copies would have nobody to meet")
+
+    def reduce(self, name: str, payload: Mapping[str, Any], timeout: float | None = None) -> list[Any]:
+        """Every trainer hands in plain data under this name; all get everyone's, in the order of the trainers."""
+        return [payload]
+
+    def report(self, status: Mapping[str, Any]) -> None:  # noqa: B027
+        """What `stats` shows of this trainer from now on: step, rows_per_s, …"""
 
     def close(self) -> None:  # noqa: B027  (a local store has nothing to let go of)
         """Let go of connections; the store is not used afterwards."""

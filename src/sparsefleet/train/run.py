@@ -91,7 +91,7 @@ class Run:
         progress.epoch = number
         self.session.model.train()
         gate = Gate(threads)
-        lanes = [communicator.lane() for _ in range(threads)]
+        lanes = communicator.begin_epoch(number, threads)
         replicas = [
             Replica(copy, self.session.block, lane, self.config.precision)
             for copy, lane in zip(self.session.copies(threads), lanes, strict=True)

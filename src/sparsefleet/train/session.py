@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from sparsefleet.communicator import Parameters
 from sparsefleet.core.errors import CheckpointError
 from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.embedding import attach as attach_source
@@ -25,12 +26,16 @@ DENSE = "dense"
 class Session:
     def __init__(self, model: nn.Module, store: ParameterStore, optimizer: UpdateRule, seed: int) -> None:
         self.model, self.store = model, store
-        for name, users in tables(model).items():
-            rule, initializer = users[0].optimizer or optimizer, users[0].initializer
-            store.create_table(TableSpec(name, users[0].dim, rule, initializer, seed))
+        specs = {
+            name: TableSpec(name, users[0].dim, users[0].optimizer or optimizer, users[0].initializer, seed)
+            for name, users in tables(model).items()
+        }
+        for spec in specs.values():
+            store.create_table(spec)
         self.block = DenseBlock(model)
         layout = [(piece.name, piece.shape) for piece in self.block.pieces]
         store.create_dense(DENSE, self.block.values, optimizer, layout)
+        self.parameters = Parameters(specs, DENSE, self.block.values, optimizer)
 
     def copies(self, count: int) -> list[nn.Module]:
         """The model itself, and copies that share its parameters and buffers."""

@@ -76,7 +76,7 @@ class Trainer:
         scored = None
         try:
             with _intra_op_threads_kept(), self._communicator(self.store) as communicator:
-                communicator.start(DENSE, session.block.values, self.config.threads)
+                communicator.start(session.parameters)
                 for number in range(state.epoch, epochs):
                     run.epoch(number, communicator)
                     if test is not None:

@@ -1,0 +1,139 @@
+"""Geo: each trainer updates a local copy with SGD; every k steps it sends what it changed and takes in what others did.
+
+For a row and for the dense block alike, with `old` = what the server had when we last spoke:
+    send    delta = (local - old) / trainers;  old += delta
+    receive local += server - old;  old = server
+Only the rows a trainer has met are copied. Threads of a trainer go on while one of them exchanges: whatever they add
+meanwhile stays in `local` and goes out with the next delta.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from sparsefleet.communicator.base import Communicator, Lane, Parameters, StepGradients
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.core.table_rows import TableRows
+from sparsefleet.kernels.rows import unique_keys
+from sparsefleet.optim import SGD
+from sparsefleet.store.base import Done, ParameterStore
+from sparsefleet.table.dense import DenseTable
+from sparsefleet.table.sparse import SparseTable
+from sparsefleet.table.spec import TableSpec
+
+
+class GeoCommunicator(Communicator):
+    def start(self, parameters: Parameters) -> None:
+        rules = [(f"table {name!r}", spec.rule) for name, spec in parameters.tables.items()]
+        for what, rule in [*rules, ("the dense block", parameters.dense_rule)]:
+            if not isinstance(rule, SGD):
+                raise ConfigError(f"geo works with SGD only, but {what} has {rule.name}; use sgd, or another mode")
+        super().start(parameters)
+        self._copies = {name: _LocalCopy(spec, self.store) for name, spec in parameters.tables.items()}
+        self._dense = DenseTable(parameters.dense_name, parameters.dense_values, parameters.dense_rule)
+        self._old_dense = parameters.dense_values.copy()
+        self._steps = 0
+        self._counting, self._exchanging = threading.Lock(), threading.Lock()
+
+    def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
+        return [_GeoLane(self) for _ in range(lanes)]
+
+    def pull(self, table: str, keys: U64) -> F32:
+        return self._copies[table].pull(keys)
+
+    def push(self, gradients: StepGradients) -> None:
+        for table, rows in gradients.sparse.items():
+            self._copies[table].push(rows)
+        if len(gradients.dense):
+            self._dense.push(gradients.dense)
+        with self._counting:
+            self._steps += 1
+            due = self._steps % self.config.k_steps == 0
+        if due:
+            self.exchange()
+
+    def exchange(self) -> None:
+        """Send deltas, take in the others'."""
+        with self._exchanging:
+            sparse = {table: copy.take_delta(self.config.trainers) for table, copy in self._copies.items()}
+            local = self.parameters.dense_values
+            delta = (local - self._old_dense) / np.float32(self.config.trainers)
+            answer = self.store.geo_exchange(sparse, self.parameters.dense_part(delta)).wait()
+            for table, copy in self._copies.items():
+                copy.receive(KeyedRows(sparse[table].keys, answer.sent[table]))
+                if table in answer.changed:
+                    copy.receive(answer.changed[table])
+            for values in answer.dense.values():
+                local += values - (self._old_dense + delta)
+                self._old_dense = values.copy()
+
+    def flush(self) -> None:
+        self.exchange()
+
+    def close(self) -> None:
+        """The model ends with the servers' values, not with this trainer's copy."""
+        self.exchange()
+        self.refresh_dense()
+        self._old_dense = self.parameters.dense_values.copy()
+
+
+class _GeoLane(Lane):
+    def __init__(self, owner: GeoCommunicator) -> None:
+        self._owner = owner
+
+    def pull(self, table: str, keys: U64) -> Done[F32]:
+        return Done(self._owner.pull(table, keys))
+
+    def push(self, gradients: StepGradients) -> None:
+        self._owner.push(gradients)
+
+
+class _LocalCopy:
+    """The rows of one table that this trainer has met: as they are here, and as the server had them."""
+
+    def __init__(self, spec: TableSpec, store: ParameterStore) -> None:
+        self._store, self._name = store, spec.name
+        self._local, self._old = SparseTable(spec), SparseTable(spec)
+        self._touched: list[U64] = []
+        self._fetching, self._touching = threading.Lock(), threading.Lock()
+
+    def pull(self, keys: U64) -> F32:
+        if not self._local.contains(keys).all():
+            with self._fetching:  # two threads must not fetch a row twice: the second would undo the first's steps
+                missing = keys[~self._local.contains(keys)]
+                if len(missing):
+                    values = self._store.geo_pull(self._name, missing).wait()
+                    self._put(self._old, missing, values)
+                    self._put(self._local, missing, values)
+        return self._local.pull(keys)
+
+    def push(self, gradients: KeyedRows) -> None:
+        self._local.push(gradients.keys, gradients.rows)
+        with self._touching:
+            self._touched.append(gradients.keys)
+
+    def take_delta(self, trainers: int) -> KeyedRows:
+        """What has changed here since the last time, as the server should add it."""
+        with self._touching:
+            touched, self._touched = self._touched, []
+        keys, _ = unique_keys(np.concatenate(touched) if touched else np.empty(0, np.uint64))
+        old = self._old.pull(keys)
+        delta = (self._local.pull(keys) - old) / np.float32(trainers)
+        self._put(self._old, keys, old + delta)
+        return KeyedRows(keys, delta)
+
+    def receive(self, server: KeyedRows) -> None:
+        """Take in what the server has now; rows that this trainer never met are of no use to it."""
+        mine = self._local.contains(server.keys)
+        keys, values = server.keys[mine], server.rows[mine]
+        self._local.add(keys, values - self._old.pull(keys))
+        self._put(self._old, keys, values)
+
+    @staticmethod
+    def _put(table: SparseTable, keys: U64, values: F32) -> None:
+        state, seen = np.empty((len(keys), 0), np.float32), np.zeros(len(keys), np.uint32)
+        table.insert(TableRows(keys, np.ascontiguousarray(values), state, seen))

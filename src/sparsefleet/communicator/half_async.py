@@ -1,0 +1,45 @@
+"""Half-async: all threads of one trainer meet, merge, push, pull; trainers do not wait for each other."""
+
+from __future__ import annotations
+
+from sparsefleet.communicator.base import Communicator, Lane, StepGradients
+from sparsefleet.communicator.meeting import Meeting
+from sparsefleet.communicator.merging import merged
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.store.base import ParameterStore, Pending
+
+
+class HalfAsyncCommunicator(Communicator):
+    _meeting: Meeting | None = None
+
+    def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
+        self._meeting = Meeting(lanes, self._apply)
+        return [MeetingLane(self.store, self._meeting, index) for index in range(lanes)]
+
+    def _apply(self, parts: list[StepGradients]) -> None:
+        step = merged(parts, self.parameters)
+        self.store.push_step(step.sparse, self.parameters.dense_part(step.dense)).wait()
+        self.refresh_dense()
+
+    def flush(self) -> None:
+        self.refresh_dense()
+
+    def abandon(self) -> None:
+        if self._meeting:
+            self._meeting.fail(RuntimeError("training has been given up"))
+
+
+class MeetingLane(Lane):
+    """A lane whose pushes wait for the trainer's other threads."""
+
+    def __init__(self, store: ParameterStore, meeting: Meeting, index: int) -> None:
+        self._store, self._meeting, self._index = store, meeting, index
+
+    def pull(self, table: str, keys: U64) -> Pending[F32]:
+        return self._store.pull(table, keys)
+
+    def push(self, gradients: StepGradients) -> None:
+        self._meeting.hand_in(self._index, gradients)
+
+    def leave(self) -> None:
+        self._meeting.leave()

@@ -1,0 +1,55 @@
+"""Several steps' gradients as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sparsefleet.communicator.base import Parameters, StepGradients
+from sparsefleet.core.batch import F32
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.kernels.rows import pool_backward, unique_keys
+from sparsefleet.optim import SGD
+from sparsefleet.optim.base import UpdateRule
+
+_ONE_SLOT = np.zeros(1, np.int32)
+
+
+def summed(parts: Sequence[StepGradients]) -> StepGradients:
+    """The joint batch's gradients: exactly those of all rows in one batch."""
+    if len(parts) == 1:
+        return parts[0]
+    tables = parts[0].sparse
+    return StepGradients(
+        sparse={table: sum_rows([part.sparse[table] for part in parts]) for table in tables},
+        dense=np.sum([part.dense for part in parts], axis=0, dtype=np.float32),
+    )
+
+
+def merged(parts: Sequence[StepGradients], parameters: Parameters) -> StepGradients:
+    """As users of Fleet know it: the sum for SGD, the average for rules that scale gradients themselves."""
+    if len(parts) == 1:
+        return parts[0]
+    total = summed(parts)
+    return StepGradients(
+        sparse={
+            table: KeyedRows(rows.keys, rows.rows * _weight(parameters.tables[table].rule, len(parts)))
+            for table, rows in total.sparse.items()
+        },
+        dense=total.dense * _weight(parameters.dense_rule, len(parts)),
+    )
+
+
+def sum_rows(parts: Sequence[KeyedRows]) -> KeyedRows:
+    """Rows of equal keys added up; keys in order of first appearance."""
+    keys = np.concatenate([part.keys for part in parts])
+    rows: F32 = np.concatenate([part.rows for part in parts])
+    unique, inverse = unique_keys(keys)
+    total = np.zeros((len(unique), rows.shape[1]), np.float32)
+    pool_backward(rows, inverse, np.arange(len(keys) + 1, dtype=np.int64), 1, _ONE_SLOT, False, total)
+    return KeyedRows(unique, total)
+
+
+def _weight(rule: UpdateRule, parts: int) -> np.float32:
+    return np.float32(1.0 if isinstance(rule, SGD) else 1.0 / parts)

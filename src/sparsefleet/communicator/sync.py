@@ -1,0 +1,25 @@
+"""Sync: every trainer pushes step t; servers apply the merged gradient once, when all have come; then all pull.
+
+The merged gradient is the sum: the result is that of one process with the joint batch. A trainer that runs out of rows
+leaves the rounds, and the others go on without it; epochs begin together.
+"""
+
+from __future__ import annotations
+
+from sparsefleet.communicator.base import Lane, StepGradients
+from sparsefleet.communicator.half_async import HalfAsyncCommunicator, MeetingLane
+from sparsefleet.communicator.meeting import Meeting
+from sparsefleet.communicator.merging import summed
+
+
+class SyncCommunicator(HalfAsyncCommunicator):
+    def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
+        # Whoever left the rounds of the last epoch comes back now, all together: a round is of one epoch.
+        self.store.barrier(f"sync epoch {number}")
+        self._meeting = Meeting(lanes, self._apply, all_left=self.store.leave_rounds)
+        return [MeetingLane(self.store, self._meeting, index) for index in range(lanes)]
+
+    def _apply(self, parts: list[StepGradients]) -> None:
+        step = summed(parts)
+        self.store.sync_push(step.sparse, self.parameters.dense_part(step.dense)).wait()
+        self.refresh_dense()
