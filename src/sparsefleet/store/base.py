@@ -142,7 +142,7 @@ class ParameterStore(ABC):
         return _All(pending)
 
     def sync_push(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[object]:
-        """Hand in this trainer's part of a round: the sum of all parts is applied once, when all trainers' have come."""
+        """Hand in this trainer's part of a round: the sum of all parts is applied once, when all are in."""
         return self.push_step(sparse, dense)
 
     def leave_rounds(self) -> None:  # noqa: B027
