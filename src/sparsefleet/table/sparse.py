@@ -80,7 +80,10 @@ class SparseTable:
         return out
 
     def push(self, keys: U64, grads: F32) -> None:
-        """One step of the rule on these rows, also with no keys. A key that came twice would be updated twice."""
+        """One step of the rule on these rows, also with no keys.
+
+        Keys must be unique: one that comes twice is updated twice.
+        """
         keys = self._checked("keys", keys, np.uint64, (None,))
         grads = self._checked("grads", grads, np.float32, (len(keys), self.spec.dim))
         with self._counts:
@@ -139,7 +142,7 @@ class SparseTable:
         if len(array.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
             wanted = ", ".join("any" if n is None else str(n) for n in shape)
             raise StoreError(
-                f"table {self.spec.name!r} (dim {self.spec.dim}, {self.spec.rule.name} state {self.state_width}):"
-                f" {what} must have shape [{wanted}]; got {list(array.shape)}"
+                f"table {self.spec.name!r} (dim {self.spec.dim}, {self.spec.rule.name} state "
+                f"{self.state_width}): {what} must have shape [{wanted}]; got {list(array.shape)}"
             )
         return np.ascontiguousarray(array)
