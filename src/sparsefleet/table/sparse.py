@@ -18,6 +18,7 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.kernels import table as kernels
 from sparsefleet.kernels.table import Bools
+from sparsefleet.optim.sgd import SGD
 from sparsefleet.table.spec import TableSpec
 
 
@@ -92,6 +93,20 @@ class SparseTable:
             self._pushed_rows += len(keys)
         rule = self.spec.rule
         self._rows.push(keys, grads, rule.kind, rule.rate(step), self._hyper, step)
+
+    def add(self, keys: U64, deltas: F32) -> None:
+        """Add to the values of these rows, missing ones created first; one step. Only for rules without state."""
+        keys = self._checked("keys", keys, np.uint64, (None,))
+        deltas = self._checked("deltas", deltas, np.float32, (len(keys), self.spec.dim))
+        if self.state_width:
+            raise StoreError(
+                f"table {self.spec.name!r}: {self.spec.rule.name} keeps state; values cannot just be added to"
+            )
+        with self._counts:
+            self._step += 1
+            step = self._step
+            self._pushed_rows += len(keys)
+        self._rows.push(keys, -deltas, SGD.kind, 1.0, np.empty(0, np.float64), step)
 
     def contains(self, keys: U64) -> Bools:
         return self._rows.contains(self._checked("keys", keys, np.uint64, (None,)))
