@@ -19,11 +19,6 @@ LIMIT = 30.0
 """Seconds that any answer may take."""
 
 
-def layout(values: np.ndarray) -> list[tuple[str, list[int]]]:
-    """One parameter that is all of the block."""
-    return [("weight", [len(values)])]
-
-
 def u64(*keys: int) -> np.ndarray:
     return np.array(keys, np.uint64)
 
@@ -151,7 +146,7 @@ class StoreContract:
 
     def test_a_dense_block_is_updated_and_read(self, store):
         values = np.zeros(1000, np.float32)
-        store.create_dense("net", values, optim.SGD(0.5), layout(values))
+        store.create_dense("net", values, optim.SGD(0.5), [("w", (len(values),))])
         store.push_dense("net", np.full(1000, -1.0, np.float32)).wait(LIMIT)
         store.pull_dense("net", values).wait(LIMIT)
         assert (values == 0.5).all()
@@ -161,13 +156,13 @@ class StoreContract:
 
     def test_a_dense_block_that_exists_fills_the_array(self, store):
         first, second = np.arange(10, dtype=np.float32), np.zeros(10, np.float32)
-        store.create_dense("net", first, optim.SGD(0.5), layout(first))
-        store.create_dense("net", second, optim.SGD(0.5), layout(second))
+        store.create_dense("net", first, optim.SGD(0.5), [("w", (len(first),))])
+        store.create_dense("net", second, optim.SGD(0.5), [("w", (len(second),))])
         np.testing.assert_array_equal(second, np.arange(10))
 
     def test_dense_rules_keep_their_state(self, store):
         values, expected = np.zeros(10, np.float32), np.zeros(10, np.float32)
-        store.create_dense("net", values, optim.Adagrad(1.0), layout(values))
+        store.create_dense("net", values, optim.Adagrad(1.0), [("w", (len(values),))])
         squares = np.zeros(10, np.float32)
         for step in range(1, 4):
             grads = np.arange(10, dtype=np.float32) - step
@@ -178,7 +173,7 @@ class StoreContract:
         np.testing.assert_allclose(values, expected, rtol=1e-6)
 
     def test_wrong_dense_calls_are_refused(self, store):
-        store.create_dense("net", np.zeros(10, np.float32), optim.SGD(0.5), layout(np.zeros(10, np.float32)))
+        store.create_dense("net", np.zeros(10, np.float32), optim.SGD(0.5), [("w", (10,))])
         with pytest.raises(StoreError, match=r"no dense block 'tower'.*net"):
             store.push_dense("tower", np.zeros(10, np.float32)).wait(LIMIT)
         with pytest.raises(StoreError, match=r"'net' has 10 values.*\[9\]"):
@@ -186,7 +181,7 @@ class StoreContract:
         with pytest.raises(StoreError, match=r"'net' has 10 values.*\[9\]"):
             store.pull_dense("net", np.zeros(9, np.float32)).wait(LIMIT)
         with pytest.raises(StoreError, match=r"'net' exists with another rule.*SGD.*Adam"):
-            store.create_dense("net", np.zeros(10, np.float32), optim.Adam(), layout(np.zeros(10, np.float32)))
+            store.create_dense("net", np.zeros(10, np.float32), optim.Adam(), [("w", (10,))])
 
     def test_a_barrier_of_one_trainer_returns(self, store):
         store.barrier("epoch", timeout=LIMIT)

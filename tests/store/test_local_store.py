@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from store_contract import SPEC, StoreContract, layout, u64
+from store_contract import SPEC, StoreContract, u64
 
 from sparsefleet import optim
 from sparsefleet.store import LocalStore
@@ -19,7 +19,7 @@ class TestLocalStore(StoreContract):
 
     def test_the_dense_array_is_the_block_itself(self, store):
         values = np.zeros(10, np.float32)
-        store.create_dense("net", values, optim.SGD(0.5), layout(values))
+        store.create_dense("net", values, optim.SGD(0.5), [("w", (10,))])
         store.push_dense("net", np.full(10, -1.0, np.float32))
         assert (values == 0.5).all()
         assert store.dense_tables()["net"].values is values

@@ -93,24 +93,40 @@ def load_tables(
     for table in tables:
         checkpoint.check_table(table.spec, reset_optimizer=values_only)
     for table in tables:
-        table.clear()
-        for rows in checkpoint.sparse_rows(table.spec.name, keep, read_state=not values_only):
-            table.insert(_with_fresh_state(rows, table) if values_only else rows)
-        table.step = 0 if values_only else checkpoint.manifest.table(table.spec.name).step
+        _fill_table(checkpoint, table, keep, values_only)
+
+
+def load_table(
+    checkpoint: Checkpoint, table: SparseTable, *, keep: KeepKeys | None = None, values_only: bool = False
+) -> None:
+    """Replace one table's rows by the checkpoint's, whatever else the checkpoint holds."""
+    checkpoint.check_table(table.spec, reset_optimizer=values_only)
+    _fill_table(checkpoint, table, keep, values_only)
+
+
+def _fill_table(checkpoint: Checkpoint, table: SparseTable, keep: KeepKeys | None, values_only: bool) -> None:
+    table.clear()
+    for rows in checkpoint.sparse_rows(table.spec.name, keep, read_state=not values_only):
+        table.insert(_with_fresh_state(rows, table) if values_only else rows)
+    table.step = 0 if values_only else checkpoint.manifest.table(table.spec.name).step
 
 
 def load_blocks(checkpoint: Checkpoint, blocks: Sequence[HeldBlock], *, values_only: bool = False) -> None:
     """Replace the blocks' values and state by the checkpoint's."""
     for block in blocks:
-        table = block.table
-        checkpoint.check_block(table.name, block.layout, table.rule, reset_optimizer=values_only)
+        checkpoint.check_block(block.table.name, block.layout, block.table.rule, reset_optimizer=values_only)
     for block in blocks:
-        table = block.table
-        stop = block.start + len(table)
-        piece = checkpoint.dense_cut(table.name, block.start, stop, read_state=not values_only)
-        table.values[:] = piece.values
-        table.state[:] = table.rule.initial_state() if values_only else piece.state
-        table.step = 0 if values_only else checkpoint.manifest.block(table.name).step
+        load_block(checkpoint, block, values_only=values_only)
+
+
+def load_block(checkpoint: Checkpoint, block: HeldBlock, *, values_only: bool = False) -> None:
+    """Replace one block's values and state by the checkpoint's."""
+    table = block.table
+    checkpoint.check_block(table.name, block.layout, table.rule, reset_optimizer=values_only)
+    piece = checkpoint.dense_cut(table.name, block.start, block.start + len(table), read_state=not values_only)
+    table.values[:] = piece.values
+    table.state[:] = table.rule.initial_state() if values_only else piece.state
+    table.step = 0 if values_only else checkpoint.manifest.block(table.name).step
 
 
 def _with_fresh_state(rows: TableRows, table: SparseTable) -> TableRows:

@@ -95,7 +95,7 @@ class SparseTable:
         self._rows.push(keys, grads, rule.kind, rule.rate(step), self._hyper, step)
 
     def add(self, keys: U64, deltas: F32) -> None:
-        """Add to the values of these rows, missing ones created first: a step. Only for rules without state."""
+        """Add to the values of these rows, missing ones created first; one step. Only for rules without state."""
         keys = self._checked("keys", keys, np.uint64, (None,))
         deltas = self._checked("deltas", deltas, np.float32, (len(keys), self.spec.dim))
         if self.state_width:

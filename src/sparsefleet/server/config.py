@@ -1,0 +1,76 @@
+"""What a parameter server must know before it starts."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.store.wire.auth import TOKEN_VARIABLE
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 0
+    """0: any free one."""
+    index: int = 0
+    """Which of the run's servers this is."""
+    endpoints: tuple[str, ...] | None = None
+    """All servers of the run; None: the first trainer that registers says."""
+    workers: int | None = None
+    """Trainers of the run; None: the first trainer that registers says."""
+    timeout: float = 60.0
+    """Seconds of silence after which a trainer is lost."""
+    join_timeout: float = 120.0
+    """Seconds, from the first trainer's registration, in which all others must have registered."""
+    lost_trainer: Literal["error", "drop"] = "error"
+    """When others wait for a lost trainer: they get an error that names it, or go on without it."""
+    load_from: str | None = None
+    """A checkpoint that tables and blocks start from as they are created."""
+    values_only: bool = False
+    """Of `load_from` take the values and start the optimizers afresh."""
+    token: str | None = field(default=None, repr=False)
+    """Shared secret that every call must carry."""
+    tls_certificate: bytes | None = field(default=None, repr=False)
+    tls_key: bytes | None = field(default=None, repr=False)
+    """PEM; with both, only encrypted connections are taken."""
+    insecure: bool = False
+    """Listen beyond this machine without a token."""
+    watch_parent: bool = False
+    """End when the process that started this one ends."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port={self.port} must be 0 to 65535")
+        if self.endpoints is not None and not 0 <= self.index < len(self.endpoints):
+            raise ConfigError(
+                f"index={self.index} must be 0 to {len(self.endpoints) - 1}: that many servers are listed"
+            )
+        if self.index < 0:
+            raise ConfigError(f"index={self.index} must be 0 or above")
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"workers={self.workers} must be 1 or above")
+        for name in ("timeout", "join_timeout"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above 0 seconds")
+        if self.lost_trainer not in ("error", "drop"):
+            raise ConfigError(f"lost_trainer={self.lost_trainer!r} must be 'error' or 'drop'")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("tls_certificate and tls_key go together: give both or none")
+        if not (is_loopback(self.host) or self.token or self.insecure):
+            raise ConfigError(
+                f"host={self.host!r} is reachable from other machines: set a token ({TOKEN_VARIABLE}), "
+                "or say insecure=True to take calls from anyone"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False  # a name: it may stand for anything

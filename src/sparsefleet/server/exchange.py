@@ -1,0 +1,209 @@
+"""Exchange: one trainer's stream of pulls and pushes. Messages are answered in their order.
+
+What is wrong with a message goes back as its answer's `error`; the stream and the server go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsefleet import optim
+from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.server.cut import PushLane
+from sparsefleet.server.holdings import Bound, BoundRows, apply_push
+from sparsefleet.server.state import ServerState
+from sparsefleet.store.wire import FRAME_SCHEMA, Frame, WireError, decode, describe, encode, layout_bytes, read_parts
+from sparsefleet.store.wire.frames import EMPTY, Bytes
+
+log = logging.getLogger(__name__)
+
+Answer = tuple[dict[str, Any], Bytes]
+
+
+class CutOff(Exception):
+    """Raised by a test's hook: end the stream without an answer."""
+
+
+class Exchange:
+    def __init__(self, state: ServerState, lane: PushLane, writer: Any) -> None:
+        self._state, self._lane, self._writer = state, lane, writer
+        self._begun = False
+        self._operations: dict[str, Callable[[Frame, int], Answer]] = {
+            "pull": self._pull,
+            "push": self._push,
+            "sync": self._sync,
+            "geo": self._geo,
+            "create_dense": self._create_dense,
+        }
+
+    def run(self, reader: Any) -> None:
+        self._write({"server": self._state.server_id})
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            number: int | None = None
+            self._state.meters.under_way += 1
+            try:
+                frame = decode(chunk.app_metadata, chunk.data)
+                number = _sequence(frame.header)
+                header, body = self._operation(frame)(frame, number)
+            except CutOff:
+                return
+            except (SparseFleetError, OverflowError) as error:
+                header, body = {"error": str(error)}, EMPTY
+            except Exception as error:
+                log.exception("worker %d: a message failed", self._lane.worker)
+                header, body = {"error": f"the server failed: {error!r}; its log says where"}, EMPTY
+            finally:
+                self._state.meters.under_way -= 1
+            self._write({**header, "seq": number}, body)
+            del chunk
+
+    def _operation(self, frame: Frame) -> Callable[[Frame, int], Answer]:
+        name = frame.header.get("op")
+        operation = self._operations.get(name) if isinstance(name, str) else None
+        if operation is None:
+            raise WireError(f"operation {name!r} does not exist; there are {', '.join(self._operations)}")
+        with self._state.sessions.changed:
+            self._state.sessions.check(self._lane.worker, self._lane.incarnation)
+        return operation
+
+    def _pull(self, frame: Frame, number: int) -> Answer:
+        start = time.perf_counter()
+        bound = self._bind(frame, with_values=False)
+        create, subscribe = _flag(frame, "create", True), _flag(frame, "subscribe", False)
+        floats = []
+        for part in bound:
+            if isinstance(part, BoundRows):
+                if subscribe:
+                    self._state.geo.subscribe(self._lane.worker, self._lane.incarnation, part.table, part.keys)
+                floats.append(part.table.pull(part.keys, create).reshape(-1))
+            else:
+                floats.append(part.block.table.values)
+        self._note("pull", bound, start)
+        body = floats[0] if len(floats) == 1 else np.concatenate(floats) if floats else EMPTY
+        return {}, body.view(np.uint8)
+
+    def _push(self, frame: Frame, number: int) -> Answer:
+        start = time.perf_counter()
+        bound, lane = self._bind(frame, with_values=True), self._lane
+        with lane.lock:
+            if number > lane.applied:
+                self._state.gate.enter([(lane, number)], self._on_wait)
+                try:
+                    for part in bound:
+                        apply_push(part)
+                    lane.applied = number
+                finally:
+                    self._state.gate.leave()
+                self._applied("push", number)
+        self._note("push", bound, start)
+        return {}, EMPTY
+
+    def _sync(self, frame: Frame, number: int) -> Answer:
+        start = time.perf_counter()
+        bound = self._bind(frame, with_values=True)
+        done = self._state.rounds.contribute(self._lane, number, bound, self._on_wait)
+        self._applied("sync", number)
+        self._note("sync", bound, start)
+        return {"round": done}, EMPTY
+
+    def _geo(self, frame: Frame, number: int) -> Answer:
+        start = time.perf_counter()
+        bound, lane, geo = self._bind(frame, with_values=True), self._lane, self._state.geo
+        geo.check(bound)
+        with lane.lock:
+            again = number <= lane.applied
+            if not again:
+                self._state.gate.enter([(lane, number)], self._on_wait)
+            try:
+                parts = geo.exchange(lane.worker, lane.incarnation, lane.key, number, bound, again)
+                lane.applied = max(number, lane.applied)
+            finally:
+                if not again:
+                    self._state.gate.leave()
+            self._applied("geo", number)
+        sizes = [(kind, name, len(keys), len(floats)) for kind, name, keys, floats in parts]
+        body, views = layout_bytes(sizes)
+        for (_, _, keys, floats), (keys_view, floats_view) in zip(parts, views, strict=True):
+            keys_view[:], floats_view[:] = keys, floats
+        self._note("geo", bound, start)
+        return {"parts": describe(sizes)}, body
+
+    def _create_dense(self, frame: Frame, number: int) -> Answer:
+        parts, header = read_parts(frame.header, frame.body), frame.header
+        size, rule, layout = header.get("size"), header.get("rule"), header.get("layout", [])
+        if len(parts) != 1 or type(size) is not int or not isinstance(rule, dict) or not _is_layout(layout):
+            raise WireError("create_dense needs one part, a size, a rule and a layout")
+        block, created = self._state.holdings.create_dense(
+            parts[0].name,
+            size,
+            parts[0].floats,
+            optim.from_dict(rule),
+            [(name, tuple(shape)) for name, shape in layout],
+            self._state.sessions.servers,
+            _flag(frame, "create", False),
+            self._state.config.timeout,
+            self._on_wait,
+        )
+        return {"created": created}, block.table.values.copy().view(np.uint8)
+
+    # ---
+
+    def _bind(self, frame: Frame, *, with_values: bool) -> list[Bound]:
+        return self._state.holdings.bind(read_parts(frame.header, frame.body), with_values=with_values)
+
+    def _note(self, operation: str, bound: Sequence[Bound], start: float) -> None:
+        seconds = time.perf_counter() - start
+        for part in bound:
+            rows = len(part.keys) if isinstance(part, BoundRows) else 0
+            self._state.meters.of(f"{operation} {part.name}").note(rows, seconds)
+
+    def _applied(self, operation: str, number: int) -> None:
+        if self._state.after_apply is not None:
+            self._state.after_apply(operation, number)
+
+    def _on_wait(self, reason: str) -> None:
+        self._write({"waiting": reason})
+
+    def _write(self, header: dict[str, Any], body: Bytes = EMPTY) -> None:
+        metadata, batch = encode(header, body)
+        if batch is None:
+            self._writer.write_metadata(metadata)
+            return
+        if not self._begun:
+            self._writer.begin(FRAME_SCHEMA)
+            self._begun = True
+        self._writer.write_with_metadata(batch, metadata)
+
+
+def _sequence(header: dict[str, Any]) -> int:
+    number = header.get("seq")
+    if type(number) is not int or not 0 < number < 1 << 62:
+        raise WireError(f"a message's seq must be 1 or above; got {number!r}")
+    return number
+
+
+def _flag(frame: Frame, name: str, default: bool) -> bool:
+    value = frame.header.get(name, default)
+    if not isinstance(value, bool):
+        raise WireError(f"{name} must be true or false; got {value!r}")
+    return value
+
+
+def _is_layout(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, list)
+        and len(item) == 2
+        and isinstance(item[0], str)
+        and isinstance(item[1], list)
+        and all(type(length) is int and length >= 0 for length in item[1])
+        for item in value
+    )

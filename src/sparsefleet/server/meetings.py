@@ -1,0 +1,67 @@
+"""Meetings: trainers hand something in under a name and wait until all have. A barrier hands in nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparsefleet.core.errors import StoreError
+from sparsefleet.server.sessions import Sessions
+
+KEPT = 64
+"""Finished meetings that are remembered, for trainers who ask again after a lost answer."""
+
+Place = tuple[str, str, int]
+"""kind, name, turn: the nth meeting of that name."""
+
+
+@dataclass
+class Meeting:
+    payloads: dict[int, Any] = field(default_factory=dict)
+    result: list[Any] | None = None
+
+
+class Meetings:
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._meetings: dict[Place, Meeting] = {}
+
+    def meet(self, place: Place, worker: int, incarnation: str, payload: Any, patience: float) -> dict[str, Any]:
+        """All payloads in the order of the trainers, or after `patience` seconds who is missing; then ask again."""
+        sessions, until = self._sessions, time.monotonic() + patience
+        with sessions.changed:
+            sessions.check(worker, incarnation)
+            meeting = self._meetings.setdefault(place, Meeting())
+            if meeting.result is None:
+                meeting.payloads[worker] = payload
+                sessions.changed.notify_all()
+            while meeting.result is None:
+                missing = sessions.in_meetings() - meeting.payloads.keys()
+                if not missing:
+                    meeting.result = [meeting.payloads[one] for one in sorted(meeting.payloads)]
+                    self._forget_old()
+                    sessions.changed.notify_all()
+                    break
+                if lost := sessions.lost_among(missing):
+                    if sessions.config.lost_trainer == "error":
+                        raise sessions.missing_error(f"{place[0]} {place[1]!r}", lost)
+                    sessions.drop(lost)
+                    continue
+                left = until - time.monotonic()
+                if left <= 0:
+                    return {"missing": [sessions.name(one) for one in sorted(missing)]}
+                sessions.changed.wait(min(left, 0.25))
+            return {"all": meeting.result}
+
+    def _forget_old(self) -> None:
+        finished = [place for place, meeting in self._meetings.items() if meeting.result is not None]
+        for place in finished[:-KEPT]:
+            del self._meetings[place]
+
+
+def read_place(data: dict[str, Any]) -> Place:
+    kind, name, turn = data.get("kind"), data.get("name"), data.get("turn")
+    if kind not in ("barrier", "reduce") or not isinstance(name, str) or type(turn) is not int:
+        raise StoreError(f"a meeting has a kind, a name and a turn; got {kind!r}, {name!r}, {turn!r}")
+    return str(kind), name, turn

@@ -1,0 +1,92 @@
+"""ParameterServer: one server from start to end: listens when built, `serve` blocks until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+import pyarrow as pa
+
+from sparsefleet.core.errors import StoreError
+from sparsefleet.server.config import ServerConfig
+from sparsefleet.server.service import ParameterService
+from sparsefleet.server.state import Hook, ServerState
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY = 0.25
+
+
+class ParameterServer:
+    def __init__(self, config: ServerConfig, after_apply: Hook | None = None) -> None:
+        self.config = config
+        self._parent = os.getppid()
+        self.state = ServerState(config, after_apply)
+        try:
+            self._service = ParameterService(self.state)
+        except (pa.ArrowException, OSError) as error:
+            raise StoreError(
+                f"server {config.index} cannot listen on {config.host}:{config.port}: {error}. Is the port taken?"
+            ) from error
+        log.info("server %d listens on %s", config.index, self.endpoint)
+
+    @property
+    def port(self) -> int:
+        return int(self._service.port)
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.config.host}:{self.port}"
+
+    def serve(self) -> str:
+        """Block until a signal, `stop` of all trainers, or (if asked) the parent's end; return which it was."""
+        stopping, why = self.state.stopping, ["stop() was called"]
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            why[0] = f"signal {signal.Signals(number).name}"
+            stopping.set()
+
+        main = threading.current_thread() is threading.main_thread()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, on_signal) for number in signals} if main else {}
+        try:
+            while not stopping.wait(LOOK_EVERY):
+                if self.state.sessions.finished():
+                    why[0] = "all trainers have stopped"
+                    break
+                if self.config.watch_parent and os.getppid() != self._parent:
+                    why[0] = "the process that started this server has ended"
+                    break
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        log.info("server %d ends: %s", self.config.index, why[0])
+        self.close()
+        return why[0]
+
+    def stop(self) -> None:
+        """Make `serve` return; from any thread."""
+        self.state.stopping.set()
+
+    def close(self, grace: float = 2.0) -> bool:
+        """Stop listening. False where trainers' streams were still open: Flight cannot cut them, the process's end does."""
+        thread = threading.Thread(target=self._service.shutdown, daemon=True)
+        thread.start()
+        thread.join(grace)
+        return not thread.is_alive()
+
+
+def run_server(
+    config: ServerConfig, announce: Callable[[str], None] = lambda endpoint: None, after_apply: Hook | None = None
+) -> NoReturn:
+    """A server process's whole life: listen, tell where, serve. Ends the process, whatever streams are still open."""
+    server = ParameterServer(config, after_apply)
+    announce(server.endpoint)
+    server.serve()
+    logging.shutdown()
+    os._exit(0)

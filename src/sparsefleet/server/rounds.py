@@ -1,0 +1,147 @@
+"""Rounds of sync mode: every trainer's gradients of step t, summed in the trainers' order, are one step of each rule.
+
+A round is open until all trainers in it have contributed; whoever comes last applies it, and all get the answer. A
+trainer that left is not waited for. One that is lost ends the wait with an error that names it, or is dropped, by
+`lost_trainer`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import StoreError
+from sparsefleet.kernels.rows import unique_keys
+from sparsefleet.server.cut import SLICE, CutGate, OnWait, PushLane
+from sparsefleet.server.holdings import Bound, BoundDense, BoundRows, apply_push
+from sparsefleet.server.sessions import Sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    lane: PushLane
+    number: int
+    parts: Sequence[Bound]
+
+
+@dataclass
+class Round:
+    number: int
+    contributions: dict[int, Contribution] = field(default_factory=dict)
+    applying: bool = False
+    done: bool = False
+    error: StoreError | None = None
+
+
+class Rounds:
+    def __init__(self, sessions: Sessions, gate: CutGate) -> None:
+        self._sessions, self._gate = sessions, gate
+        self._open = Round(1)
+
+    @property
+    def waiting(self) -> int:
+        """Contributions that wait for others."""
+        return len(self._open.contributions)
+
+    def contribute(self, lane: PushLane, number: int, parts: Sequence[Bound], on_wait: OnWait) -> int:
+        """Hand in a part of the open round and return the round's number when it is applied."""
+        with self._sessions.changed:
+            if number <= lane.applied:
+                return lane.round  # sent again after a lost answer
+            current = self._open
+            mine = current.contributions.get(lane.worker)
+            if mine is None:
+                self._sessions.come_back(lane.worker)
+                current.contributions[lane.worker] = Contribution(lane, number, parts)
+                self._sessions.changed.notify_all()
+            elif mine.lane is not lane or mine.number != number:
+                raise StoreError(
+                    f"worker {lane.worker} contributed twice to round {current.number}: a trainer merges its threads' "
+                    "gradients and pushes once"
+                )
+        while not self._settled(current, on_wait):
+            on_wait(f"round {current.number}")
+        if current.error is not None:
+            raise current.error
+        return current.number
+
+    def _settled(self, current: Round, on_wait: OnWait) -> bool:
+        """Wait a while; True when the round is over. Applies it if it is complete."""
+        sessions, until = self._sessions, time.monotonic() + SLICE
+        with sessions.changed:
+            while not current.done and time.monotonic() < until:
+                missing = sessions.in_rounds() - current.contributions.keys()
+                if not missing and not current.applying:
+                    current.applying = True
+                    break
+                if (lost := sessions.lost_among(missing)) and not current.applying:
+                    if sessions.config.lost_trainer == "drop":
+                        sessions.drop(lost)
+                        continue
+                    self._close(current, sessions.missing_error(f"round {current.number}", lost))
+                    break
+                sessions.changed.wait(min(0.25, SLICE))
+            else:
+                return current.done
+            if current.done:
+                return True
+        self._apply(current, on_wait)
+        return True
+
+    def _apply(self, current: Round, on_wait: OnWait) -> None:
+        contributions = [current.contributions[worker] for worker in sorted(current.contributions)]
+        error: StoreError | None = None
+        self._gate.enter([(one.lane, one.number) for one in contributions], on_wait)
+        try:
+            for bound in merged([one.parts for one in contributions]):
+                apply_push(bound)
+            for one in contributions:
+                one.lane.applied, one.lane.round = one.number, current.number
+        except Exception as problem:
+            error = StoreError(f"round {current.number} failed on this server: {problem!r}")
+        finally:
+            self._gate.leave()
+            with self._sessions.changed:
+                self._close(current, error)
+
+    def _close(self, current: Round, error: StoreError | None) -> None:
+        current.error, current.done = error, True
+        current.contributions = {} if error is not None else current.contributions
+        self._open = Round(current.number + (error is None))
+        self._sessions.changed.notify_all()
+
+
+def merged(contributions: Sequence[Sequence[Bound]]) -> list[Bound]:
+    """Sums per table and block, added in the order given, so that the bits do not depend on who came first."""
+    rows: dict[str, list[BoundRows]] = {}
+    dense: dict[str, list[BoundDense]] = {}
+    for parts in contributions:
+        for part in parts:
+            if isinstance(part, BoundRows):
+                rows.setdefault(part.name, []).append(part)
+            else:
+                dense.setdefault(part.name, []).append(part)
+    result: list[Bound] = [BoundRows(same[0].table, *sum_rows(same)) for same in rows.values()]
+    for same_block in dense.values():
+        total = same_block[0].values
+        for part in same_block[1:]:
+            total = total + part.values
+        result.append(BoundDense(same_block[0].block, total))
+    return result
+
+
+def sum_rows(parts: Sequence[BoundRows]) -> tuple[U64, F32]:
+    if len(parts) == 1:
+        return parts[0].keys, parts[0].values
+    keys, inverse = unique_keys(np.concatenate([part.keys for part in parts]))
+    total = np.zeros((len(keys), parts[0].table.spec.dim), np.float32)
+    start = 0
+    for part in parts:
+        # Keys are unique within a part, so no element is added to twice in one statement.
+        total[inverse[start : start + len(part.keys)]] += part.values
+        start += len(part.keys)
+    return keys, total

@@ -1,0 +1,222 @@
+"""Sessions: which trainers there are, who was heard of when, who left, who is lost.
+
+A trainer's states:
+    expected    its number is below `workers`, and it has not registered yet
+    present     registered; heard of within the time-out
+    resting     present, but out of the rounds (no more rows); its next contribution brings it back
+    stopped     has said that it needs the servers no more (`stop`)
+    gone        has closed its store; the number is free for another
+    lost        silent for longer than the time-out, or never registered in time
+    dropped     lost, and by policy left out for good: its calls are refused from then on
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparsefleet.core.errors import StoreError
+from sparsefleet.server.config import ServerConfig
+
+log = logging.getLogger(__name__)
+
+MAX_WORKERS = 65536
+
+
+@dataclass
+class Trainer:
+    worker: int
+    incarnation: str
+    about: str
+    last_seen: float
+    status: dict[str, Any] = field(default_factory=dict)
+    resting: bool = False
+    stopped: bool = False
+    gone: bool = False
+    dropped: bool = False
+
+
+class Sessions:
+    """`changed` guards everything here, and is notified whenever someone who waits for trainers should look again."""
+
+    def __init__(self, config: ServerConfig, server_id: str) -> None:
+        self.config, self.server_id = config, server_id
+        self.changed = threading.Condition()
+        self._endpoints, self._workers = config.endpoints, config.workers
+        self._trainers: dict[int, Trainer] = {}
+        self._first: float | None = None
+        self._never_came: set[int] = set()
+
+    @property
+    def servers(self) -> int:
+        """How many servers the run has, once known."""
+        return len(self._endpoints or ())
+
+    @property
+    def workers(self) -> int:
+        return self._workers or 0
+
+    def register(
+        self, worker: int, incarnation: str, workers: int, servers: tuple[str, ...], index: int, about: str
+    ) -> None:
+        """Take a trainer in, or say why not; what differs between processes is named on both sides."""
+        with self.changed:
+            self._agree(worker, about, workers, servers, index)
+            present = self._trainers.get(worker)
+            if present is not None and present.incarnation != incarnation and not (present.gone or present.dropped):
+                silent = time.monotonic() - present.last_seen
+                if silent <= self.config.timeout:
+                    raise StoreError(
+                        f"worker {worker} ({about}) is refused: {present.about} has that number and was heard of "
+                        f"{silent:.1f} s ago. Give each trainer a number of its own; one that died is forgotten after "
+                        f"{self.config.timeout:g} s"
+                    )
+            if present is None or present.incarnation != incarnation:
+                self._trainers[worker] = Trainer(worker, incarnation, about, time.monotonic())
+                self._never_came.discard(worker)
+                log.info("worker %d registered: %s", worker, about)
+            self._trainers[worker].last_seen = time.monotonic()
+            self._first = self._first or time.monotonic()
+            self._endpoints, self._workers = servers, workers
+            self.changed.notify_all()
+
+    def _agree(self, worker: int, about: str, workers: int, servers: tuple[str, ...], index: int) -> None:
+        if index != self.config.index:
+            raise StoreError(
+                f"worker {worker} ({about}) takes this for server {index}, but it is server {self.config.index}: "
+                "the server lists differ in order"
+            )
+        if not len(servers) > 0 or index >= len(servers):
+            raise StoreError(f"worker {worker} ({about}) lists {len(servers)} servers; this is number {index}")
+        if self._endpoints is not None and servers != self._endpoints:
+            raise StoreError(
+                f"server lists differ: worker {worker} ({about}) has {', '.join(servers)}; "
+                f"this server has {', '.join(self._endpoints)}"
+            )
+        if self._workers is not None and workers != self._workers:
+            raise StoreError(
+                f"worker counts differ: worker {worker} ({about}) says {workers}; this server has {self._workers}"
+            )
+        if not 0 <= worker < workers <= MAX_WORKERS:
+            raise StoreError(f"worker {worker} ({about}): with {workers} workers, numbers are 0 to {workers - 1}")
+
+    def check(self, worker: int, incarnation: str) -> Trainer:
+        """The trainer that calls; a call is a sign of life."""
+        trainer = self._trainers.get(worker)
+        if trainer is None or trainer.incarnation != incarnation:
+            other = f" ({trainer.about} has that number now)" if trainer is not None else ""
+            raise StoreError(f"worker {worker} is not registered here{other}: the server or the trainer was replaced")
+        if trainer.dropped:
+            raise StoreError(
+                f"worker {worker} was silent for more than {self.config.timeout:g} s and the others went on without it"
+            )
+        trainer.last_seen = time.monotonic()
+        return trainer
+
+    def heartbeat(self, worker: int, incarnation: str, status: dict[str, Any]) -> None:
+        with self.changed:
+            self.check(worker, incarnation).status = status
+
+    def leave(self, worker: int, incarnation: str, for_good: bool) -> None:
+        with self.changed:
+            trainer = self.check(worker, incarnation)
+            trainer.resting = True
+            trainer.gone = trainer.gone or for_good
+            self.changed.notify_all()
+
+    def come_back(self, worker: int) -> None:
+        """With `changed` held: a contribution of a resting trainer takes it into the rounds again."""
+        self._trainers[worker].resting = False
+
+    def stop(self, worker: int, incarnation: str) -> None:
+        with self.changed:
+            self.check(worker, incarnation).stopped = True
+            self.changed.notify_all()
+
+    def finished(self) -> bool:
+        """All trainers have said stop, or never will."""
+        with self.changed:
+            stopped = [t for t in self._trainers.values() if t.stopped]
+            if not stopped:
+                return False
+            over = {t.worker for t in self._trainers.values() if t.stopped or t.gone or t.dropped}
+            left = set(range(self.workers)) - over
+            return left <= set(self.lost_among(left))
+
+    # --- with `changed` held
+
+    def in_rounds(self) -> set[int]:
+        """Whose contribution a round needs."""
+        return {worker for worker in self.in_meetings() if not self._is(worker, "resting")}
+
+    def in_meetings(self) -> set[int]:
+        """Whom a barrier waits for."""
+        return {
+            w for w in range(self.workers) if not (self._is(w, "gone") or self._is(w, "dropped"))
+        } - self._never_came
+
+    def lost_among(self, workers: Iterable[int]) -> list[int]:
+        now, lost = time.monotonic(), list[int]()
+        for worker in sorted(workers):
+            trainer = self._trainers.get(worker)
+            if trainer is None:
+                if self._first is not None and now - self._first > self.config.join_timeout:
+                    lost.append(worker)
+            elif now - trainer.last_seen > self.config.timeout:
+                lost.append(worker)
+        return lost
+
+    def drop(self, workers: Iterable[int]) -> None:
+        for worker in workers:
+            log.warning("going on without %s", self.name(worker))
+            if worker in self._trainers:
+                self._trainers[worker].dropped = True
+            else:
+                self._never_came.add(worker)
+        self.changed.notify_all()
+
+    def name(self, worker: int) -> str:
+        """A trainer in the words of an error message."""
+        trainer = self._trainers.get(worker)
+        if trainer is None:
+            return f"worker {worker} (never registered)"
+        silent = time.monotonic() - trainer.last_seen
+        return f"worker {worker} ({trainer.about}, last heard of {silent:.1f} s ago)"
+
+    def missing_error(self, what: str, lost: Iterable[int]) -> StoreError:
+        names = ", ".join(self.name(worker) for worker in lost)
+        return StoreError(
+            f"{what}: lost {names}; the time-out is {self.config.timeout:g} s. Start it again and resume from a "
+            "checkpoint, or go on without lost trainers with lost_trainer='drop'"
+        )
+
+    def _is(self, worker: int, state: str) -> bool:
+        trainer = self._trainers.get(worker)
+        return trainer is not None and bool(getattr(trainer, state))
+
+    # ---
+
+    def to_dict(self) -> dict[str, Any]:
+        with self.changed:
+            now = time.monotonic()
+            return {
+                str(worker): {
+                    **trainer.status,
+                    "about": trainer.about,
+                    "last_seen_s": round(now - trainer.last_seen, 3),
+                    "state": self._state(trainer, now),
+                }
+                for worker, trainer in sorted(self._trainers.items())
+            }
+
+    def _state(self, trainer: Trainer, now: float) -> str:
+        for state in ("dropped", "gone", "stopped"):
+            if getattr(trainer, state):
+                return state
+        if now - trainer.last_seen > self.config.timeout:
+            return "lost"
+        return "resting" if trainer.resting else "present"

@@ -1,0 +1,300 @@
+"""RemoteStore: parameters on N servers, over Arrow Flight. The same contract as LocalStore.
+
+A call is split over the servers, sent at once, and joined when waited for. Besides the contract there are calls that
+only servers can answer: `push_step` (a whole step in one message), `sync_push`, `geo_pull`, `geo_exchange`, `reduce`.
+
+Legend: U keys of a call, D values a row, N servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import StoreError
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.optim.base import UpdateRule
+from sparsefleet.store import remote_saving
+from sparsefleet.store.base import GeoAnswer, Layout, ParameterStore, Pending, RunFacts
+from sparsefleet.store.remote_config import RemoteConfig
+from sparsefleet.store.remote_control import Heartbeats, Meetings
+from sparsefleet.store.remote_lane import Joined, Lanes, Message
+from sparsefleet.store.remote_link import ServerLink
+from sparsefleet.store.remote_pack import Block, DenseItem, Item, RowItem, pack
+from sparsefleet.store.wire import Frame, differences, read_parts, spec_to_dict
+from sparsefleet.table.spec import TableSpec
+
+T = TypeVar("T")
+
+
+class RemoteStore(ParameterStore):
+    def __init__(self, config: RemoteConfig) -> None:
+        """Connect to all servers, waiting for those that are not up yet, and register this trainer."""
+        self.config = config
+        self.incarnation = uuid.uuid4().hex
+        self._specs: dict[str, TableSpec] = {}
+        self._blocks: dict[str, Block] = {}
+        self._links = [ServerLink(config, index) for index in range(len(config.endpoints))]
+        identity = {"worker": config.worker, "incarnation": self.incarnation}
+        about = f"process {os.getpid()} on {socket.gethostname()}"
+        for link in self._links:
+            link.register(self.incarnation, about)
+        self._lanes = Lanes(self._links, identity, config.timeout)
+        self._heartbeats = Heartbeats(self._links, identity, config.heartbeat)
+        self._meetings = Meetings(self._links[0], identity)
+        self._closed = False
+
+    @property
+    def servers(self) -> int:
+        return len(self._links)
+
+    # --- making tables and blocks
+
+    def create_table(self, spec: TableSpec) -> None:
+        known = self._specs.get(spec.name)
+        if known is not None and (differing := differences(known, spec)):
+            raise StoreError(f"table {spec.name!r} exists with another spec: {'; '.join(differing)}")
+        for link in self._links:
+            link.action("create_table", {"spec": spec_to_dict(spec)})
+        self._specs[spec.name] = spec
+
+    def create_dense(self, name: str, values: F32, rule: UpdateRule, layout: Layout) -> None:
+        """The first trainer that reaches server 0 makes the block on all servers; the others take its values."""
+        block = Block(name, len(values), self.servers)
+        header = {
+            "op": "create_dense",
+            "rule": rule.to_dict(),
+            "size": len(values),
+            "layout": [[parameter, list(shape)] for parameter, shape in layout],
+        }
+        item = DenseItem(block, block.checked("values", values))
+        created = False
+        for server in range(self.servers):
+            described, body = pack([item], server)
+            message = {**header, "parts": described, "create": created or server == 0}
+            calls = self._lanes.mine().send(f"create_dense {name!r}", {server: (message, body, len(body))})
+            frame = calls[0].wait(self.config.timeout)
+            start, stop = block.cut(server)
+            values[start:stop] = _floats(frame, stop - start)
+            created = created or (server == 0 and frame.header.get("created") is True)
+        self._blocks[name] = block
+
+    # --- the contract's calls
+
+    def pull(self, table: str, keys: U64, *, create: bool = True) -> Pending[F32]:
+        return self._pull(table, keys, {"op": "pull", "create": create})
+
+    def push(self, table: str, keys: U64, grads: F32) -> Pending[None]:
+        return self._push(f"push to {table!r}", [self._row_item(table, keys, grads)])
+
+    def pull_dense(self, name: str, out: F32) -> Pending[None]:
+        block = self._block(name)
+        block.checked("out", out)
+        messages: dict[int, Message] = {}
+        for server in range(self.servers):
+            described, body = pack([DenseItem(block, None)], server)
+            start, stop = block.cut(server)
+            messages[server] = ({"op": "pull", "parts": described}, body, 4 * (stop - start))
+
+        def fill(frames: list[Frame]) -> None:
+            for server, frame in enumerate(frames):
+                start, stop = block.cut(server)
+                out[start:stop] = _floats(frame, stop - start)
+
+        return self._send(f"pull of dense block {name!r}", messages, fill)
+
+    def push_dense(self, name: str, grads: F32) -> Pending[None]:
+        return self._push(f"push to dense block {name!r}", [self._dense_item(name, grads)])
+
+    def barrier(self, name: str, timeout: float | None = None) -> None:
+        self._meetings.meet("barrier", name, None, self._seconds(timeout))
+
+    def save(self, path: str, facts: RunFacts) -> None:
+        remote_saving.save(self._links, path, facts, self.incarnation)
+
+    def load(self, path: str, *, values_only: bool = False) -> RunFacts:
+        return remote_saving.load(self._links, path, values_only=values_only)
+
+    def stats(self) -> dict[str, Any]:
+        """Sums over the servers, and under `servers` what each of them says."""
+        return remote_saving.merged_stats([link.action("stats", {}) for link in self._links])
+
+    def close(self) -> None:
+        """Say good-bye to the servers, so that nobody waits for this trainer, and let go."""
+        if self._closed:
+            return
+        self._closed = True
+        self._heartbeats.stop()
+        self._lanes.close()
+        for link in self._links:
+            with contextlib.suppress(StoreError):  # a server that is gone needs no good-bye
+                link.action("leave", {**self._identity(), "for_good": True}, min(2.0, self.config.timeout))
+            link.client.close()
+
+    # --- calls that only servers can answer
+
+    def push_step(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[None]:
+        """Apply a step's gradients of several tables and blocks, one message per server."""
+        return self._push("push of a step", self._step_items(sparse, dense))
+
+    def sync_push(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[int]:
+        """Hand in this trainer's part of the present round; the answer, the round's number, comes when it is applied.
+
+        Servers sum the parts of all trainers, in their order, and make one step of every rule. One part per trainer.
+        """
+
+        def number(frames: list[Frame]) -> int:
+            rounds = {frame.header.get("round") for frame in frames}
+            if len(rounds) != 1:
+                raise StoreError(
+                    f"servers are at different rounds: {sorted(map(str, rounds))}; trainers must join together"
+                )
+            return int(rounds.pop() or 0)
+
+        return self._send("sync push", self._messages("sync", self._step_items(sparse, dense)), number)
+
+    def leave_rounds(self) -> None:
+        """This trainer has no more rows: rounds go on without it, until its next `sync_push`.
+
+        Those who come back do so together: a barrier stands between the last leave and the first push.
+        """
+        for link in self._links:
+            link.action("leave", {**self._identity(), "for_good": False})
+
+    def geo_pull(self, table: str, keys: U64) -> Pending[F32]:
+        """Rows as `pull` gives them; from now on this trainer is told when others change them."""
+        return self._pull(table, keys, {"op": "pull", "create": True, "subscribe": True})
+
+    def geo_exchange(
+        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]
+    ) -> Pending[GeoAnswer]:
+        """Add deltas to rows and blocks, and bring back what others have changed."""
+        items = self._step_items(sparse, dense)
+        extra = 4 * sum(item.values.size for item in items if item.values is not None)
+
+        def answer(frames: list[Frame]) -> GeoAnswer:
+            return _geo_answer(items, [read_parts(frame.header, frame.body) for frame in frames])
+
+        return self._send("geo exchange", self._messages("geo", items, extra), answer)
+
+    def reduce(self, name: str, payload: Mapping[str, Any], timeout: float | None = None) -> list[Any]:
+        """Every trainer hands in plain data under this name; all get everyone's, in the order of the trainers."""
+        return self._meetings.meet("reduce", name, payload, self._seconds(timeout))
+
+    def report(self, status: Mapping[str, Any]) -> None:
+        """What `stats` shows of this trainer from the next heartbeat on: step, rows_per_s, staleness, …"""
+        self._heartbeats.status = dict(status)
+
+    def stop_servers(self) -> None:
+        """This trainer is done; servers end when all are."""
+        for link in self._links:
+            link.action("stop", self._identity())
+
+    # --- inside
+
+    def _identity(self) -> dict[str, Any]:
+        return {"worker": self.config.worker, "incarnation": self.incarnation}
+
+    def _seconds(self, timeout: float | None) -> float | None:
+        if timeout is not None and timeout <= 0:
+            raise StoreError(f"timeout={timeout} must be above 0 seconds")
+        return timeout
+
+    def _spec(self, table: str) -> TableSpec:
+        try:
+            return self._specs[table]
+        except KeyError:
+            known = ", ".join(self._specs) or "none"
+            raise StoreError(f"there is no table {table!r}; there are: {known} (create_table makes one)") from None
+
+    def _block(self, name: str) -> Block:
+        try:
+            return self._blocks[name]
+        except KeyError:
+            known = ", ".join(self._blocks) or "none"
+            raise StoreError(f"there is no dense block {name!r}; there are: {known} (create_dense makes one)") from None
+
+    def _row_item(self, table: str, keys: U64, values: F32 | None) -> RowItem:
+        spec = self._spec(table)
+        return RowItem.of(spec.name, spec.dim, keys, values, self.servers)
+
+    def _dense_item(self, name: str, values: F32) -> DenseItem:
+        block = self._block(name)
+        return DenseItem(block, block.checked("gradients", values))
+
+    def _step_items(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None) -> list[Item]:
+        items: list[Item] = [self._row_item(table, rows.keys, rows.rows) for table, rows in sparse.items()]
+        return items + [self._dense_item(name, grads) for name, grads in (dense or {}).items()]
+
+    def _messages(self, op: str, items: Sequence[Item], answer_bytes: int = 0) -> dict[int, Message]:
+        messages: dict[int, Message] = {}
+        for server in range(self.servers):
+            described, body = pack(items, server)
+            messages[server] = ({"op": op, "parts": described}, body, answer_bytes)
+        return messages
+
+    def _pull(self, table: str, keys: U64, header: Mapping[str, Any]) -> Pending[F32]:
+        item = self._row_item(table, keys, None)
+        messages: dict[int, Message] = {}
+        for server, count in enumerate(item.split.counts):
+            if count:
+                described, body = pack([item], server)
+                messages[server] = ({**header, "parts": described}, body, 4 * count * item.dim)
+
+        def rows(frames: list[Frame]) -> F32:
+            out = np.empty((len(item.keys), item.dim), np.float32)
+            for server, frame in zip(messages, frames, strict=True):
+                count = item.split.counts[server]
+                out[item.split.places(server)] = _floats(frame, count * item.dim).reshape(count, item.dim)
+            return out
+
+        return self._send(f"pull from {table!r}", messages, rows)
+
+    def _push(self, operation: str, items: Sequence[Item]) -> Pending[None]:
+
+        def nothing(frames: list[Frame]) -> None:
+            return None
+
+        return self._send(operation, self._messages("push", items), nothing)
+
+    def _send(self, operation: str, messages: Mapping[int, Message], finish: Callable[[list[Frame]], T]) -> Pending[T]:
+        calls = self._lanes.mine().send(operation, messages) if messages else []
+        return Joined(calls, finish, self.config.timeout)
+
+
+def _floats(frame: Frame, count: int) -> F32:
+    if frame.body.nbytes != 4 * count:
+        raise StoreError(f"an answer of {count} floats was expected; {frame.body.nbytes} bytes came")
+    return frame.body.view(np.float32)
+
+
+def _geo_answer(items: Sequence[Item], answers: Sequence[Any]) -> GeoAnswer:
+    """Servers answer per item: the values of what was sent, and for tables then the changed rows."""
+    sent: dict[str, F32] = {}
+    changed: dict[str, KeyedRows] = {}
+    dense: dict[str, F32] = {}
+    cursors = [iter(parts) for parts in answers]
+    for item in items:
+        if isinstance(item, DenseItem):
+            dense[item.block.name] = np.concatenate([next(cursor).floats for cursor in cursors])
+            continue
+        values = np.empty((len(item.keys), item.dim), np.float32)
+        for server, cursor in enumerate(cursors):
+            count = item.split.counts[server]
+            values[item.split.places(server)] = next(cursor).floats.reshape(count, item.dim)
+        news = [next(cursor) for cursor in cursors]
+        sent[item.name] = values
+        changed[item.name] = KeyedRows(
+            np.concatenate([part.keys for part in news]), np.concatenate([part.rows(item.dim) for part in news])
+        )
+    return GeoAnswer(sent, changed, dense)
+
+
+__all__ = ["GeoAnswer", "RemoteConfig", "RemoteStore"]

@@ -1,0 +1,40 @@
+"""What a client must know of its servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparsefleet.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RemoteConfig:
+    endpoints: tuple[str, ...]
+    """`host:port` of every server, in the order that all processes of the run share."""
+    worker: int = 0
+    workers: int = 1
+    """Trainers of the run."""
+    timeout: float = 60.0
+    """Seconds without a sign of life after which a server counts as lost."""
+    connect_timeout: float = 120.0
+    """Seconds to wait for servers that have not started yet."""
+    heartbeat: float = 1.0
+    """Seconds between two signs of life of this trainer."""
+    token: str | None = field(default=None, repr=False)
+    tls_root_certs: bytes | None = field(default=None, repr=False)
+    """PEM; given, all connections are encrypted and the servers' certificates checked against it."""
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ConfigError("endpoints is empty: name at least one server as host:port")
+        for endpoint in self.endpoints:
+            host, _, port = endpoint.rpartition(":")
+            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+                raise ConfigError(f"endpoint {endpoint!r} must be host:port with a port of 1 to 65535")
+        if len(set(self.endpoints)) != len(self.endpoints):
+            raise ConfigError(f"endpoints {', '.join(self.endpoints)}: a server is named twice")
+        if not 0 <= self.worker < self.workers:
+            raise ConfigError(f"worker={self.worker} must be 0 to {self.workers - 1}: there are {self.workers} workers")
+        for name in ("timeout", "connect_timeout", "heartbeat"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above 0 seconds")

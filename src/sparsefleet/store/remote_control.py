@@ -1,0 +1,78 @@
+"""Signs of life, and meetings of trainers (barrier, reduce) at server 0."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparsefleet.core.errors import StoreError
+from sparsefleet.store.remote_link import ServerLink
+
+log = logging.getLogger(__name__)
+
+
+class Heartbeats:
+    """One thread per server, so that a stopped server does not make us look dead to the others."""
+
+    def __init__(self, links: Sequence[ServerLink], identity: Mapping[str, Any], seconds: float) -> None:
+        self.status: dict[str, Any] = {}
+        self._identity, self._seconds = dict(identity), seconds
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._beat, args=(link,), name=f"sparsefleet-heartbeat-{link.index}", daemon=True)
+            for link in links
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=2 * self._seconds + 1)
+
+    def _beat(self, link: ServerLink) -> None:
+        while not self._stop.wait(self._seconds):
+            try:
+                answer = link.action("heartbeat", {**self._identity, "status": self.status}, 2 * self._seconds)
+                link.last_checkpoint = answer.get("last_checkpoint") or link.last_checkpoint
+            except StoreError as error:
+                # Whoever next needs that server gets the error; here it is only for the log.
+                log.debug("heartbeat: %s", error)
+
+
+class Meetings:
+    """Trainers meet by name; the nth call of a name meets the others' nth call of it."""
+
+    def __init__(self, link: ServerLink, identity: Mapping[str, Any]) -> None:
+        self._link, self._identity = link, dict(identity)
+        self._count: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def meet(self, kind: str, name: str, payload: Any, seconds: float | None) -> list[Any]:
+        """Everyone's payload, once all trainers have come. Without `seconds` the wait ends only when one is lost."""
+        with self._lock:
+            self._count[kind, name] += 1
+            request = {
+                **self._identity,
+                "kind": kind,
+                "name": name,
+                "turn": self._count[kind, name],
+                "payload": payload,
+            }
+        deadline = None if seconds is None else time.monotonic() + seconds
+        limit = self._link.config.timeout
+        while True:
+            left = limit if deadline is None else max(0.05, deadline - time.monotonic())
+            patience = min(1.0, left, limit / 4)
+            answer = self._link.action("meet", {**request, "patience": patience}, patience + limit)
+            if "all" in answer:
+                return list(answer["all"])
+            if deadline is not None and time.monotonic() >= deadline:
+                missing = ", ".join(map(str, answer.get("missing", [])))
+                raise StoreError(
+                    f"{kind} {name!r}: after {seconds:g} s still without {missing}. Did it end, or not call {kind}?"
+                )

@@ -1,0 +1,123 @@
+"""Lanes: a caller's own streams to all servers, with its own count of messages.
+
+Every thread that calls a RemoteStore gets a lane of its own; a thread that ends gives it back for the next one. All
+servers see the same number for the same push: that is how they agree on one moment when a checkpoint is cut.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from sparsefleet.core.errors import StoreError
+from sparsefleet.store.remote_link import ServerLink
+from sparsefleet.store.remote_stream import Call, Stream, Watchdog
+from sparsefleet.store.wire import Frame
+from sparsefleet.store.wire.frames import Bytes
+
+T = TypeVar("T")
+
+Message = tuple[Mapping[str, Any], Bytes, int]
+"""Header, body, and about how many bytes the answer carries."""
+
+
+class Joined(Generic[T]):
+    """The Pending of a call to several servers."""
+
+    __slots__ = ("_calls", "_error", "_finish", "_result", "_seconds")
+
+    def __init__(self, calls: Sequence[Call], finish: Callable[[list[Frame]], T], seconds: float) -> None:
+        self._calls, self._seconds = calls, seconds
+        self._finish: Callable[[list[Frame]], T] | None = finish
+        self._error: StoreError | None = None
+        self._result: T
+
+    def wait(self, timeout: float | None = None) -> T:
+        if self._error is not None:
+            raise self._error
+        if self._finish is not None:
+            seconds = self._seconds if timeout is None else timeout
+            deadline = time.monotonic() + seconds
+            try:
+                frames = [
+                    call.wait(seconds if timeout is None else deadline - time.monotonic()) for call in self._calls
+                ]
+                self._result = self._finish(frames)
+            except StoreError as error:
+                self._error = error
+                raise
+            self._finish, self._calls = None, ()
+        return self._result
+
+
+class Lane:
+    def __init__(self, links: Sequence[ServerLink], hello: Mapping[str, Any], number: int, watchdog: Watchdog) -> None:
+        self._streams = [Stream(link, {**hello, "lane": number}, watchdog) for link in links]
+        self._lock = threading.Lock()  # a lane is one thread's, but close() may come from another
+        self._sequence = 0
+
+    def send(self, operation: str, messages: Mapping[int, Message]) -> list[Call]:
+        """Send one call: a message to each of the given servers, all under the same number."""
+        with self._lock:
+            self._sequence += 1
+            return [
+                self._streams[server].send(operation, {**header, "seq": self._sequence}, body, answer_bytes)
+                for server, (header, body, answer_bytes) in messages.items()
+            ]
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+
+class _Holder:
+    """Lives as long as its thread."""
+
+    __slots__ = ("__weakref__", "lane")
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+
+
+class Lanes:
+    """The lanes of one store; `mine` is the calling thread's."""
+
+    def __init__(self, links: Sequence[ServerLink], hello: Mapping[str, Any], timeout: float) -> None:
+        self._links, self._hello = links, hello
+        self._watchdog = Watchdog(timeout)
+        self._local = threading.local()
+        self._all: list[Lane] = []
+        self._free: deque[Lane] = deque()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def mine(self) -> Lane:
+        holder: _Holder | None = getattr(self._local, "holder", None)
+        if holder is None:
+            holder = _Holder(self._take())
+            weakref.finalize(holder, self._free.append, holder.lane).atexit = False
+            self._local.holder = holder
+        if self._closed:
+            raise StoreError("the store is closed")
+        return holder.lane
+
+    def _take(self) -> Lane:
+        with self._lock:
+            try:
+                return self._free.popleft()
+            except IndexError:
+                lane = Lane(self._links, self._hello, len(self._all), self._watchdog)
+                self._all.append(lane)
+                return lane
+
+    def close(self) -> None:
+        self._closed = True
+        with self._lock:
+            lanes = list(self._all)
+        for lane in lanes:
+            lane.close()
+        self._watchdog.stop()

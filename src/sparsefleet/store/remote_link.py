@@ -1,0 +1,114 @@
+"""ServerLink: one server as a client sees it: where it is, and actions on it, each with a deadline."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparsefleet.core.errors import StoreError
+from sparsefleet.store.remote_config import RemoteConfig
+from sparsefleet.store.wire import PROTOCOL, read_json, to_json
+from sparsefleet.store.wire.auth import TOKEN_VARIABLE, SendToken
+
+log = logging.getLogger(__name__)
+
+BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
+"""What Flight raises when a connection or a server is gone."""
+
+NOT_UP = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightInternalError)
+"""What registering raises while a server is still starting."""
+
+
+class ServerLink:
+    def __init__(self, config: RemoteConfig, index: int) -> None:
+        self.config, self.index, self.endpoint = config, index, config.endpoints[index]
+        self.last_checkpoint: str | None = None
+        self.server_id: str | None = None
+        """Which life of the server we registered with."""
+        scheme = "grpc+tls" if config.tls_root_certs else "grpc"
+        self.client = flight.FlightClient(
+            f"{scheme}://{self.endpoint}",
+            tls_root_certs=config.tls_root_certs,
+            middleware=[SendToken(config.token)] if config.token else None,
+            # Without this, gRPC backs off for up to two minutes while a server starts.
+            generic_options=[("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)],
+        )
+
+    def __str__(self) -> str:
+        return f"server {self.index} ({self.endpoint})"
+
+    def action(self, name: str, data: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """Ask the server and return its answer; StoreError when it refuses, fails or does not answer in time."""
+        seconds = self.config.timeout if timeout is None else timeout
+        body = to_json({"protocol": PROTOCOL, **data})
+        try:
+            results = list(
+                self.client.do_action(flight.Action(name, body), flight.FlightCallOptions(timeout=max(seconds, 0.001)))
+            )
+        except BROKEN as error:
+            raise self.failed(name, error, seconds) from error
+        answer = read_json(results[0].body.to_pybytes() if results else b"", f"{self}'s answer to {name}", 1 << 30)
+        if "error" in answer:
+            raise StoreError(f"{self}, {name}: {answer['error']}")
+        return answer
+
+    def failed(self, operation: str, error: BaseException, seconds: float) -> StoreError:
+        """The error to raise for a call that got no answer."""
+        if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
+            return StoreError(f"{self} refused {operation}: {_first_line(error)} (see {TOKEN_VARIABLE})")
+        if isinstance(error, flight.FlightTimedOutError):
+            return self.silent(operation, seconds)
+        return StoreError(f"{self} cannot be reached for {operation}: {_first_line(error)}.{self._advice()}")
+
+    def silent(self, operation: str, seconds: float) -> StoreError:
+        return StoreError(
+            f"{self} did not answer {operation} within {seconds:g} s: it is dead, stopped, cut off, or overloaded "
+            f"(then raise timeout).{self._advice()}"
+        )
+
+    def restarted(self, operation: str) -> StoreError:
+        return StoreError(f"{self} was restarted before {operation} and has lost its parameters.{self._advice()}")
+
+    def _advice(self) -> str:
+        known = f"resume from {self.last_checkpoint}" if self.last_checkpoint else "no checkpoint was saved in this run"
+        return f" Look at that server's log; {known}"
+
+    def register(self, incarnation: str, about: str) -> None:
+        """Make ourselves known, waiting for a server that is not up yet."""
+        config, start, told = self.config, time.monotonic(), 0.0
+        request = {
+            "worker": config.worker,
+            "incarnation": incarnation,
+            "workers": config.workers,
+            "servers": list(config.endpoints),
+            "index": self.index,
+            "about": about,
+        }
+        while True:
+            try:
+                self.server_id = str(self.action("register", request, min(5.0, config.connect_timeout))["server"])
+                return
+            except StoreError as error:
+                waited = time.monotonic() - start
+                if not isinstance(error.__cause__, NOT_UP):
+                    raise
+                if waited >= config.connect_timeout:
+                    raise StoreError(
+                        f"{self} did not come up within {config.connect_timeout:g} s: is it started, and is the address "
+                        f"right? ({_first_line(error.__cause__)})"
+                    ) from error
+                if waited - told >= 5 or not told:
+                    told = waited or 0.001
+                    log.warning("waiting for %s to come up (%.0f of %g s)", self, waited, config.connect_timeout)
+                time.sleep(0.2)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).splitlines()
+    line = text[0] if text else type(error).__name__
+    return line.split(". gRPC client debug context")[0]

@@ -1,0 +1,112 @@
+"""From arrays to messages: which part of a call goes to which server, copied once, straight into the message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import StoreError
+from sparsefleet.store.partition import KeySplit, dense_cut, split_keys
+from sparsefleet.store.wire import describe, layout_bytes
+from sparsefleet.store.wire.frames import Bytes
+from sparsefleet.store.wire.parts import DENSE, ROWS, PartSizes
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A dense block as a client knows it."""
+
+    name: str
+    size: int
+    servers: int
+
+    def cut(self, server: int) -> tuple[int, int]:
+        return dense_cut(self.size, server, self.servers)
+
+    def checked(self, what: str, array: F32) -> F32:
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != (self.size,):
+            raise StoreError(
+                f"dense block {self.name!r} has {self.size} values: {what} must be float32 of shape [{self.size}]; "
+                f"got {_came(array)}"
+            )
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class DenseItem:
+    block: Block
+    values: F32 | None
+    """Flat; None where only the answer matters."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowItem:
+    name: str
+    dim: int
+    keys: U64
+    values: F32 | None
+    """[U, D], or None where only the answer matters."""
+    split: KeySplit
+
+    @staticmethod
+    def of(name: str, dim: int, keys: U64, values: F32 | None, servers: int) -> RowItem:
+        if not isinstance(keys, np.ndarray) or keys.dtype != np.uint64:
+            raise StoreError(f"table {name!r}: keys must be an array of uint64; got {_kind(keys)}")
+        if keys.ndim != 1:
+            raise StoreError(f"table {name!r}: keys must have shape [any]; got {list(keys.shape)}")
+        if values is not None:
+            if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+                raise StoreError(f"table {name!r}: grads must be an array of float32; got {_kind(values)}")
+            if values.shape != (len(keys), dim):
+                raise StoreError(
+                    f"table {name!r} (dim {dim}): grads must have shape [{len(keys)}, {dim}]; got {list(values.shape)}"
+                )
+        return RowItem(name, dim, keys, values, split_keys(keys, servers))
+
+
+Item = RowItem | DenseItem
+
+
+def pack(items: Sequence[Item], server: int) -> tuple[list[list[Any]], Bytes]:
+    """One server's share: the list of parts for the header, and the body."""
+    sizes: list[PartSizes] = []
+    for item in items:
+        if isinstance(item, DenseItem):
+            start, stop = item.block.cut(server)
+            sizes.append((DENSE, item.block.name, 0, 0 if item.values is None else stop - start))
+        else:
+            count = item.split.counts[server]
+            sizes.append((ROWS, item.name, count, 0 if item.values is None else count * item.dim))
+    body, views = layout_bytes(sizes)
+    for item, (keys, floats) in zip(items, views, strict=True):
+        if isinstance(item, DenseItem):
+            if item.values is not None:
+                start, stop = item.block.cut(server)
+                floats[:] = item.values[start:stop]
+            continue
+        places = item.split.places(server)
+        _gather(item.keys, places, keys)
+        if item.values is not None:
+            _gather(item.values, places, floats.reshape(len(keys), item.dim))
+    return describe(sizes), body
+
+
+def _gather(source: npt.NDArray[Any], places: npt.NDArray[np.int64] | slice, out: npt.NDArray[Any]) -> None:
+    if isinstance(places, slice):
+        out[...] = source
+    else:
+        # 'clip' because with 'raise' NumPy gathers into a buffer first; the places are ours and in range.
+        np.take(source, places, axis=0, out=out, mode="clip")
+
+
+def _kind(array: object) -> str:
+    return f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+
+
+def _came(array: object) -> str:
+    return f"{array.dtype} of shape {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__

@@ -1,0 +1,184 @@
+"""Checkpoints of many servers, made by the trainer that asks for one; and their statistics added up.
+
+A cut is one moment everywhere. Pushes have the same number on all servers, so: freeze all; compare the numbers of the
+last push of every lane; let a server that is behind apply just those that another has applied already; then all
+write. A freeze ends by itself after a while, so a trainer that dies here stops nobody for long.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sparsefleet.checkpoint import (
+    BlockInfo,
+    Checkpoint,
+    FileEntry,
+    TableInfo,
+    begin,
+    commit,
+    file_entry,
+    latest,
+    write_buffers,
+)
+from sparsefleet.core.errors import CheckpointError, SparseFleetError, StoreError
+from sparsefleet.store.base import RunFacts
+from sparsefleet.store.remote_link import ServerLink
+from sparsefleet.store.saving import facts_of, manifest_of
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def save(links: Sequence[ServerLink], path: str, facts: RunFacts, owner: str) -> None:
+    with begin(path) as draft, _Frozen(links, owner) as frozen:
+        frozen.make_equal()
+        request = {"owner": owner, "directory": str(draft.directory)}
+        answers = _on_all(links, lambda link: _finished(link, "write", request, frozen.check))
+        files = [_file(entry, link) for link, answer in zip(links, answers, strict=True) for entry in answer["files"]]
+        files += write_buffers(draft.directory, facts.buffers)
+        tables, blocks = _same(links, answers, "tables"), _same(links, answers, "blocks")
+        infos = [TableInfo(**table) for table in tables]
+        blocks_there = [
+            BlockInfo(**{**block, "layout": tuple((name, tuple(shape)) for name, shape in block["layout"])})
+            for block in blocks
+        ]
+        frozen.check()
+        commit(draft, manifest_of(facts, infos, blocks_there, files))
+    for link in links:
+        link.last_checkpoint = path
+        link.action("saved", {"path": path})
+
+
+def load(links: Sequence[ServerLink], path: str, *, values_only: bool = False) -> RunFacts:
+    checkpoint = Checkpoint.open(latest(path))
+    facts = facts_of(checkpoint)
+    request = {"path": str(checkpoint.location), "values_only": values_only, "ticket": uuid.uuid4().hex}
+    _on_all(links, lambda link: _finished(link, "load", request, lambda: None))
+    return facts
+
+
+def _finished(link: ServerLink, job: str, request: Mapping[str, Any], check: Callable[[], None]) -> dict[str, Any]:
+    """Ask for a job until it is done. It may take long; each question has the usual time-out."""
+    patience = min(5.0, link.config.timeout / 4)
+    while True:
+        answer = link.action(job, {**request, "patience": patience}, patience + link.config.timeout)
+        if not answer.get("busy"):
+            return answer
+        check()
+
+
+class _Frozen:
+    """All servers hold pushes off while this is entered; it is renewed in the background."""
+
+    def __init__(self, links: Sequence[ServerLink], owner: str) -> None:
+        self._links, self._owner = links, owner
+        self._seconds = min(link.config.timeout for link in links)
+        self._stop, self._error = threading.Event(), list[StoreError]()
+        self._lanes: list[dict[str, int]] = []
+        self._thread = threading.Thread(target=self._renew, name="sparsefleet-freeze", daemon=True)
+
+    def __enter__(self) -> _Frozen:
+        request = {"owner": self._owner, "seconds": self._seconds}
+        try:
+            self._lanes = [a["lanes"] for a in _on_all(self._links, lambda link: link.action("freeze", request))]
+        except BaseException:
+            self._thaw()
+            raise
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2 * self._seconds)
+        self._thaw()
+
+    def make_equal(self) -> None:
+        furthest: dict[str, int] = {}
+        for lanes in self._lanes:
+            for lane, number in lanes.items():
+                furthest[lane] = max(number, furthest.get(lane, 0))
+        for link, lanes in zip(self._links, self._lanes, strict=True):
+            behind = {lane: number for lane, number in furthest.items() if lanes.get(lane, 0) < number}
+            if behind:
+                link.action("advance", {"owner": self._owner, "lanes": behind, "patience": self._seconds / 2})
+
+    def check(self) -> None:
+        if self._error:
+            raise self._error[0]
+
+    def _renew(self) -> None:
+        while not self._stop.wait(self._seconds / 4):
+            try:
+                for link in self._links:
+                    link.action("renew", {"owner": self._owner, "seconds": self._seconds}, self._seconds / 2)
+            except StoreError as error:
+                self._error.append(error)
+                return
+
+    def _thaw(self) -> None:
+        for link in self._links:
+            try:
+                link.action("thaw", {"owner": self._owner}, min(5.0, self._seconds))
+            except StoreError as error:
+                log.warning("after a save: %s; that server goes on by itself within %g s", error, self._seconds)
+
+
+def _on_all(links: Sequence[ServerLink], act: Callable[[ServerLink], T]) -> list[T]:
+    """Do something on all servers at once; the first error, once all have ended."""
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(link: ServerLink) -> None:
+        try:
+            results[link.index] = act(link)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(link,), daemon=True) for link in links]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[link.index] for link in links]
+
+
+def _file(entry: Mapping[str, Any], link: ServerLink) -> FileEntry:
+    try:
+        return file_entry(entry, str(link))
+    except SparseFleetError as error:
+        raise CheckpointError(f"{link} reported a file that cannot be: {error}") from error
+
+
+def _same(links: Sequence[ServerLink], answers: Sequence[Mapping[str, Any]], what: str) -> list[dict[str, Any]]:
+    """Tables and blocks, with their steps, are the same on all servers of one moment."""
+    for link, answer in zip(links, answers, strict=True):
+        if answer[what] != answers[0][what]:
+            raise StoreError(
+                f"{link} and {links[0]} were not at the same moment: {answer[what]} there, {answers[0][what]} here. "
+                "A push failed on one of them; the checkpoint was not written"
+            )
+    return list(answers[0][what])
+
+
+_SUMMED = ("rows", "memory_bytes", "pulled_rows", "pushed_rows", "misses")
+
+
+def merged_stats(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    tables: dict[str, dict[str, Any]] = {}
+    dense: dict[str, dict[str, Any]] = {}
+    for answer in answers:
+        for name, stats in answer["tables"].items():
+            into = tables.setdefault(name, {**stats, **dict.fromkeys(_SUMMED, 0)})
+            for field in _SUMMED:
+                into[field] += stats.get(field, 0)
+        for name, stats in answer["dense"].items():
+            into = dense.setdefault(name, {**stats, "values": 0, "memory_bytes": 0})
+            into["values"] += stats["values"]
+            into["memory_bytes"] += stats["memory_bytes"]
+    return {"tables": tables, "dense": dense, "workers": answers[0]["workers"], "servers": list(answers)}

@@ -1,0 +1,263 @@
+"""Stream: a long-lived exchange with one server. Answers come in the order of the calls.
+
+The thread that waits reads: no reader thread stands between, so an answer costs one wake-up. What has been sent and
+not answered is kept; after a lost connection the stream is opened again and all of it sent again. Servers apply each
+push once.
+
+A server that writes an answer nobody reads stops reading itself, and a client that writes to it then waits for ever.
+So a call is only sent while the answers still to come are small (UNREAD_BYTES, well below gRPC's window); else they
+are read first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow.flight as flight
+
+from sparsefleet.core.errors import StoreError
+from sparsefleet.store.remote_link import BROKEN, ServerLink
+from sparsefleet.store.wire import FRAME_SCHEMA, PROTOCOL, Frame, decode, encode, to_json
+from sparsefleet.store.wire.frames import EMPTY, Bytes
+
+UNREAD_BYTES = 32 << 10
+UNACKNOWLEDGED_BYTES = 64 << 20
+ANSWER_BYTES = 256
+"""An answer without rows."""
+REPAIRS = 3
+"""Times that one wait opens a broken connection anew."""
+
+RETRIED = (flight.FlightUnavailableError, flight.FlightInternalError)
+"""What an action raises when the connection, not the server, is at fault."""
+FAULTS = (*BROKEN, StoreError)
+
+
+class Call:
+    """One message under way, and its answer."""
+
+    __slots__ = ("answer", "answer_bytes", "batch", "bytes", "error", "metadata", "number", "operation", "stream")
+
+    def __init__(self, stream: Stream, operation: str, header: Mapping[str, Any], body: Bytes, answer: int) -> None:
+        self.stream, self.operation, self.number = stream, operation, header["seq"]
+        self.metadata, self.batch = encode(header, body)
+        self.bytes, self.answer_bytes = len(body), ANSWER_BYTES + answer
+        self.answer: Frame | None = None
+        self.error: StoreError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.answer is not None or self.error is not None
+
+    def wait(self, seconds: float) -> Frame:
+        if not self.done:
+            self.stream.collect(self, seconds)
+        if self.error is not None:
+            raise self.error
+        assert self.answer is not None
+        return self.answer
+
+
+class Stream:
+    def __init__(self, link: ServerLink, hello: Mapping[str, Any], watchdog: Watchdog) -> None:
+        self.link, self._hello, self._watchdog = link, dict(hello), watchdog
+        self.deadline: float | None = None
+        """When the watchdog cancels what is being waited for; None: nothing is."""
+        self.expired = False
+        self._lock = threading.RLock()
+        self._unanswered: deque[Call] = deque()
+        self._writer: Any = None
+        self._reader: Any = None
+        self._begun = False
+        watchdog.watch(self)
+
+    def send(self, operation: str, header: Mapping[str, Any], body: Bytes = EMPTY, answer_bytes: int = 0) -> Call:
+        """Send a message whose answer carries about `answer_bytes`; call from one thread at a time."""
+        call = Call(self, operation, header, body, answer_bytes)
+        with self._lock:
+            seconds = self.link.config.timeout
+            while self._unanswered and (
+                sum(other.answer_bytes for other in self._unanswered) > UNREAD_BYTES
+                or sum(other.bytes for other in self._unanswered) > UNACKNOWLEDGED_BYTES
+            ):
+                self._read_one(time.monotonic() + seconds, seconds)
+            self._unanswered.append(call)
+            deadline = time.monotonic() + seconds
+            try:
+                if self._reader is None:
+                    self._open(operation, deadline)
+                else:
+                    self._write(call, deadline)
+            except FAULTS as error:
+                self._repair(error, operation, deadline, seconds)
+        return call
+
+    def collect(self, call: Call, seconds: float) -> None:
+        """Read answers until the call's own has come."""
+        if not self._lock.acquire(timeout=seconds):
+            raise self.link.silent(call.operation, seconds)
+        try:
+            deadline = time.monotonic() + seconds
+            while not call.done:
+                deadline = self._read_one(deadline, seconds)
+        finally:
+            self._lock.release()
+
+    def cancel(self) -> None:
+        """From the watchdog: make whatever read or write is under way raise."""
+        self.expired = True
+        reader = self._reader
+        if reader is not None:
+            reader.cancel()
+
+    def close(self) -> None:
+        if not self._lock.acquire(timeout=1.0):
+            self.cancel()
+            return
+        try:
+            if self._writer is not None and not self._unanswered:
+                self._guarded(self._writer.done_writing, time.monotonic() + 1.0)
+            self._drop()
+        except BROKEN:
+            self._drop()
+        finally:
+            self._lock.release()
+
+    # --- with the lock held
+
+    def _read_one(self, deadline: float, seconds: float) -> float:
+        """Take in the next answer, and return the deadline, which moves on when the server says that it is at work."""
+        call, repairs = self._unanswered[0], 0
+        while True:
+            try:
+                if self._reader is None:
+                    self._open(call.operation, deadline)
+                chunk = self._guarded(self._reader.read_chunk, deadline)
+                break
+            except FAULTS as error:
+                repairs += 1
+                if repairs > REPAIRS:
+                    self._fail(self._as_store_error(error, call.operation, seconds))
+                    return deadline
+                self._repair(error, call.operation, deadline, seconds)
+                if not self._unanswered:
+                    return deadline
+        frame = decode(chunk.app_metadata, chunk.data)
+        if "waiting" in frame.header:
+            return time.monotonic() + seconds
+        if frame.header.get("seq") != call.number:
+            answered = frame.header.get("seq")
+            self._fail(StoreError(f"{self.link} answered message {answered} where {call.number} was expected"))
+            return deadline
+        self._unanswered.popleft()
+        call.metadata = call.batch = None  # nothing to send again
+        if "error" in frame.header:
+            call.error = StoreError(f"{self.link}, {call.operation}: {frame.header['error']}")
+        else:
+            call.answer = frame
+        return deadline
+
+    def _open(self, operation: str, deadline: float) -> None:
+        """Connect, say who we are, and send whatever is unanswered."""
+        link = self.link
+        # A call with a time-out first: opening a stream on a dead connection cannot be cancelled.
+        link.action("ping", {}, max(0.001, deadline - time.monotonic()))
+        self._begun = False
+        self._writer, self._reader = link.client.do_exchange(
+            flight.FlightDescriptor.for_command(to_json({"protocol": PROTOCOL, **self._hello}))
+        )
+        chunk = self._guarded(self._reader.read_chunk, deadline)
+        header = decode(chunk.app_metadata, chunk.data).header
+        if link.server_id is not None and header.get("server") != link.server_id:
+            raise link.restarted(operation)
+        if "error" in header:
+            raise StoreError(f"{link}, {operation}: {header['error']}")
+        for call in self._unanswered:
+            self._write(call, deadline)
+
+    def _write(self, call: Call, deadline: float) -> None:
+        if call.batch is None:
+            self._guarded(lambda: self._writer.write_metadata(call.metadata), deadline)
+            return
+        if not self._begun:
+            self._guarded(lambda: self._writer.begin(FRAME_SCHEMA), deadline)
+            self._begun = True
+        self._guarded(lambda: self._writer.write_with_metadata(call.batch, call.metadata), deadline)
+
+    def _guarded(self, act: Any, deadline: float) -> Any:
+        self.expired = False
+        self.deadline = deadline
+        try:
+            return act()
+        finally:
+            self.deadline = None
+
+    def _repair(self, error: BaseException, operation: str, deadline: float, seconds: float) -> None:
+        """Open the stream again and send what was not answered; when that cannot be, all of it has failed."""
+        pause = 0.05
+        for _ in range(REPAIRS):
+            self._drop()
+            if self.expired or time.monotonic() + pause > deadline:
+                self._fail(self.link.silent(operation, seconds))
+                return
+            if isinstance(error, StoreError) and not isinstance(error.__cause__, RETRIED):
+                self._fail(error)
+                return
+            time.sleep(pause)
+            pause *= 4
+            try:
+                self._open(operation, deadline)
+                return
+            except FAULTS as again:
+                error = again
+        self._fail(self._as_store_error(error, operation, seconds))
+
+    def _as_store_error(self, error: BaseException, operation: str, seconds: float) -> StoreError:
+        if self.expired:
+            return self.link.silent(operation, seconds)
+        return error if isinstance(error, StoreError) else self.link.failed(operation, error, seconds)
+
+    def _fail(self, error: StoreError) -> None:
+        for call in self._unanswered:
+            call.error, call.metadata, call.batch = error, None, None
+        self._unanswered.clear()
+        self._drop()
+
+    def _drop(self) -> None:
+        reader, self._reader, self._writer = self._reader, None, None
+        if reader is not None:
+            reader.cancel()
+
+
+class Watchdog:
+    """Cancels streams whose deadline has passed: a stopped server or a cut link raises nothing by itself."""
+
+    def __init__(self, timeout: float) -> None:
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._interval = min(1.0, max(0.02, timeout / 20))
+        self._thread = threading.Thread(target=self._run, name="sparsefleet-watchdog", daemon=True)
+        self._thread.start()
+
+    def watch(self, stream: Stream) -> None:
+        with self._lock:
+            self._streams.add(stream)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            now = time.monotonic()
+            with self._lock:
+                streams = list(self._streams)
+            for stream in streams:
+                deadline = stream.deadline
+                if deadline is not None and now > deadline:
+                    stream.cancel()
+            del streams
