@@ -15,6 +15,7 @@ from sparsefleet.data.formats.base import BadRows, Format
 from sparsefleet.data.in_memory import InMemoryDataset
 from sparsefleet.data.py_reader import PyReader
 from sparsefleet.data.queue_dataset import QueueDataset
+from sparsefleet.data.split import parse_unit, plan_units
 
 
 def open_reader(
@@ -36,7 +37,8 @@ def open_reader(
     if shuffle_seed is not None and kind != "memory":
         raise ConfigError(f"only the memory reader shuffles; reader={kind!r} streams rows in their order")
     files = list_files(paths)
-    format = format_for(format_name, schema, files=files, labelled=labelled, pipe_command=pipe_command)
+    whole = [parse_unit(name).file for name in files]
+    format = format_for(format_name, schema, files=whole, labelled=labelled, pipe_command=pipe_command)
     reader = _MAKERS[kind](files, format, batch_size, on_bad_row, threads)
     if isinstance(reader, InMemoryDataset):
         reader.load_into_memory()
@@ -53,7 +55,7 @@ class _Rows:
         self.bad_rows = BadRows(on_bad_row)
 
     def __call__(self) -> Iterator[Batch]:
-        for unit in self._format.plan(self._files, 1):
+        for unit in plan_units(self._files, 1, self._format.plan):
             for chunk in self._format.read(unit, self.bad_rows):
                 yield chunk.batch
 

@@ -74,7 +74,7 @@ class ParameterServer:
         self.state.stopping.set()
 
     def close(self, grace: float = 2.0) -> bool:
-        """Stop listening. False where trainers' streams were still open: Flight cannot cut them, the process's end does."""
+        """Stop listening. False where streams were still open: Flight cannot cut them, the process's end does."""
         thread = threading.Thread(target=self._service.shutdown, daemon=True)
         thread.start()
         thread.join(grace)

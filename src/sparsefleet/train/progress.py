@@ -82,7 +82,8 @@ class Progress:
     def seconds(self) -> float:
         return self._seconds + (time.perf_counter() - self._since if self._since else 0.0)
 
-    def snapshot(self, share: float | None) -> Snapshot:
+    def snapshot(self, share: float | None, metrics: ClickMetrics | None = None) -> Snapshot:
+        """`metrics`: those of all trainers of the job, where they are known; else this trainer's."""
         with self._lock:
             if self._loss_rows:
                 self._last_loss = self._loss_sum / self._loss_rows
@@ -95,6 +96,6 @@ class Progress:
                 seconds=self.seconds,
                 share=share,
                 loss=self._last_loss,
-                auc=self.metrics.values()["auc"],
+                auc=(metrics or self.metrics).values()["auc"],
                 batch_auc=self.window.auc(),
             )

@@ -13,9 +13,10 @@ from sparsefleet.data.base import Reader
 from sparsefleet.metrics import ClickMetrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.models import registry
-from sparsefleet.store.base import RunFacts
+from sparsefleet.store.base import ParameterStore, RunFacts
 from sparsefleet.train.fetch import FetchHandler, fetch_values
 from sparsefleet.train.gate import Gate
+from sparsefleet.train.job import Job
 from sparsefleet.train.loop import run_threads
 from sparsefleet.train.progress import Progress
 from sparsefleet.train.replica import Replica, autocast
@@ -69,18 +70,23 @@ class Run:
         data: Reader,
         epochs: int,
         config: RunConfig,
+        job: Job,
         *,
         state: TrainingState,
         save: SavePolicy | None,
         reporters: Sequence[Reporter],
         fetch: Sequence[FetchHandler],
     ) -> None:
-        self.session, self.data, self.config, self.save_policy = session, data, config, save
+        if save and save.every_steps and job.trainers > 1:
+            raise ConfigError("every_steps saves one trainer's moment; with several trainers save per epoch")
+        self.session, self.data, self.config, self.save_policy, self.job = session, data, config, save, job
         self.reporters, self.handlers = tuple(reporters), tuple(fetch)
         self.progress = Progress(epochs, config.num_thresholds, config.slide_steps)
         self.progress.step = state.step
         if state.metrics:
             self.progress.metrics = ClickMetrics.from_dict(state.metrics)
+        self.everyone: ClickMetrics | None = None
+        """Of a job of several trainers: metrics over all of them, at the last epoch's end."""
         self.checkpoint: str | None = None
         self._saved_step = -1
         self._parameters = dict(session.model.named_parameters())
@@ -114,16 +120,19 @@ class Run:
                 run_threads(epoch, step, gate, self.tick, leave=lambda index: lanes[index].leave())
             communicator.flush()
         except KeyboardInterrupt:
-            if self.save_policy and self.save_policy.on_interrupt and self._saved_step != progress.step:
+            policy, alone = self.save_policy, self.job.trainers == 1
+            if policy and policy.on_interrupt and alone and self._saved_step != progress.step:
                 self.save(communicator)
             raise
         finally:
             progress.stop_clock()
+        if self.job.trainers > 1:
+            self.everyone = merged_metrics(self.session.store, f"epoch {number}", progress.metrics)
         for reporter in self.reporters:
-            reporter.epoch_end(progress.snapshot(share=1.0))
+            reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone))
         progress.epoch = number + 1  # a checkpoint from here resumes with the next one
         if self.save_policy and self.save_policy.every_epoch:
-            self.save(communicator)
+            self.save_together(communicator)
 
     def tick(self) -> None:
         for reporter in self.reporters:
@@ -134,36 +143,54 @@ class Run:
     def fetch(self, names: Sequence[str]) -> list[Any]:
         return fetch_values(names, self.progress.snapshot(self.data.progress()), self._parameters)
 
+    def save_together(self, communicator: Communicator) -> None:
+        """All trainers have come to the end of an epoch: one saves for all, the others wait."""
+        if self.job.index == 0:
+            self.save(communicator)
+        self.session.store.barrier(f"saved epoch {self.progress.epoch}")
+
     def save(self, communicator: Communicator) -> None:
         """A checkpoint of this moment. Nobody is within a step: threads stand at the gate, or have ended."""
         assert self.save_policy is not None
         communicator.flush()
+        position = self.data.position()
+        facts = self.facts({"0": position} if position else {})
+        self.checkpoint = save_checkpoint(self.session.store, self.save_policy, facts)
+        self._saved_step = facts.step
+        for reporter in self.reporters:
+            reporter.saved(self.checkpoint, facts.step)
+
+    def facts(self, positions: Mapping[str, Any]) -> RunFacts:
+        """What a checkpoint should know of this run besides its parameters."""
         state = TrainingState(
-            step=self.progress.step,
             epoch=self.progress.epoch,
             metrics=self.progress.metrics.to_dict(),
             random_state=random_state_text(),
         )
-        facts = RunFacts(
-            step=state.step,
+        return RunFacts(
+            step=self.progress.step,
             schema=self.data.schema.to_dict(),
             model=registry.describe(self.session.model),
-            positions={"0": self.data.position()},
+            positions=positions,
             extra={"training": state.to_dict()},
             buffers=self.session.buffers(),
         )
-        self.checkpoint = save_checkpoint(self.session.store, self.save_policy, facts)
-        self._saved_step = state.step
-        for reporter in self.reporters:
-            reporter.saved(self.checkpoint, state.step)
 
     def result(self, test: Mapping[str, float] | None) -> FitResult:
         return FitResult(
             rows=self.progress.rows,
             steps=self.progress.step,
             seconds=self.progress.seconds,
-            train=self.progress.metrics.values(),
+            train=(self.everyone or self.progress.metrics).values(),
             test=test,
             skipped=self.data.skipped(),
             checkpoint=self.checkpoint,
         )
+
+
+def merged_metrics(store: ParameterStore, name: str, mine: ClickMetrics) -> ClickMetrics:
+    """The metrics of all trainers, each handing in its own under this name."""
+    everyone = ClickMetrics(len(mine.positive) - 1)
+    for part in store.reduce(name, mine.to_dict()):
+        everyone.merge(ClickMetrics.from_dict(part))
+    return everyone

@@ -14,16 +14,15 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.data.base import Reader
 from sparsefleet.metrics import ClickMetrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
-from sparsefleet.optim import Adam
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.store import LocalStore, ParameterStore
-from sparsefleet.store.base import Pending, RunFacts
+from sparsefleet.store.base import ParameterStore, Pending, RunFacts
 from sparsefleet.train.fetch import FetchHandler, PrintFetched
 from sparsefleet.train.gate import Gate
+from sparsefleet.train.job import Job, LocalJob
 from sparsefleet.train.loop import run_threads
 from sparsefleet.train.replica import Scorer
 from sparsefleet.train.reporting.base import Reporter
-from sparsefleet.train.run import FitResult, Run, RunConfig
+from sparsefleet.train.run import FitResult, Run, RunConfig, merged_metrics
 from sparsefleet.train.saving import SavePolicy, TrainingState, restore_random_state
 from sparsefleet.train.session import DENSE, Session
 
@@ -31,7 +30,7 @@ from sparsefleet.train.session import DENSE, Session
 class Trainer:
     def __init__(
         self,
-        optimizer: UpdateRule | None = None,
+        optimizer: UpdateRule | Job | None = None,
         *,
         threads: int = 1,
         precision: str = "float32",
@@ -42,14 +41,26 @@ class Trainer:
         num_thresholds: int = NUM_THRESHOLDS,
         slide_steps: int = SLIDE_STEPS,
     ) -> None:
-        """`optimizer`: for the dense parameters, and for every table that has no rule of its own."""
-        self.optimizer = optimizer or Adam()
+        """`optimizer`: for the dense parameters, and for every table that has no rule of its own; or what
+        `fleet.distributed_optimizer` made of it: then store and communicator are the job's.
+        """
+        if isinstance(optimizer, Job):
+            if store is not None or communicator is not DirectCommunicator:
+                raise ConfigError("a distributed optimizer brings its own store and communicator; give no others")
+            self.job: Job = optimizer
+            optimizer.trainer = self
+        else:
+            self.job = LocalJob(optimizer, store, communicator)
         self.config = RunConfig(threads, precision, num_thresholds, slide_steps)
         self.seed = seed
-        self.store = store or LocalStore()
         self.reporters = tuple(reporters)
-        self._communicator = communicator
         self._session: Session | None = None
+        self._run: Run | None = None
+        self._evaluations = 0
+
+    @property
+    def store(self) -> ParameterStore:
+        return self.job.store()
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -70,21 +81,24 @@ class Trainer:
         session = self._bind(model)
         state = self.restore(model, resume) if resume else TrainingState()
         data.seek(state.position)
-        run = Run(session, data, epochs, self.config, state=state, save=save, reporters=self.reporters, fetch=fetch)
+        run = Run(
+            session, data, epochs, self.config, self.job, state=state, save=save, reporters=self.reporters, fetch=fetch
+        )
+        self._run = run
         for reporter in self.reporters:
             reporter.start({"epochs": epochs, "threads": self.config.threads, "precision": self.config.precision})
         scored = None
         try:
-            with _intra_op_threads_kept(), self._communicator(self.store) as communicator:
+            with _intra_op_threads_kept(), self.job.communicator() as communicator:
                 communicator.start(session.parameters)
                 for number in range(state.epoch, epochs):
                     run.epoch(number, communicator)
                     if test is not None:
-                        scored = self.evaluate(model, test)
+                        scored = self.evaluate_everywhere(model, test)
                         for reporter in self.reporters:
                             reporter.evaluated(run.progress.step, scored)
             if test is not None and scored is None:  # every epoch was done before
-                scored = self.evaluate(model, test)
+                scored = self.evaluate_everywhere(model, test)
         finally:
             for reporter in self.reporters:
                 reporter.close()
@@ -112,6 +126,12 @@ class Trainer:
         """Metrics of the model on all rows, from zero; nothing is changed."""
         return self.measure(model, data).values()
 
+    def evaluate_everywhere(self, model: nn.Module, data: Reader) -> dict[str, float]:
+        """Metrics over the shares of all trainers of the job, exactly those of one process; all must call it."""
+        mine = self.measure(model, data)
+        self._evaluations += 1
+        return merged_metrics(self.store, f"evaluation {self._evaluations}", mine).values()
+
     def infer_from_dataset(
         self,
         model: nn.Module,
@@ -120,8 +140,8 @@ class Trainer:
         fetch_list: Sequence[str] = (),
         fetch_info: Sequence[str] | None = None,
     ) -> dict[str, float]:
-        """Like `evaluate`; prints the metrics named in `fetch_list`."""
-        values = self.evaluate(model, dataset)
+        """Score the shares of all trainers of the job; prints the metrics named in `fetch_list`."""
+        values = self.evaluate_everywhere(model, dataset)
         unknown = [name for name in fetch_list if name not in values]
         if unknown:
             raise ConfigError(f"cannot fetch {', '.join(map(repr, unknown))}; choose from {', '.join(values)}")
@@ -171,9 +191,15 @@ class Trainer:
         session.load_buffers(facts.buffers)
         return facts
 
+    def save(self, path: str) -> None:
+        """Write a checkpoint of the parameters as they are now, and of where the last run stands."""
+        if self._run is None or self._session is None:
+            raise ConfigError("there is nothing to save yet: call fit first")
+        self.store.save(path, self._run.facts({}))
+
     def _bind(self, model: nn.Module) -> Session:
         if self._session is None or self._session.model is not model:
-            self._session = Session(model, self.store, self.optimizer, self.seed)
+            self._session = Session(model, self.store, self.job.rule, self.seed)
         return self._session
 
     def _pull_existing(self, table: str, keys: U64) -> Pending[F32]:

@@ -1,0 +1,70 @@
+"""CTR-DNN with one script for one process, several processes, or a cluster.
+
+    python train.py --data D/train --test-data D/test                                         one process
+    fleetrun --server_num=2 --worker_num=2 train.py --data D/train --test-data D/test         2 servers, 2 trainers
+"""
+
+import argparse
+import json
+
+import torch
+
+from sparsefleet import fleet, optim
+from sparsefleet.core.schema import CRITEO
+from sparsefleet.data.files import list_files
+from sparsefleet.data.open import open_reader
+from sparsefleet.models import CTRDNN
+from sparsefleet.train import Trainer
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train CTR-DNN on one machine or on many.")
+    parser.add_argument("--data", required=True, help="folder of training files")
+    parser.add_argument("--test-data", help="folder of test files, scored by all trainers together")
+    parser.add_argument("--mode", default="async", help="sync, half_async, async or geo")
+    parser.add_argument("--reader", default="queue", help="queue, memory, pyreader or feeder")
+    parser.add_argument("--optimizer", default=None, help="default: adam, and sgd for geo")
+    parser.add_argument("--learning-rate", type=float, default=None)
+    parser.add_argument("--batch-size", type=int, default=1000)
+    parser.add_argument("--threads", type=int, default=1, help="training threads of each trainer")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--model", help="checkpoint to start from: incremental training")
+    parser.add_argument("--save", help="where to save the model")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds of silence after which a peer is lost")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    fleet.init()
+    name = args.optimizer or ("sgd" if args.mode == "geo" else "adam")
+    rate = args.learning_rate or (1e-4 if name == "sgd" else 1e-3)
+    strategy = fleet.DistributedStrategy(mode=args.mode, timeout=args.timeout)
+    optimizer = fleet.distributed_optimizer(optim.by_name(name, rate), strategy)
+    if fleet.is_server():
+        fleet.init_server(args.model)
+        fleet.run_server()
+    fleet.init_worker()
+    torch.manual_seed(0)
+    model = CTRDNN()
+    trainer = Trainer(optimizer, threads=args.threads)
+    if args.model and fleet.server_num() == 0:
+        trainer.load(model, args.model)
+    rows = open_reader(
+        fleet.split_files(list_files(args.data)), CRITEO, kind=args.reader, batch_size=args.batch_size
+    )
+    test = None
+    if args.test_data:
+        test = open_reader(fleet.split_files(list_files(args.test_data)), CRITEO, batch_size=1000)
+    result = trainer.fit(model, rows, args.epochs, test=test)
+    if args.save and fleet.is_first_worker():
+        fleet.save_persistables(args.save)
+    fleet.stop_worker()
+    summary = {"train_auc": result.train["auc"], "samples_per_s": result.samples_per_s, "rows": result.rows}
+    if result.test:
+        summary |= {"test_auc": result.test["auc"], "test_logloss": result.test["logloss"]}
+    print(json.dumps(summary), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""The small facade that users script against. One process plays one role; `fleet.…` are the methods of one `Fleet`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from torch import nn
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.data.base import Reader
+from sparsefleet.data.split import Path, split_files
+from sparsefleet.fleet.job import FleetJob
+from sparsefleet.fleet.roles import Role
+from sparsefleet.fleet.strategy import DistributedStrategy
+from sparsefleet.optim.base import UpdateRule
+from sparsefleet.server import ServerConfig
+from sparsefleet.server.process import run_server
+from sparsefleet.store.remote import RemoteConfig, RemoteStore
+from sparsefleet.store.wire.auth import TOKEN_VARIABLE
+from sparsefleet.train import FitResult, Trainer
+
+INSECURE_VARIABLE = "SPARSEFLEET_INSECURE"
+"""Set to 1: servers listen beyond this machine without a token."""
+
+
+class Fleet:
+    def __init__(self) -> None:
+        self._role: Role | None = None
+        self._job: FleetJob | None = None
+        self._remote: RemoteStore | None = None
+        self._model_path: str | None = None
+        self._server_ready = False
+
+    def init(self, role: Role | None = None) -> None:
+        """Find out which part of the job this process plays: from the environment, unless told."""
+        if self._remote is not None:
+            raise ConfigError("fleet.init() after init_worker(): call stop_worker() first")
+        self.__init__()  # type: ignore[misc]
+        self._role = role or Role.from_environment()
+
+    # -- who am I ------------------------------------------------------------------------------------------------------
+
+    def is_server(self) -> bool:
+        return self._known_role().is_server
+
+    def is_worker(self) -> bool:
+        return self._known_role().is_worker
+
+    def is_first_worker(self) -> bool:
+        return self._known_role().is_first_worker
+
+    def worker_index(self) -> int:
+        return self._known_role().index if self.is_worker() else -1
+
+    def server_index(self) -> int:
+        return self._known_role().index if self.is_server() else -1
+
+    def worker_num(self) -> int:
+        return self._known_role().worker_num
+
+    def server_num(self) -> int:
+        return self._known_role().server_num
+
+    def server_endpoints(self) -> list[str]:
+        return list(self._known_role().server_endpoints)
+
+    def split_files(self, files: Sequence[Path], *, cuttable: bool = True) -> list[str]:
+        """This trainer's share of the files: no overlap, even by bytes, stable; see data/split.py."""
+        return split_files(files, max(self.worker_index(), 0), self.worker_num(), cuttable=cuttable)
+
+    def distributed_optimizer(self, optimizer: UpdateRule, strategy: DistributedStrategy | None = None) -> FleetJob:
+        """The optimizer as the job uses it: give it to a Trainer."""
+        self._job = FleetJob(optimizer, (strategy or DistributedStrategy()).resolved(), self._known_role())
+        if self._remote is not None:
+            self._job.connect(self._remote)
+        return self._job
+
+    # -- servers -------------------------------------------------------------------------------------------------------
+
+    def init_server(self, model_path: str | None = None) -> None:
+        """Get ready to serve; with a checkpoint, start from it (incremental training)."""
+        if not self.is_server():
+            raise ConfigError(f"init_server() is for servers; this process is the {self._known_role()}")
+        self._model_path = model_path
+        self._server_ready = True
+
+    def run_server(self) -> NoReturn:
+        """Serve until all trainers have stopped. Ends the process."""
+        if not self._server_ready:
+            raise ConfigError("call fleet.init_server() before fleet.run_server()")
+        role = self._known_role()
+        assert role.current_endpoint is not None
+        host, _, port = role.current_endpoint.rpartition(":")
+        strategy = self._job.strategy if self._job else DistributedStrategy().resolved()
+        run_server(
+            ServerConfig(
+                host=host,
+                port=int(port),
+                index=role.index,
+                endpoints=role.server_endpoints,
+                workers=role.worker_num,
+                timeout=strategy.timeout,
+                lost_trainer="drop" if strategy.lost_trainer == "drop" else "error",
+                load_from=self._model_path,
+                token=os.environ.get(TOKEN_VARIABLE) or None,
+                insecure=os.environ.get(INSECURE_VARIABLE) == "1",
+            )
+        )
+
+    # -- trainers ------------------------------------------------------------------------------------------------------
+
+    def init_worker(self) -> None:
+        """Connect to all servers, waiting for those that are not up yet. Nothing to do in one process."""
+        role = self._known_role()
+        if not role.is_worker:
+            raise ConfigError(f"init_worker() is for trainers; this process is the {role}")
+        if role.kind == "single" or self._remote is not None:
+            return
+        timeout = self._job.strategy.timeout if self._job else DistributedStrategy().timeout
+        self._remote = RemoteStore(
+            RemoteConfig(
+                endpoints=role.server_endpoints,
+                worker=role.index,
+                workers=role.worker_num,
+                timeout=timeout,
+                token=os.environ.get(TOKEN_VARIABLE) or None,
+            )
+        )
+        if self._job:
+            self._job.connect(self._remote)
+
+    def stop_worker(self) -> None:
+        """This trainer is done; servers end when all are."""
+        if self._remote is not None:
+            self._remote.stop_servers()
+            self._remote.close()
+            self._remote = None
+
+    def barrier_worker(self, name: str = "user") -> None:
+        """Return when every trainer has come here."""
+        self._known_job().store().barrier(name)
+
+    def train_from_dataset(self, model: nn.Module, dataset: Reader, **settings: Any) -> FitResult:
+        """One pass over this trainer's dataset; see Trainer.train_from_dataset."""
+        return self._trainer().train_from_dataset(model, dataset, **settings)
+
+    def infer_from_dataset(self, model: nn.Module, dataset: Reader, **settings: Any) -> dict[str, float]:
+        """Score every trainer's share: metrics exactly those of one process. All trainers must call it."""
+        return self._trainer().infer_from_dataset(model, dataset, **settings)
+
+    def save_persistables(self, dirname: str) -> None:
+        """A checkpoint of everything: rows, optimizer state, dense parameters. One trainer calls it."""
+        self._trainer().save(str(dirname))
+
+    def _trainer(self) -> Trainer:
+        trainer = self._known_job().trainer
+        if trainer is None:
+            raise ConfigError("there is no trainer yet: make one with Trainer(fleet.distributed_optimizer(…))")
+        return trainer
+
+    def _known_role(self) -> Role:
+        if self._role is None:
+            raise ConfigError("call fleet.init() first")
+        return self._role
+
+    def _known_job(self) -> FleetJob:
+        if self._job is None:
+            raise ConfigError("call fleet.distributed_optimizer(optimizer, strategy) first")
+        return self._job
+
+
+FLEET = Fleet()
+"""The process's own."""

@@ -1,0 +1,53 @@
+"""Job: what a trainer is part of. One process by itself, or one of several trainers on parameter servers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sparsefleet.communicator import Communicator, DirectCommunicator
+from sparsefleet.optim import Adam
+from sparsefleet.optim.base import UpdateRule
+from sparsefleet.store import LocalStore, ParameterStore
+
+if TYPE_CHECKING:
+    from sparsefleet.train.trainer import Trainer
+
+
+class Job(ABC):
+    rule: UpdateRule
+    """For the dense parameters, and for every table that has no rule of its own."""
+    index: int = 0
+    """Which of the job's trainers this process is."""
+    trainers: int = 1
+    trainer: Trainer | None = None
+    """The trainer that works for this job in this process, once there is one."""
+
+    @abstractmethod
+    def store(self) -> ParameterStore:
+        """Where the parameters live; the same object each time."""
+
+    @abstractmethod
+    def communicator(self) -> Communicator:
+        """A new communicator for one call of `fit`."""
+
+
+class LocalJob(Job):
+    """One process: tables live in it, gradients are applied at once."""
+
+    def __init__(
+        self,
+        rule: UpdateRule | None = None,
+        store: ParameterStore | None = None,
+        communicator: Callable[[ParameterStore], Communicator] = DirectCommunicator,
+    ) -> None:
+        self.rule = rule or Adam()
+        self._store = store or LocalStore()
+        self._communicator = communicator
+
+    def store(self) -> ParameterStore:
+        return self._store
+
+    def communicator(self) -> Communicator:
+        return self._communicator(self._store)
