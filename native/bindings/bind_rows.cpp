@@ -72,6 +72,14 @@ void bind_rows(nb::module_& m) {
         pool_backward(grad.data(), static_cast<std::size_t>(grad.stride(0)), dim, inverse.data(), offsets.data(), batch,
                       slots, chosen.data(), chosen.shape(0), mean, grad_rows.data());
     });
+    m.def("click_loss", [](In<float, 2> logits, In<float, 1> labels, Out<float, 1> probabilities, Out<float, 2> grad) {
+        const std::size_t n = logits.shape(0), width = logits.shape(1);
+        expect(width == 1 || width == 2, "click_loss takes one or two logits a row");
+        expect(labels.shape(0) == n && probabilities.shape(0) == n, "one label and one probability per row");
+        expect(grad.shape(0) == n && grad.shape(1) == width, "the gradient has the logits' shape");
+        nb::gil_scoped_release release;
+        return click_loss(logits.data(), n, width, labels.data(), probabilities.data(), grad.data());
+    });
     m.def("count_clicks", [](In<float, 1> probabilities, In<float, 1> labels, Out<std::int64_t, 1> positive,
                              Out<std::int64_t, 1> negative) {
         expect(probabilities.shape(0) == labels.shape(0), "one label per probability");

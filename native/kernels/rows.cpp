@@ -116,6 +116,28 @@ void pool_backward(const float* grad_out, std::size_t grad_stride, std::size_t d
     });
 }
 
+double click_loss(const float* logits, std::size_t n, std::size_t width, const float* labels, float* probabilities,
+                  float* grad) {
+    double loss = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+        const float z = width == 2 ? logits[2 * i + 1] - logits[2 * i] : logits[i];
+        const float small = std::exp(-std::fabs(z));  // never overflows
+        const float p = (z >= 0 ? 1.0f : small) / (1.0f + small);
+        probabilities[i] = p;
+        // log(1 + e^z) - y z
+        loss += std::log1p(static_cast<double>(small)) + (z > 0 ? z : 0.0) - static_cast<double>(labels[i]) * z;
+        if (grad == nullptr) continue;
+        const float delta = p - labels[i];
+        if (width == 2) {
+            grad[2 * i] = -delta;
+            grad[2 * i + 1] = delta;
+        } else {
+            grad[i] = delta;
+        }
+    }
+    return loss;
+}
+
 ClickSums count_clicks(const float* probabilities, const float* labels, std::size_t n, std::int64_t* positive,
                        std::int64_t* negative, std::size_t buckets) {
     constexpr double kEdge = 1e-7;  // what float32 can still tell from 0 and 1

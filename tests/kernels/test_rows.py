@@ -84,3 +84,15 @@ def test_broken_bags_are_refused():
     ]:
         with pytest.raises(ValueError, match="native kernel"):
             native.pool_forward(rows, inverse, offsets, 1, places, False, np.zeros(shape, np.float32))
+
+
+@given(
+    st.integers(1, 2), st.lists(st.tuples(st.floats(-80, 80, width=32), st.floats(-80, 80, width=32), st.booleans()))
+)
+def test_click_loss_agrees(width, rows):
+    logits = np.array([row[:width] for row in rows], np.float32).reshape(-1, width)
+    labels = np.array([row[2] for row in rows], np.float32)
+    got, want = (module.click_loss(logits, labels) for module in (native, reference))
+    assert got[0] == pytest.approx(want[0], rel=1e-5, abs=1e-5)
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(got[2], want[2], rtol=1e-4, atol=1e-6)

@@ -28,6 +28,11 @@ void pool_backward(const float* grad_out, std::size_t grad_stride, std::size_t d
                    const std::int64_t* offsets, std::size_t batch, std::size_t slots, const std::int32_t* chosen,
                    std::size_t chosen_count, bool mean, float* grad_rows);
 
+// Cross-entropy of clicks from logits [n, width]: width 2 is a softmax pair (no click, click), 1 the click's logit.
+// Writes each probability of a click and, where grad is not null, the gradient of the summed loss. Returns that loss.
+double click_loss(const float* logits, std::size_t n, std::size_t width, const float* labels, float* probabilities,
+                  float* grad);
+
 struct ClickSums {
     double log_loss = 0;
     double predicted = 0;

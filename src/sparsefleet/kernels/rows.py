@@ -54,6 +54,15 @@ def pool_backward(grad: F32, inverse: I32, offsets: I64, slots: int, chosen: I32
     _native.pool_backward(grad, inverse, offsets, slots, chosen, mean, grad_rows)
 
 
+def click_loss(logits: F32, labels: F32) -> tuple[float, F32, F32]:
+    """Cross-entropy summed over the rows, each click's probability [B], and the loss's gradient, shaped as the logits.
+
+    Logits are [B, 2], a softmax pair (no click, click), or [B, 1], the click's own.
+    """
+    probabilities, gradient = np.empty(len(logits), np.float32), np.empty(logits.shape, np.float32)
+    return _native.click_loss(logits, labels, probabilities, gradient), probabilities, gradient
+
+
 def count_clicks(probabilities: F32, labels: F32, positive: I64, negative: I64) -> ClickSums:
     """Count each probability into bucket int(p * (buckets - 1)) of its label's histogram, in place."""
     return ClickSums(*_native.count_clicks(probabilities, labels, positive, negative))

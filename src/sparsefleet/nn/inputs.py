@@ -10,8 +10,3 @@ from sparsefleet.core.batch import Batch
 def dense_input(batch: Batch) -> torch.Tensor:
     """The normalised dense features [B, n]."""
     return torch.from_numpy(batch.dense)
-
-
-def label_input(batch: Batch) -> torch.Tensor:
-    """The labels [B], 0.0 or 1.0."""
-    return torch.from_numpy(batch.labels)

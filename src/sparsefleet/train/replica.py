@@ -14,8 +14,7 @@ from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.embedding import attach as attach_source
-from sparsefleet.nn.inputs import label_input
-from sparsefleet.nn.objective import loss_of, probabilities_of
+from sparsefleet.nn.objective import judge, probabilities_of
 from sparsefleet.train.row_source import BatchRows, Pull
 
 PRECISIONS = ("float32", "bf16")
@@ -51,21 +50,17 @@ class Replica:
         """Pull, forward, backward, push."""
         self._rows.begin(batch)
         self._dense.reset()
-        labels = label_input(batch)
         with autocast(self._precision):
-            output = self.model(batch)
-            loss = loss_of(self.model, output, labels)
-        value = loss.item()
-        if not math.isfinite(value):
+            judged = judge(self.model, self.model(batch), batch.labels)
+        if not math.isfinite(judged.loss):
             # Before the push: the tables stay as they were.
             raise DivergedError(
-                f"the loss became {value}: lower the learning rate, or look for labels or dense values out of range"
+                f"the loss became {judged.loss}: lower the learning rate, or look for dense values out of range"
             )
-        loss.backward()  # type: ignore[no-untyped-call]
+        judged.backward()
         self._lane.push(StepGradients(self._rows.gradients(), self._dense.collect()))
-        probabilities: F32 = probabilities_of(self.model, output.detach()).numpy()
         self._rows.end()
-        return StepOutcome(value, probabilities)
+        return StepOutcome(judged.loss, judged.probabilities)
 
 
 class Scorer:
@@ -80,6 +75,5 @@ class Scorer:
         attach_source(self._model, self._rows)
         with torch.no_grad(), autocast(self._precision):
             output = self._model(batch)
-        probabilities: F32 = probabilities_of(self._model, output).numpy()
         self._rows.end()
-        return probabilities
+        return probabilities_of(self._model, output)

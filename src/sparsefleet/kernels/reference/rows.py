@@ -42,6 +42,15 @@ def pool_backward(grad: F32, inverse: I32, offsets: I64, slots: int, chosen: I32
             np.add.at(grad_rows, bag, share)
 
 
+def click_loss(logits: F32, labels: F32) -> tuple[float, F32, F32]:
+    z = (logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0]).astype(np.float64)
+    loss = float(np.sum(np.logaddexp(0.0, z) - labels * z))
+    probabilities = np.exp(-np.logaddexp(0.0, -z)).astype(np.float32)
+    delta = probabilities - labels
+    gradient = np.stack([-delta, delta], 1) if logits.shape[1] == 2 else delta[:, None]
+    return loss, probabilities, gradient
+
+
 def count_clicks(probabilities: F32, labels: F32, positive: I64, negative: I64) -> ClickSums:
     good = (probabilities >= 0) & (probabilities <= 1) & ((labels == 0) | (labels == 1))
     p, click = probabilities[good].astype(np.float64), labels[good] == 1
