@@ -99,7 +99,7 @@ class ServerLink:
                     raise
                 if waited >= config.connect_timeout:
                     raise StoreError(
-                        f"{self} did not come up within {config.connect_timeout:g} s: is it started, and is the address "
+                        f"{self} did not come up within {config.connect_timeout:g} s: is it started, is the address "
                         f"right? ({_first_line(error.__cause__)})"
                     ) from error
                 if waited - told >= 5 or not told:
