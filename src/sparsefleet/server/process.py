@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sparsefleet.core.errors import StoreError
 from sparsefleet.server.config import ServerConfig
+from sparsefleet.server.memory import keep_freed_memory
 from sparsefleet.server.service import ParameterService
 from sparsefleet.server.state import Hook, ServerState
 
@@ -74,7 +75,7 @@ class ParameterServer:
         self.state.stopping.set()
 
     def close(self, grace: float = 2.0) -> bool:
-        """Stop listening. False where streams were still open: Flight cannot cut them, the process's end does."""
+        """Stop listening. False where streams were still open: Flight cannot cut them, only the process's end does."""
         thread = threading.Thread(target=self._service.shutdown, daemon=True)
         thread.start()
         thread.join(grace)
@@ -85,6 +86,7 @@ def run_server(
     config: ServerConfig, announce: Callable[[str], None] = lambda endpoint: None, after_apply: Hook | None = None
 ) -> NoReturn:
     """A server process's whole life: listen, tell where, serve. Ends the process, whatever streams are still open."""
+    keep_freed_memory()
     server = ParameterServer(config, after_apply)
     announce(server.endpoint)
     server.serve()

@@ -1,4 +1,4 @@
-"""The Flight service: streams become `Exchange`s, actions are looked up in a table. Whatever comes, it goes on."""
+"""The Flight service: streams become `Exchange`s, actions are looked up by name. Whatever comes, it goes on."""
 
 from __future__ import annotations
 
