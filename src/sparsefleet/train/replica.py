@@ -63,7 +63,8 @@ class Replica:
             )
         loss.backward()  # type: ignore[no-untyped-call]
         self._lane.push(StepGradients(self._rows.gradients(), self._dense.collect()))
-        probabilities: F32 = probabilities_of(self.model, output.detach()).numpy()
+        with torch.no_grad():
+            probabilities: F32 = probabilities_of(self.model, output.detach()).numpy()
         self._rows.end()
         return StepOutcome(value, probabilities)
 
@@ -78,8 +79,9 @@ class Scorer:
     def __call__(self, batch: Batch) -> F32:
         """[B] click probabilities."""
         attach_source(self._model, self._rows)
-        with torch.no_grad(), autocast(self._precision):
-            output = self._model(batch)
-        probabilities: F32 = probabilities_of(self._model, output).numpy()
+        with torch.no_grad():
+            with autocast(self._precision):
+                output = self._model(batch)
+            probabilities: F32 = probabilities_of(self._model, output).numpy()
         self._rows.end()
         return probabilities
