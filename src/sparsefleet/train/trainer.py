@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -179,7 +179,7 @@ class Trainer:
             run_threads(epoch, score, Gate(), tick)
         return metrics
 
-    def predict(self, model: nn.Module, data: Reader) -> Iterator[tuple[Batch, F32]]:
+    def predict(self, model: nn.Module, data: Reader) -> Generator[tuple[Batch, F32]]:
         """Every batch with its click probabilities, in the order of the input."""
         self._bind(model)
         data.seek({})
@@ -209,7 +209,7 @@ class Trainer:
         differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
         if differing:
             details = "; ".join(
-                f"{name} is {then.get(name)!r:.80} there and {now.get(name)!r:.80} here" for name in differing
+                f"{name} is {then.get(name)!r:.80} there, {now.get(name)!r:.80} here" for name in differing
             )
             raise CheckpointError(f"{path} was trained on rows of another schema: {details}")
         return self._take_state(model, facts)

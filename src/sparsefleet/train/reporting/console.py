@@ -112,9 +112,8 @@ class LogReporter(Reporter):
         self._say(f"saved {path}")
 
     def _say(self, text: str) -> None:
-        self._console.print(
-            f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}", markup=False, highlight=False, soft_wrap=True
-        )
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._console.print(f"{now}  {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def describe_metrics(values: Mapping[str, float]) -> str:
