@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from sparsefleet.checkpoint import Checkpoint, latest
-from sparsefleet.cli.console import console, errors_to_exit
+from sparsefleet.cli.console import console, errors_to_exit, sigterm_interrupts
 from sparsefleet.cli.predictions import open_predictions
 from sparsefleet.cli.reading import ReadingOptions, tell_skipped
 from sparsefleet.core.errors import CheckpointError
@@ -50,22 +52,23 @@ def infer(
     trainer = Trainer(SGD(), threads=threads, precision=precision)
     trainer.load(network, str(checkpoint.location), values_only=True)
     reading = ReadingOptions("queue", format, pipe_command, batch_size, on_bad_row, threads, not unlabelled)
-    rows = reading.open(data, schema)
-    if output is None:
-        metrics = trainer.measure(network, rows)
-    else:
-        metrics = ClickMetrics()
-        with open_predictions(output) as write:
-            for batch, probabilities in trainer.predict(network, rows):
-                write(batch, probabilities)
-                metrics.update(probabilities, batch.labels)
+    with sigterm_interrupts():
+        rows = reading.open(data, schema)
+        if output is None:
+            metrics = trainer.measure(network, rows)
+        else:
+            metrics = ClickMetrics()
+            with open_predictions(output) as write, closing(trainer.predict(network, rows)) as predicted:
+                for batch, probabilities in predicted:
+                    write(batch, probabilities)
+                    metrics.update(probabilities, batch.labels)
     values = metrics.values()
-    if rows.skipped():
-        console.print(f"[yellow]{tell_skipped(rows.skipped())}[/]")
+    tell_skipped(rows.skipped(), data)
     if not unlabelled:
-        console.print(f"[bold]{checkpoint.location}[/] on {data}:  {describe_metrics(values)}", soft_wrap=True)
+        where = f"[bold]{escape(str(checkpoint.location))}[/] on {escape(data)}"
+        console.print(f"{where}:  {describe_metrics(values)}", soft_wrap=True)
     if output:
-        console.print(f"[bold]predictions[/] {output}")
+        console.print(f"[bold]predictions[/] {escape(str(output))}", soft_wrap=True)
     if json_output:
         extra = {"model": str(checkpoint.location), "step": checkpoint.manifest.step}
-        print(json.dumps(plain_numbers({**values, **extra, "skipped": sum(rows.skipped().values())})))
+        print(json.dumps(plain_numbers({**values, **extra, "skipped": rows.skipped()})))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparsefleet.cli.console import console
 from sparsefleet.core.schema import CRITEO, FILE_NAME, Schema
 from sparsefleet.data.base import Reader
 from sparsefleet.data.open import open_reader
@@ -22,7 +24,7 @@ class ReadingOptions:
     threads: int = 1
     labelled: bool = True
 
-    def open(self, path: str, schema: Schema) -> Reader:
+    def open(self, path: str, schema: Schema, shuffle_seed: int | None = None) -> Reader:
         return open_reader(
             path,
             schema,
@@ -33,6 +35,7 @@ class ReadingOptions:
             on_bad_row=self.on_bad_row,
             threads=self.threads,
             labelled=self.labelled,
+            shuffle_seed=shuffle_seed,
         )
 
 
@@ -50,9 +53,9 @@ def _beside(data: Path) -> Schema:
     return CRITEO
 
 
-def tell_skipped(skipped: dict[str, int]) -> str:
-    """The bad rows passed over, for the end of a run; empty where there were none."""
-    if not skipped:
-        return ""
-    reasons = "; ".join(f"{count:,} × {reason}" for reason, count in sorted(skipped.items(), key=lambda kv: -kv[1]))
-    return f"skipped {sum(skipped.values()):,} bad rows: {reasons}"
+def tell_skipped(skipped: Mapping[str, int], of: str) -> None:
+    """The bad rows passed over, for the end of a run; nothing where there were none."""
+    if skipped:
+        reasons = "; ".join(f"{count:,} × {reason}" for reason, count in sorted(skipped.items(), key=lambda kv: -kv[1]))
+        text = f"skipped {sum(skipped.values()):,} bad rows of {of}: {reasons}"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)

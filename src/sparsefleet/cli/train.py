@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from rich.markup import escape
 
 from sparsefleet import optim
 from sparsefleet.cli.console import console, errors_to_exit, sigterm_interrupts
@@ -36,97 +37,73 @@ _saving, _output = _panel("Saving"), _panel("Output")
 @errors_to_exit
 def train(
     data: Annotated[str, _data("Training files: a folder, a file or a pattern.")],
-    test_data: Annotated[
-        str | None, _data("Rows to score after each epoch.")
-    ] = None,
-    schema: Annotated[
-        str | None, _data("Schema file; default: schema.json beside the data, else Criteo's.")
-    ] = None,
+    test_data: Annotated[str | None, _data("Rows to score after each epoch.")] = None,
+    schema: Annotated[str | None, _data("Schema file; default: schema.json beside the data, else Criteo's.")] = None,
     reader: Annotated[str, _data("queue, memory, pyreader or feeder.")] = "queue",
-    format: Annotated[
-        str, _data("auto, criteo, multislot or parquet.")
-    ] = "auto",
+    format: Annotated[str, _data("auto, criteo, multislot or parquet.")] = "auto",
+    shuffle: Annotated[
+        bool, _data("Give each epoch's rows in an order of its own, drawn from --seed; needs --reader memory.")
+    ] = False,
     pipe_command: Annotated[
         str | None, _data("Shell command that turns a file (its stdin) into MultiSlot text.")
     ] = None,
-    on_bad_row: Annotated[
-        str, _data("error: stop at a row that does not parse; skip: count it and go on.")
-    ] = "error",
-    preset: Annotated[
-        str, _model("default, or paddle: the reference's settings to the letter.")
-    ] = "default",
+    on_bad_row: Annotated[str, _data("error: stop at a row that does not parse; skip: count it and go on.")] = "error",
+    preset: Annotated[str, _model("default, or paddle: the reference's settings to the letter.")] = "default",
     embedding_size: Annotated[int | None, _model("Values in a row of the table.")] = None,
     hidden: Annotated[str | None, _model("Widths of the relu layers, such as 400,400,400.")] = None,
-    init_range: Annotated[
-        float | None, _model("New rows are uniform in [-R, R).")
-    ] = None,
-    sparse_feature_dim: Annotated[
-        int | None, _model("Fold keys into this many rows; 0 keeps all 64 bits.")
-    ] = None,
+    init_range: Annotated[float | None, _model("New rows are uniform in [-R, R).")] = None,
+    sparse_feature_dim: Annotated[int | None, _model("Fold keys into this many rows; 0 keeps all 64 bits.")] = None,
     epochs: Annotated[int, _training("Passes over the data.")] = 1,
     batch_size: Annotated[int, _training("Rows in a batch.")] = 1000,
-    threads: Annotated[
-        int, _training("Training threads (Hogwild), each with its reader thread.")
-    ] = 2,
-    optimizer: Annotated[
-        str, _training(f"{', '.join(optim.RULES)}.")
-    ] = "adam",
-    learning_rate: Annotated[
-        float | None, _training("Step size; default 1e-3 (preset paddle: 1e-4).")
-    ] = None,
-    lr_decay: Annotated[
-        float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")
-    ] = None,
+    threads: Annotated[int, _training("Training threads (Hogwild), each with its reader thread.")] = 2,
+    optimizer: Annotated[str, _training(f"{', '.join(optim.RULES)}.")] = "adam",
+    learning_rate: Annotated[float | None, _training("Step size; default 1e-3 (preset paddle: 1e-4).")] = None,
+    lr_decay: Annotated[float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")] = None,
     lr_decay_steps: Annotated[int, _training("Steps between decays.")] = 1000,
-    warmup_steps: Annotated[
-        int, _training("Raise the learning rate from zero over this many steps.")
-    ] = 0,
-    precision: Annotated[
-        str, _training("float32 or bf16, for the dense network.")
-    ] = "float32",
+    warmup_steps: Annotated[int, _training("Raise the learning rate from zero over this many steps.")] = 0,
+    precision: Annotated[str, _training("float32 or bf16, for the dense network.")] = "float32",
     seed: Annotated[int, _training("With --threads 1, the same seed gives the same bits.")] = 0,
-    save: Annotated[
-        str | None, _saving("Folder for checkpoints: one per epoch, and on Ctrl-C.")
-    ] = None,
-    save_every: Annotated[
-        int | None, _saving("Also save after every so many batches.")
-    ] = None,
+    save: Annotated[str | None, _saving("Folder for checkpoints: one per epoch, and on Ctrl-C.")] = None,
+    save_every: Annotated[int | None, _saving("Also save after every so many batches.")] = None,
     keep: Annotated[int, _saving("Checkpoints that stay in the folder.")] = 3,
-    resume: Annotated[
-        str | None, _saving("Go on from a checkpoint, or from the newest one of a folder.")
-    ] = None,
+    resume: Annotated[str | None, _saving("Go on from a checkpoint, or from the newest one of a folder.")] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is one JSON object.", rich_help_panel="Output")
     ] = False,
-    log_dir: Annotated[
-        str | None, _output("Folder for metrics.jsonl; default: the --save folder.")
-    ] = None,
-    tensorboard: Annotated[
-        str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")
-    ] = None,
+    log_dir: Annotated[str | None, _output("Folder for metrics.jsonl; default: the --save folder.")] = None,
+    tensorboard: Annotated[str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")] = None,
 ) -> None:
     """Train CTR-DNN, evaluate it, save it."""
+    if save_every is not None and not save:
+        raise ConfigError("--save-every needs --save FOLDER")
+    if shuffle and reader != "memory":
+        raise ConfigError(f"--shuffle needs --reader memory; --reader {reader} gives rows in their order")
     rows = schema_for(data, schema, sparse_feature_dim)
     reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
     rule = _rule(optimizer, learning_rate, preset, lr_decay, lr_decay_steps, warmup_steps)
     torch.manual_seed(seed)
     model = _network(rows, preset, embedding_size, hidden, init_range)
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
-    if save_every and not save:
-        raise ConfigError("--save-every needs --save FOLDER")
+    trainer = Trainer(rule, threads=threads, precision=precision, seed=seed)
+    with sigterm_interrupts():
+        train_rows = reading.open(data, rows, seed if shuffle else None)
+        test_rows = reading.open(test_data, rows) if test_data else None
+        # After the data: nothing is written for a run that cannot be.
+        trainer.reporters = _reporters(log_dir or save, tensorboard)
+        result = trainer.fit(model, train_rows, epochs, test=test_rows, save=policy, resume=resume)
+    test_skipped = test_rows.skipped() if test_rows else {}
+    _tell(result, data, test_skipped)
+    if json_output:
+        print(json.dumps(plain_numbers(_summary(result, test_skipped))))
+
+
+def _reporters(metrics: str | None, tensorboard: str | None) -> tuple[Reporter, ...]:
     reporters: list[Reporter] = [console_reporter(console)]
-    if log_dir or save:
-        reporters.append(JsonLinesReporter(log_dir or str(save)))
+    if metrics:
+        reporters.append(JsonLinesReporter(metrics))
     if tensorboard:
         reporters.append(TensorBoardReporter(tensorboard))
-    trainer = Trainer(rule, threads=threads, precision=precision, seed=seed, reporters=reporters)
-    train_rows = reading.open(data, rows)
-    test_rows = reading.open(test_data, rows) if test_data else None
-    with sigterm_interrupts():
-        result = trainer.fit(model, train_rows, epochs, test=test_rows, save=policy, resume=resume)
-    _tell(result, data)
-    if json_output:
-        print(json.dumps(plain_numbers(_summary(result))))
+    return tuple(reporters)
 
 
 def _network(
@@ -147,9 +124,7 @@ def _network(
     return CTRDNN(schema.slot_names, len(schema.dense), config)
 
 
-def _rule(
-    name: str, rate: float | None, preset: str, decay: float | None, decay_steps: int, warmup: int
-) -> UpdateRule:
+def _rule(name: str, rate: float | None, preset: str, decay: float | None, decay_steps: int, warmup: int) -> UpdateRule:
     schedule: Schedule = Constant() if decay is None else ExponentialDecay(decay_steps, decay)
     if warmup:
         schedule = LinearWarmup(warmup, schedule)
@@ -157,7 +132,7 @@ def _rule(
     return optim.by_name(name, default if rate is None else rate, schedule=schedule)
 
 
-def _summary(result: FitResult) -> dict[str, object]:
+def _summary(result: FitResult, test_skipped: Mapping[str, int]) -> dict[str, object]:
     summary: dict[str, object] = {f"train_{name}": value for name, value in result.train.items() if name != "rows"}
     for name, value in (result.test or {}).items():
         summary[f"test_{name}"] = value
@@ -167,21 +142,22 @@ def _summary(result: FitResult) -> dict[str, object]:
         "steps": result.steps,
         "seconds": result.seconds,
         "samples_per_s": result.samples_per_s,
-        "skipped": sum(result.skipped.values()),
+        "skipped": dict(result.skipped),
+        **({"test_skipped": dict(test_skipped)} if result.test else {}),
         "model": result.checkpoint,
     }
 
 
-def _tell(result: FitResult, data: str) -> None:
+def _tell(result: FitResult, data: str, test_skipped: Mapping[str, int]) -> None:
     """The end of a run, for people."""
-    if result.skipped:
-        console.print(f"[yellow]{tell_skipped(dict(result.skipped))}[/]")
+    tell_skipped(result.skipped, "the training data")
+    tell_skipped(test_skipped, "the test data")
     if result.test:
         best = _best_possible(Path(data))
         beside = f"   best possible {best:.4f}" if best else ""
         console.print(f"[bold]test AUC {result.test['auc']:.4f}[/]{beside}")
     if result.checkpoint:
-        console.print(f"[bold]model[/] {result.checkpoint}")
+        console.print(f"[bold]model[/] {escape(result.checkpoint)}", soft_wrap=True)
 
 
 def _best_possible(data: Path) -> float | None:

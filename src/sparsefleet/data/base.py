@@ -42,6 +42,10 @@ class Epoch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all streams; twice is fine."""
         for stream in self.streams:
             stream.close()
 

@@ -5,7 +5,8 @@ reader = Feeder(schema, [{"label": [0, 1], "dense": dense, "C1": [[3], [4, 5]], 
 ```
 
 What a batch can be stands in `data/python_rows.py`. The source is an iterable or a function that returns one:
-every epoch starts it anew. One item is always drawn before the one that is given, to know which is the last.
+every epoch starts it anew. One item is always drawn before the one that is given, to know which is the last. An
+iterator that has a `cancel` is told by it, from another thread, that nobody waits for its next item any more.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class Feeder(PassReader):
             if own and end is not None:
                 end()
 
-        return IterablePass(self._batches(items), sought, close)
+        cancel = getattr(items, "cancel", None)
+        return IterablePass(self._batches(items), sought, close, *([] if cancel is None else [cancel]))
 
     def _check(self, position: Mapping[str, Any]) -> None:
         check_position(position, KIND)

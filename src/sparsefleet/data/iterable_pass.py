@@ -63,9 +63,15 @@ class Spans:
 
 
 class IterablePass(Pass):
-    def __init__(self, items: Iterator[Batch], sought: Mapping[str, Any], close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        items: Iterator[Batch],
+        sought: Mapping[str, Any],
+        close: Callable[[], None],
+        cancel: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(sought)
-        self._items, self._close = items, close
+        self._items, self._close, self._cancel = items, close, cancel
         self._drawing = threading.Lock()  # held while the user's code runs; `_lock` never is
         self._consumed = spans_of(sought)
         self._skip = spans_of(sought)
@@ -150,6 +156,9 @@ class IterablePass(Pass):
 
     def close(self) -> None:
         self._close()
+
+    def cancel(self) -> None:
+        self._cancel()
 
 
 def spans_of(position: Mapping[str, Any]) -> Spans:

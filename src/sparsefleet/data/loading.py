@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 from sparsefleet.core.errors import DataError
 from sparsefleet.data.formats.base import BadRows, Chunk, Format, Unit
 from sparsefleet.data.row_blocks import Block, BlockBuilder
+
+STOP_SECONDS = 1.0
+"""How long `stop` waits for threads that are busy inside a format."""
 
 
 class Loading:
@@ -50,12 +54,14 @@ class Loading:
     def stop(self) -> None:
         """Give up: interrupt reads that offer `cancel`, and wait a moment for the threads."""
         self._stopping = True
-        for chunks in list(self._open.values()):
-            cancel = getattr(chunks, "cancel", None)
-            if cancel is not None:
-                cancel()
-        for thread in self._threads:
-            thread.join(1.0)
+        deadline = time.monotonic() + STOP_SECONDS
+        while self.running and time.monotonic() < deadline:
+            for chunks in list(self._open.values()):
+                cancel = getattr(chunks, "cancel", None)
+                if cancel is not None:
+                    cancel()
+            for thread in self._threads:
+                thread.join(0.1 / len(self._threads))
 
     def _run(self, bad_rows: BadRows) -> None:
         try:

@@ -11,7 +11,7 @@ from sparsefleet.data.base import Reader
 from sparsefleet.data.feeder import Feeder
 from sparsefleet.data.files import Path, list_files
 from sparsefleet.data.formats import format_for
-from sparsefleet.data.formats.base import BadRows, Format
+from sparsefleet.data.formats.base import BadRows, Chunk, Format
 from sparsefleet.data.in_memory import InMemoryDataset
 from sparsefleet.data.py_reader import PyReader
 from sparsefleet.data.queue_dataset import QueueDataset
@@ -55,9 +55,33 @@ class _Rows:
         self.bad_rows = BadRows(on_bad_row)
 
     def __call__(self) -> Iterator[Batch]:
-        for unit in plan_units(self._files, 1, self._format.plan):
-            for chunk in self._format.read(unit, self.bad_rows):
-                yield chunk.batch
+        self.bad_rows = BadRows(self.bad_rows.policy)  # counted anew in each epoch, as the other readers do
+        return _Pass(self._files, self._format, self.bad_rows)
+
+
+class _Pass(Iterator[Batch]):
+    """One run over the files. `cancel` may be called from any thread."""
+
+    def __init__(self, files: Sequence[str], format: Format, bad_rows: BadRows) -> None:
+        self._format, self._bad_rows = format, bad_rows
+        self._units = iter(plan_units(files, 1, format.plan))
+        self._chunks: Iterator[Chunk] = iter(())
+
+    def __next__(self) -> Batch:
+        while True:
+            for chunk in self._chunks:
+                return chunk.batch
+            self._chunks = self._format.read(next(self._units), self._bad_rows)
+
+    def cancel(self) -> None:
+        cancel = getattr(self._chunks, "cancel", None)
+        if cancel is not None:
+            cancel()
+
+    def close(self) -> None:
+        close = getattr(self._chunks, "close", None)
+        if close is not None:
+            close()
 
 
 class _FileFeeder(Feeder):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from sparsefleet.core.batch import Batch
@@ -30,9 +29,11 @@ class DirectStream(Stream):
     """A stream that reads when it is asked, in the thread that asks."""
 
     def __init__(self, groups: Groups) -> None:
+        self._interrupt = groups.interrupt
         self._groups: Iterator[Sequence[Batch]] = groups()
         self._ready: Iterator[Batch] = iter(())
         self._finished = False
+        self._reading = threading.Lock()
 
     @property
     def finished(self) -> bool:
@@ -43,16 +44,32 @@ class DirectStream(Stream):
             for batch in self._ready:
                 return batch
             try:
-                self._ready = iter(next(self._groups))
+                with self._reading:
+                    group = next(self._groups)
             except BaseException:
-                self._finished = True
+                stopped, self._finished = self._finished, True
+                if stopped:  # closed meanwhile: what the read says of it is of no interest
+                    break
                 raise
+            finally:
+                if self._finished:
+                    self.close()
+            self._ready = iter(group)
         raise StopIteration
 
-    def close(self) -> None:
+    def ask_to_stop(self) -> None:
         self._finished = True
-        self._ready = iter(())
-        self._groups.close()  # type: ignore[attr-defined]
+        self._interrupt()
+
+    def close(self) -> None:
+        self.ask_to_stop()
+        # Another thread may be in the middle of a read: then it is that thread that closes, on its way out.
+        if self._reading.acquire(blocking=False):
+            try:
+                self._ready = iter(())
+                self._groups.close()  # type: ignore[attr-defined]
+            finally:
+                self._reading.release()
 
 
 class StreamEpoch(Epoch):
@@ -62,12 +79,10 @@ class StreamEpoch(Epoch):
         super().__init__(streams)
         self._own = tuple(streams)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         for stream in self._own:
             stream.ask_to_stop()
-        super().__exit__(kind, error, tb)
+        super().close()
 
 
 class PassReader(Reader):

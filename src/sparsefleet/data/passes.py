@@ -42,6 +42,7 @@ class Pass(ABC):
         self._sought = dict(sought)
         self._touched = False
         self._streams = 0
+        self._going_on: set[object] = set()
         self._rows_seen = False
 
     @abstractmethod
@@ -75,18 +76,31 @@ class Pass(ABC):
         with self._lock:
             return self._position() if self._touched else dict(self._sought)
 
-    def enter(self) -> None:
+    def enter(self, stream: object) -> None:
         """One more stream takes part."""
         with self._lock:
             self._streams += 1
+            self._going_on.add(stream)
+
+    def interrupt(self, stream: object) -> None:
+        """This stream wants no more. With the last one, a read under way for any of them may give up."""
+        with self._lock:
+            self._going_on.discard(stream)
+            if self._going_on:
+                return
+        self.cancel()
+
+    def cancel(self) -> None:  # noqa: B027  (nothing to do is a fine default)
+        """Give up a read that is under way in `claim`; may be called again and again."""
 
     def saw_rows(self) -> None:
         self._rows_seen = True
 
-    def leave(self, *, reached_end: bool) -> None:
+    def leave(self, stream: object, *, reached_end: bool) -> None:
         """A stream takes no more units. The last one to reach the end complains if there was no row."""
         with self._lock:
             self._streams -= 1
+            self._going_on.discard(stream)
             last = self._streams == 0
         if last:
             self.close()
@@ -108,13 +122,14 @@ class Groups:
         self._pass, self._cutter, self._bad_rows = shared, cutter, bad_rows
         self._chunks: Iterator[Chunk] | None = None
         self._stopped = False
-        shared.enter()
+        shared.enter(self)
 
     def interrupt(self) -> None:
         """Ask a read that is under way in another thread to give up, where the format's iterator offers
         `cancel`.
         """
         self._stopped = True
+        self._pass.interrupt(self)
         cancel = getattr(self._chunks, "cancel", None)
         if cancel is not None:
             cancel()
@@ -137,7 +152,7 @@ class Groups:
             yield self._cutter.full()
             raise
         finally:
-            self._pass.leave(reached_end=reached_end)
+            self._pass.leave(self, reached_end=reached_end)
 
     def _read(self, claim: Claim) -> Iterator[Sequence[Batch]]:
         self._chunks = chunks = claim.open(self._bad_rows)

@@ -62,6 +62,7 @@ class ReadAhead(Stream):
         self._queue: deque[Batch] = deque()
         self._changed = threading.Condition()
         self._stopping = False
+        self._close_by = 0.0
         self._ended = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -92,6 +93,8 @@ class ReadAhead(Stream):
 
     def ask_to_stop(self) -> None:
         with self._changed:
+            if not self._stopping:
+                self._close_by = time.monotonic() + CLOSE_SECONDS
             self._stopping = True
             self._queue.clear()
             self._changed.notify_all()
@@ -102,10 +105,9 @@ class ReadAhead(Stream):
         self.ask_to_stop()
         if self._thread is threading.current_thread():
             return
-        deadline = time.monotonic() + CLOSE_SECONDS
         # The thread may sit in a read that only an interrupt ends, and may open the next one just after it:
         # repeat.
-        while self._thread.is_alive() and time.monotonic() < deadline:
+        while self._thread.is_alive() and time.monotonic() < self._close_by:
             if self._interrupt is not None:
                 self._interrupt()
             self._thread.join(0.1)

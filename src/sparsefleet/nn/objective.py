@@ -36,7 +36,9 @@ def judge(model: nn.Module, output: torch.Tensor, labels: F32) -> Judged:
     own: Loss | None = getattr(model, "loss", None)
     if callable(own):
         loss = own(output, torch.from_numpy(labels))
-        return Judged(loss.item(), probabilities_of(model, output.detach()), loss.backward)
+        with torch.no_grad():
+            probabilities = probabilities_of(model, output.detach())
+        return Judged(loss.item(), probabilities, loss.backward)
     # Cross-entropy in one kernel: on a few hundred numbers torch's graph of small operations costs more than the sums.
     loss_sum, probabilities, gradient = click_loss(_logits(output), labels)
     delta = torch.from_numpy(gradient).view(output.shape).to(output.dtype)

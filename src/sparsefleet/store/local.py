@@ -52,6 +52,7 @@ class LocalStore(ParameterStore):
         if present.rule != rule.for_dense():
             raise StoreError(f"dense block {name!r} exists with another rule: {present.rule} there, {rule} here")
         self.pull_dense(name, values)
+        present.values = values  # adopted in place of the array before: whoever bound last sees updates at once
 
     def pull(self, table: str, keys: U64, *, create: bool = True) -> Done[F32]:
         return Done(self._sparse_table(table).pull(keys, create))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.train.progress import Snapshot
 
 Fetch = Callable[[Sequence[str]], list[Any]]
 
@@ -66,26 +65,38 @@ class FetchHandler:
 
 
 class PrintFetched(FetchHandler):
-    """`print_period` of train_from_dataset: prints each value behind its `fetch_info`."""
+    """`print_period` of train_from_dataset and infer_from_dataset: prints each value behind its `fetch_info`."""
 
     def __init__(self, fetch_list: Sequence[str], fetch_info: Sequence[str] | None, print_period: int) -> None:
         super().__init__(fetch_list, period_batches=print_period)
-        self._info = list(fetch_info or fetch_list)
-        if len(self._info) != len(self.fetch_list):
-            raise ConfigError(f"fetch_info has {len(self._info)} texts for {len(self.fetch_list)} names of fetch_list")
+        self._info = infos_for(self.fetch_list, fetch_info)
 
     def handler(self, fetched: list[Any]) -> None:
         print("  ".join(f"{info} {value}" for info, value in zip(self._info, fetched, strict=True)), flush=True)
 
 
-def fetch_values(names: Sequence[str], snapshot: Snapshot, parameters: Mapping[str, torch.Tensor]) -> list[Any]:
-    numbers = snapshot.values()
+def infos_for(fetch_list: Sequence[str], fetch_info: Sequence[str] | None) -> list[str]:
+    """The texts to print before the values."""
+    infos = list(fetch_info or fetch_list)
+    if len(infos) != len(fetch_list):
+        raise ConfigError(f"fetch_info has {len(infos)} texts for {len(fetch_list)} names of fetch_list")
+    return infos
+
+
+def check_names(names: Iterable[str], numbers: Iterable[str], parameters: Iterable[str]) -> None:
+    """Refuse what cannot be fetched: before the run, not after its first hundred batches."""
+    numbers, parameters = list(numbers), list(parameters)
     unknown = [name for name in names if name not in numbers and name not in parameters]
     if unknown:
         raise ConfigError(
             f"cannot fetch {', '.join(map(repr, unknown))}; choose from {', '.join(numbers)} or a dense parameter: "
             f"{', '.join(parameters)}"
         )
+
+
+def fetch_values(
+    names: Sequence[str], numbers: Mapping[str, float], parameters: Mapping[str, torch.Tensor]
+) -> list[Any]:
     return [numbers[name] if name in numbers else parameters[name].detach().clone() for name in names]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,7 +13,10 @@ from sparsefleet.data.base import BatchStream, Epoch
 from sparsefleet.train.gate import Gate
 
 TICK_SECONDS = 0.1
-JOIN_SECONDS = 30.0
+STEP_SECONDS = 30.0
+"""How long a step that is under way may take to end once the run is to stop."""
+JOIN_SECONDS = 0.5
+"""How long a thread that is not within a step may take to end: one that sits in a user's generator may never."""
 
 Work = Callable[[int, Batch], None]
 """What a thread (by its index) does with a batch."""
@@ -25,60 +29,55 @@ def run_threads(
     tick: Callable[[], None],
     leave: Callable[[int], None] = lambda index: None,
 ) -> None:
-    """One thread per stream; each takes its batches through `work`. Returns when all streams have ended.
+    """One thread per stream; each takes its batches through `work`, a step of `gate`. Returns when all have ended.
 
     The first error of any thread ends the others between two steps and is raised here. So is Ctrl-C: the calling
-    thread never blocks for long.
+    thread never blocks for long. Once this returns or raises, no thread makes a step any more; only where
+    `gate.quiet` is False, one has not ended the step it was in.
     """
     stop = threading.Event()
     failures: list[BaseException] = []
 
     def body(index: int, stream: BatchStream) -> None:
-        # torch keeps this per thread: a new thread would otherwise use every core inside each operation, and the
-        # training threads would fight over them.
-        torch.set_num_threads(1)
         try:
-            for batch in stream:
-                gate.pass_through()
-                if stop.is_set():
-                    return
-                work(index, batch)
-                if stop.is_set():
-                    return
+            # torch keeps this per thread: a new thread would otherwise use every core inside each operation, and the
+            # training threads would fight over them.
+            torch.set_num_threads(1)
+            try:
+                for batch in stream:
+                    with gate.step():
+                        if stop.is_set():
+                            return
+                        work(index, batch)
+            finally:
+                leave(index)
         except BaseException as error:
             failures.append(error)
             stop.set()
-        finally:
-            gate.leave()
-            leave(index)
 
     threads = [
         threading.Thread(target=body, args=(index, stream), name=f"train-{index}", daemon=True)
         for index, stream in enumerate(epoch.streams)
     ]
-    for thread in threads:
-        thread.start()
     try:
-        while any(thread.is_alive() for thread in threads):
-            _join_all(threads, TICK_SECONDS)
+        for thread in threads:
+            thread.start()
+        while not stop.is_set() and any(thread.is_alive() for thread in threads):
+            _join(threads, TICK_SECONDS)
             tick()
-            if stop.is_set():
-                _close(epoch.streams)
-    except BaseException:
+    finally:
         stop.set()
-        _close(epoch.streams)  # wakes threads that wait for input
-        _join_all(threads, JOIN_SECONDS)
-        raise
+        if any(thread.is_alive() for thread in threads):
+            epoch.close()  # wakes threads that wait for input
+            gate.wait_until_quiet(STEP_SECONDS)
+            _join(threads, JOIN_SECONDS)
     if failures:
         raise failures[0]
 
 
-def _join_all(threads: Sequence[threading.Thread], seconds: float) -> None:
-    share = seconds / len(threads)
+def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
+    """Wait until all have ended, so long at most."""
+    deadline = time.monotonic() + seconds
     for thread in threads:
-        thread.join(share)
-
-
-def _close(streams: Sequence[BatchStream]) -> None:
-    for stream in streams:
-        stream.close()
+        if thread.ident is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -30,6 +30,8 @@ class Snapshot:
     """Per sample, over the rows since the last snapshot."""
     auc: float
     batch_auc: float
+    done_before: float = 0.0
+    """Epochs that were done, as a whole or in part, when this run began: a resumed one does not start at 0."""
 
     @property
     def rows_per_second(self) -> float:
@@ -60,6 +62,7 @@ class Progress:
         self._lock = threading.Lock()
         self._loss_sum, self._loss_rows, self._last_loss = 0.0, 0, math.nan
         self._seconds, self._since = 0.0, 0.0
+        self.done_before = 0.0
 
     def add(self, batch: Batch, outcome: StepOutcome) -> int:
         """Count one step; returns its number, from 1."""
@@ -98,4 +101,5 @@ class Progress:
                 loss=self._last_loss,
                 auc=(metrics or self.metrics).values()["auc"],
                 batch_auc=self.window.auc(),
+                done_before=self.done_before,
             )

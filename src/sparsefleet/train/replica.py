@@ -73,7 +73,9 @@ class Scorer:
     def __call__(self, batch: Batch) -> F32:
         """[B] click probabilities."""
         attach_source(self._model, self._rows)
-        with torch.no_grad(), autocast(self._precision):
-            output = self._model(batch)
+        with torch.no_grad():
+            with autocast(self._precision):
+                output = self._model(batch)
+            probabilities = probabilities_of(self._model, output)
         self._rows.end()
-        return probabilities_of(self._model, output)
+        return probabilities

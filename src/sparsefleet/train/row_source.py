@@ -61,18 +61,19 @@ class BatchRows:
 
     def gradients(self) -> dict[str, KeyedRows]:
         """After backward: per table, what the batch asks of each of its keys."""
-        return {table: KeyedRows(found.keys, _gradient(found.rows)) for table, found in self._lookups.items()}
+        return {table: _gradients(found) for table, found in self._lookups.items()}
 
     def end(self) -> None:
         """Let go of the batch's rows."""
         self._batch, self._lookups = None, {}
 
 
-def _gradient(rows: torch.Tensor) -> F32:
-    if rows.grad is None:  # the model did not use this table for this batch
-        return np.zeros(rows.shape, np.float32)
-    gradient: F32 = rows.grad.numpy()
-    return gradient
+def _gradients(found: Lookup) -> KeyedRows:
+    if found.rows.grad is None:
+        # The model did not use this table for this batch. Zeros would still move rows, by Adam's momentum.
+        return KeyedRows(found.keys[:0], np.empty((0, found.rows.shape[1]), np.float32))
+    gradient: F32 = found.rows.grad.numpy()
+    return KeyedRows(found.keys, gradient)
 
 
 def attach(model: nn.Module, store: ParameterStore) -> nn.Module:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +17,7 @@ from sparsefleet.metrics import ClickMetrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.models import registry
 from sparsefleet.store.base import ParameterStore, RunFacts
-from sparsefleet.train.fetch import FetchHandler, fetch_values
+from sparsefleet.train.fetch import FetchHandler, check_names, fetch_values
 from sparsefleet.train.gate import Gate
 from sparsefleet.train.job import Job
 from sparsefleet.train.loop import run_threads
@@ -23,6 +26,8 @@ from sparsefleet.train.replica import Replica, autocast
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.saving import SavePolicy, TrainingState, random_state_text, save_checkpoint
 from sparsefleet.train.session import Session
+
+logger = logging.getLogger("sparsefleet.train")
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,18 @@ class FitResult:
         return self.rows / self.seconds if self.seconds else 0.0
 
 
+@dataclass
+class _Place:
+    """Where a run stands between saves."""
+
+    epoch: int
+    """Epochs that are done."""
+    under_way: bool
+    """Another one has begun."""
+    stepped: bool = False
+    """At least one batch of it has been trained on."""
+
+
 class Run:
     def __init__(
         self,
@@ -88,24 +105,36 @@ class Run:
         self.everyone: ClickMetrics | None = None
         """Of a job of several trainers: metrics over all of them, at the last epoch's end."""
         self.checkpoint: str | None = None
-        self._saved_step = -1
+        self._at = _Place(state.epoch, under_way=False)
+        self._gate = Gate()
+        self._caller = threading.current_thread()
+        self._saved: TrainingState | None = None
+        self._untold: deque[tuple[str, int]] = deque()
         self._parameters = dict(session.model.named_parameters())
+        for handler in self.handlers:
+            check_names(handler.fetch_list, self.progress.snapshot(None).values(), self._parameters)
+
+    @property
+    def epochs_done(self) -> int:
+        return self._at.epoch
 
     def epoch(self, number: int, communicator: Communicator) -> None:
         """Train on what is left of one pass over the data."""
         progress, threads = self.progress, self.config.threads
         progress.epoch = number
         self.session.model.train()
-        gate = Gate(threads)
+        gate = self._gate = Gate()
         lanes = communicator.begin_epoch(number, threads)
         replicas = [
             Replica(copy, self.session.block, lane, self.config.precision)
             for copy, lane in zip(self.session.copies(threads), lanes, strict=True)
         ]
+        place = self._at = _Place(number, under_way=True)
 
         def step(index: int, batch: Batch) -> None:
             outcome = replicas[index].step(batch)
             self.data.consumed(batch)
+            place.stepped = True
             count = progress.add(batch, outcome)
             for handler in self.handlers:
                 handler.after_step(count, self.fetch)
@@ -113,68 +142,93 @@ class Run:
                 with gate.alone():
                     self.save(communicator)
 
-        self.data.set_epoch(number)  # a shuffling reader's order is a function of it
         progress.start_clock()
         try:
+            self.data.set_epoch(number)  # a shuffling reader's order is a function of it
             with self.data.epoch(threads) as epoch:
+                if not progress.done_before:
+                    progress.done_before = number + (self.data.progress() or 0.0)
                 run_threads(epoch, step, gate, self.tick, leave=lambda index: lanes[index].leave())
             communicator.flush()
-        except KeyboardInterrupt:
-            policy, alone = self.save_policy, self.job.trainers == 1
-            if policy and policy.on_interrupt and alone and self._saved_step != progress.step:
-                self.save(communicator)
-            raise
         finally:
             progress.stop_clock()
+            self._tell_saved()
+        self._at = _Place(number + 1, under_way=False)  # a checkpoint from here resumes with the next one
         if self.job.trainers > 1:
             self.everyone = merged_metrics(self.session.store, f"epoch {number}", progress.metrics)
         for reporter in self.reporters:
             reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone))
-        progress.epoch = number + 1  # a checkpoint from here resumes with the next one
         if self.save_policy and self.save_policy.every_epoch:
             self.save_together(communicator)
 
     def tick(self) -> None:
+        self._tell_saved()
         for reporter in self.reporters:
             reporter.tick(lambda: self.progress.snapshot(self.data.progress()))
         for handler in self.handlers:
             handler.tick(self.fetch)
 
     def fetch(self, names: Sequence[str]) -> list[Any]:
-        return fetch_values(names, self.progress.snapshot(self.data.progress()), self._parameters)
+        return fetch_values(names, self.progress.snapshot(self.data.progress()).values(), self._parameters)
+
+    def interrupted(self, communicator: Communicator) -> None:
+        """The user wants to stop: save, if asked to."""
+        if self.save_policy is None or not self.save_policy.on_interrupt or self.job.trainers > 1:
+            return  # of several trainers one cannot speak for all
+        if not self._gate.quiet:
+            logger.warning("a training thread is still within a step: not saved; the last checkpoint stands")
+            return
+        self.save(communicator)
 
     def save_together(self, communicator: Communicator) -> None:
         """All trainers have come to the end of an epoch: one saves for all, the others wait."""
         if self.job.index == 0:
             self.save(communicator)
-        self.session.store.barrier(f"saved epoch {self.progress.epoch}")
+        self.session.store.barrier(f"saved epoch {self.epochs_done}")
 
     def save(self, communicator: Communicator) -> None:
         """A checkpoint of this moment. Nobody is within a step: threads stand at the gate, or have ended."""
         assert self.save_policy is not None
         communicator.flush()
-        position = self.data.position()
-        facts = self.facts({"0": position} if position else {})
-        self.checkpoint = save_checkpoint(self.session.store, self.save_policy, facts)
-        self._saved_step = facts.step
-        for reporter in self.reporters:
-            reporter.saved(self.checkpoint, facts.step)
+        state = self.state()
+        if state == self._saved:
+            return
+        self.checkpoint = save_checkpoint(self.session.store, self.save_policy, self.facts(state))
+        self._saved = state
+        self._untold.append((self.checkpoint, state.step))
+        if threading.current_thread() is self._caller:
+            self._tell_saved()
 
-    def facts(self, positions: Mapping[str, Any]) -> RunFacts:
-        """What a checkpoint should know of this run besides its parameters."""
-        state = TrainingState(
-            epoch=self.progress.epoch,
+    def state(self) -> TrainingState:
+        """Where this run stands."""
+        position = self.data.position() if self._at.under_way else {}
+        # After an epoch's last batch its position is empty, as before the first one.
+        finished = self._at.under_way and self._at.stepped and not position
+        return TrainingState(
+            step=self.progress.step,
+            epoch=self._at.epoch + finished,
+            position=position,
             metrics=self.progress.metrics.to_dict(),
             random_state=random_state_text(),
         )
+
+    def facts(self, state: TrainingState) -> RunFacts:
+        """What a checkpoint should know of this run besides its parameters."""
         return RunFacts(
-            step=self.progress.step,
+            step=state.step,
             schema=self.data.schema.to_dict(),
             model=registry.describe(self.session.model),
-            positions=positions,
+            positions={str(self.job.index): state.position},
             extra={"training": state.to_dict()},
             buffers=self.session.buffers(),
         )
+
+    def _tell_saved(self) -> None:
+        """Training threads save; reporters are told by the thread that called `fit` alone."""
+        while self._untold:
+            path, step = self._untold.popleft()
+            for reporter in self.reporters:
+                reporter.saved(path, step)
 
     def result(self, test: Mapping[str, float] | None) -> FitResult:
         return FitResult(

@@ -79,6 +79,10 @@ def random_state_text() -> str:
 
 
 def restore_random_state(text: str) -> None:
-    if text:
+    if not text:
+        return
+    try:
         raw = np.frombuffer(base64.b64decode(text), np.uint8).copy()
         torch.set_rng_state(torch.from_numpy(raw))
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the checkpoint's record of torch's random state is damaged: {error}") from error

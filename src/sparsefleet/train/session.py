@@ -26,6 +26,8 @@ DENSE = "dense"
 class Session:
     def __init__(self, model: nn.Module, store: ParameterStore, optimizer: UpdateRule, seed: int) -> None:
         self.model, self.store = model, store
+        self.step = self.epoch = 0
+        """Trained so far, over all calls of `fit`."""
         specs = {
             name: TableSpec(name, users[0].dim, users[0].optimizer or optimizer, users[0].initializer, seed)
             for name, users in tables(model).items()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import json
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
 from sparsefleet.communicator import Communicator, DirectCommunicator
 from sparsefleet.core.batch import F32, U64, Batch
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.data.base import Reader
 from sparsefleet.metrics import ClickMetrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import ParameterStore, Pending, RunFacts
-from sparsefleet.train.fetch import FetchHandler, PrintFetched
+from sparsefleet.train.fetch import FetchHandler, PrintFetched, check_names, fetch_values
 from sparsefleet.train.gate import Gate
 from sparsefleet.train.job import Job, LocalJob
 from sparsefleet.train.loop import run_threads
@@ -75,11 +78,19 @@ class Trainer:
         resume: str | None = None,
         fetch: Sequence[FetchHandler] = (),
     ) -> FitResult:
-        """Train for `epochs` passes over the data (with `resume`: those still missing), scoring `test` after each."""
+        """Train for `epochs` passes over the data, scoring `test` after each.
+
+        Called again, it goes on with the parameters, the optimizers' state and the count of steps; metrics start anew.
+        With `resume`, `epochs` counts from the training's beginning: what is still missing of them is trained.
+        """
         if epochs < 0:
             raise ConfigError(f"epochs={epochs} must be 0 or above")
         session = self._bind(model)
-        state = self.restore(model, resume) if resume else TrainingState()
+        if resume:
+            state = self._resume(model, data, resume)
+        else:
+            state = TrainingState(step=session.step, epoch=session.epoch)
+            epochs += session.epoch
         data.seek(state.position)
         run = Run(
             session, data, epochs, self.config, self.job, state=state, save=save, reporters=self.reporters, fetch=fetch
@@ -91,15 +102,20 @@ class Trainer:
         try:
             with _intra_op_threads_kept(), self.job.communicator() as communicator:
                 communicator.start(session.parameters)
-                for number in range(state.epoch, epochs):
-                    run.epoch(number, communicator)
-                    if test is not None:
-                        scored = self.evaluate_everywhere(model, test)
-                        for reporter in self.reporters:
-                            reporter.evaluated(run.progress.step, scored)
+                try:
+                    for number in range(state.epoch, epochs):
+                        run.epoch(number, communicator)
+                        if test is not None:
+                            scored = self.evaluate_everywhere(model, test)
+                            for reporter in self.reporters:
+                                reporter.evaluated(run.progress.step, scored)
+                except KeyboardInterrupt:
+                    run.interrupted(communicator)
+                    raise
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
         finally:
+            session.step, session.epoch = run.progress.step, run.epochs_done
             for reporter in self.reporters:
                 reporter.close()
         return run.result(scored)
@@ -126,9 +142,11 @@ class Trainer:
         """Metrics of the model on all rows, from zero; nothing is changed."""
         return self.measure(model, data).values()
 
-    def evaluate_everywhere(self, model: nn.Module, data: Reader) -> dict[str, float]:
+    def evaluate_everywhere(
+        self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()
+    ) -> dict[str, float]:
         """Metrics over the shares of all trainers of the job, exactly those of one process; all must call it."""
-        mine = self.measure(model, data)
+        mine = self.measure(model, data, fetch=fetch)
         self._evaluations += 1
         return merged_metrics(self.store, f"evaluation {self._evaluations}", mine).values()
 
@@ -139,20 +157,35 @@ class Trainer:
         *,
         fetch_list: Sequence[str] = (),
         fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: FetchHandler | None = None,
     ) -> dict[str, float]:
-        """Score the shares of all trainers of the job; prints the metrics named in `fetch_list`."""
-        values = self.evaluate_everywhere(model, dataset)
-        unknown = [name for name in fetch_list if name not in values]
-        if unknown:
-            raise ConfigError(f"cannot fetch {', '.join(map(repr, unknown))}; choose from {', '.join(values)}")
-        for name, info in zip(fetch_list, fetch_info or fetch_list, strict=True):
-            print(info, values[name], flush=True)
+        """Score the shares of all trainers; prints `fetch_list` every `print_period` batches and at the end."""
+        handlers: list[FetchHandler] = [fetch_handler] if fetch_handler else []
+        if fetch_list:
+            handlers.append(PrintFetched(fetch_list, fetch_info, print_period))
+        values = self.evaluate_everywhere(model, dataset, fetch=handlers)
+        if fetch_list:
+            parameters = dict(model.named_parameters())
+            PrintFetched(fetch_list, fetch_info, print_period).handler(fetch_values(fetch_list, values, parameters))
         return values
 
-    def measure(self, model: nn.Module, data: Reader) -> ClickMetrics:
+    def measure(self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()) -> ClickMetrics:
         """The sums behind `evaluate`, which can be merged with those of other processes."""
         session = self._bind(model)
         metrics = ClickMetrics(self.config.num_thresholds)
+        parameters = dict(model.named_parameters())
+        for handler in fetch:
+            check_names(handler.fetch_list, metrics.values(), parameters)
+        batches = itertools.count(1)
+
+        def look(names: Sequence[str]) -> list[Any]:
+            return fetch_values(names, metrics.values(), parameters)
+
+        def tick() -> None:
+            for handler in fetch:
+                handler.tick(look)
+
         data.seek({})
         with _evaluating(model), _intra_op_threads_kept(), data.epoch(self.config.threads) as epoch:
             copies = session.copies(len(epoch.streams))
@@ -161,11 +194,14 @@ class Trainer:
             def score(index: int, batch: Batch) -> None:
                 metrics.update(scorers[index](batch), batch.labels)
                 data.consumed(batch)
+                count = next(batches)
+                for handler in fetch:
+                    handler.after_step(count, look)
 
-            run_threads(epoch, score, Gate(len(epoch.streams)), tick=lambda: None)
+            run_threads(epoch, score, Gate(), tick)
         return metrics
 
-    def predict(self, model: nn.Module, data: Reader) -> Iterator[tuple[Batch, F32]]:
+    def predict(self, model: nn.Module, data: Reader) -> Generator[tuple[Batch, F32]]:
         """Every batch with its click probabilities, in the order of the input."""
         self._bind(model)
         data.seek({})
@@ -179,9 +215,7 @@ class Trainer:
 
     def restore(self, model: nn.Module, path: str) -> TrainingState:
         """Load tables and dense parameters from a checkpoint; returns where that run stood."""
-        state = TrainingState.from_facts(self.load(model, path))
-        restore_random_state(state.random_state)
-        return state
+        return self._take_state(model, self.load(model, path))
 
     def load(self, model: nn.Module, path: str, *, values_only: bool = False) -> RunFacts:
         """Fill the model's tables and parameters from a checkpoint or a run's newest one."""
@@ -193,9 +227,27 @@ class Trainer:
 
     def save(self, path: str) -> None:
         """Write a checkpoint of the parameters as they are now, and of where the last run stands."""
-        if self._run is None or self._session is None:
+        if self._run is None:
             raise ConfigError("there is nothing to save yet: call fit first")
-        self.store.save(path, self._run.facts({}))
+        self.store.save(path, self._run.facts(self._run.state()))
+
+    def _resume(self, model: nn.Module, data: Reader, path: str) -> TrainingState:
+        facts = self.load(model, path)
+        then, now = facts.schema or {}, json.loads(json.dumps(data.schema.to_dict()))
+        differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        if differing:
+            details = "; ".join(
+                f"{name} is {then.get(name)!r:.80} there, {now.get(name)!r:.80} here" for name in differing
+            )
+            raise CheckpointError(f"{path} was trained on rows of another schema: {details}")
+        return self._take_state(model, facts)
+
+    def _take_state(self, model: nn.Module, facts: RunFacts) -> TrainingState:
+        state = TrainingState.from_facts(facts)
+        restore_random_state(state.random_state)
+        session = self._bind(model)
+        session.step, session.epoch = state.step, state.epoch
+        return state
 
     def _bind(self, model: nn.Module) -> Session:
         if self._session is None or self._session.model is not model:

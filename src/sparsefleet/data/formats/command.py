@@ -42,6 +42,8 @@ class CommandSource(ByteSource):
         self._stderr_end = b""
         self._last_byte = b"\n"
         self._status: int | None = None
+        self._reaping = threading.Lock()
+        self._cancels = 0
         self._feeder: threading.Thread | None = None
         self._feed_error: str | None = None
         packed = is_gzip(path)
@@ -159,9 +161,10 @@ class CommandSource(ByteSource):
 
     def _reap(self) -> None:
         """End whatever is left of the process group, and take the exit status."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._status = self._process.wait()
+        with self._reaping:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._status = self._process.wait()
         self._drain_stderr()
 
     def _state(self) -> str:
@@ -187,10 +190,12 @@ class CommandSource(ByteSource):
         return explained
 
     def cancel(self) -> None:
-        """From another thread: end the command, so that a read that waits for its output ends too."""
-        if self._status is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        """From another thread: end the command, politely the first time, so that a read waiting for it ends too."""
+        with self._reaping:  # never after it was reaped: its number may be somebody else's by then
+            if self._status is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL if self._cancels else signal.SIGTERM)
+                self._cancels += 1
 
     def close(self) -> None:
         if self._status is None:

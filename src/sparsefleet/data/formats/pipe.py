@@ -5,7 +5,7 @@ Such a file is never cut, and resuming runs the command again and passes over th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
@@ -46,25 +46,33 @@ class PipeFormat(MultiSlotFormat):
         return [Unit(file) for file in files]
 
     def read(self, unit: Unit, bad_rows: BadRows, resume: Mark | None = None) -> Iterator[Chunk]:
-        if resume is not None and resume.done:
-            return iter(())
+        return _CommandChunks(self, unit, bad_rows, resume)
+
+
+class _CommandChunks(Iterator[Chunk]):
+    """The rows of one run of the command. `cancel`, from any thread, ends the command and with it a read that waits."""
+
+    def __init__(self, format: PipeFormat, unit: Unit, bad_rows: BadRows, resume: Mark | None) -> None:
+        self._format, self._unit = format, unit
+        self._source: CommandSource | None = None
+        self._cancelled = False
+        self._chunks = self._read(bad_rows, resume)
+
+    def _read(self, bad_rows: BadRows, resume: Mark | None) -> Generator[Chunk]:
+        format, unit = self._format, self._unit
+        if self._cancelled or (resume is not None and resume.done):
+            return
         check_file(unit.file)
-        source = CommandSource(self.pipe_command, unit.file, self.timeout)
-        return _PipedRows(self.rows_of(source, unit, bad_rows, resume), source)
-
-
-class _PipedRows(Iterator[Chunk]):
-    """Rows of a command that another thread may cancel: readers do so when they are closed early."""
-
-    def __init__(self, rows: Iterator[Chunk], source: CommandSource) -> None:
-        self._rows, self._source = rows, source
+        self._source = CommandSource(format.pipe_command, unit.file, format.timeout)
+        yield from format.rows_of(self._source, unit, bad_rows, resume)
 
     def __next__(self) -> Chunk:
-        return next(self._rows)
+        return next(self._chunks)
 
     def cancel(self) -> None:
-        self._source.cancel()
+        self._cancelled = True
+        if self._source is not None:
+            self._source.cancel()
 
     def close(self) -> None:
-        # Not through the generator alone: one that was never started would not close its source.
-        self._source.close()
+        self._chunks.close()

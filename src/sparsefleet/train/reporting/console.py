@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn
 
 from sparsefleet.train.progress import Snapshot
@@ -38,9 +39,10 @@ def seconds_left(snapshot: Snapshot) -> float | None:
     if not snapshot.share or not snapshot.seconds:
         return None
     done = snapshot.epoch + snapshot.share
-    if done >= snapshot.epochs:
+    here = done - snapshot.done_before
+    if done >= snapshot.epochs or here <= 0:
         return None
-    return snapshot.seconds * (snapshot.epochs - done) / done
+    return snapshot.seconds * (snapshot.epochs - done) / here
 
 
 class BarReporter(Reporter):
@@ -76,7 +78,7 @@ class BarReporter(Reporter):
         self._console.print(f"[bold]test[/]  {describe_metrics(values)}")
 
     def saved(self, path: str, step: int) -> None:
-        self._console.print(f"[bold]saved[/]  {path}")
+        self._console.print(f"[bold]saved[/]  {escape(path)}", soft_wrap=True)
 
     def close(self) -> None:
         self._hide()
@@ -110,7 +112,8 @@ class LogReporter(Reporter):
         self._say(f"saved {path}")
 
     def _say(self, text: str) -> None:
-        self._console.print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}", highlight=False, soft_wrap=True)
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._console.print(f"{now}  {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def describe_metrics(values: Mapping[str, float]) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.train.progress import Snapshot
 from sparsefleet.train.reporting.base import Look, Reporter
 
@@ -21,8 +23,10 @@ def plain_numbers(values: Mapping[str, object]) -> dict[str, object]:
 
 class JsonLinesReporter(Reporter):
     def __init__(self, folder: str | Path, seconds: float = 5.0) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self._file = (Path(folder) / FILE_NAME).open("a")
+        self._path = Path(folder) / FILE_NAME
+        with self._telling():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a")
         self._seconds, self._next = seconds, time.monotonic() + seconds
 
     def start(self, facts: Mapping[str, object]) -> None:
@@ -43,9 +47,18 @@ class JsonLinesReporter(Reporter):
         self._write("save", {"step": step, "path": path})
 
     def close(self) -> None:
-        self._file.close()
+        with self._telling():
+            self._file.close()
 
     def _write(self, kind: str, values: Mapping[str, object]) -> None:
         line = {"kind": kind, "time": round(time.time(), 3), **plain_numbers(values)}
-        self._file.write(json.dumps(line, default=str) + "\n")
-        self._file.flush()
+        with self._telling():
+            self._file.write(json.dumps(line, default=str) + "\n")
+            self._file.flush()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SparseFleetError(f"cannot write metrics to {self._path}: {error.strerror or error}") from error

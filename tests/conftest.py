@@ -1,0 +1,83 @@
+"""Shared by all areas: a small data set that can be learned, and the command line, in this process or in its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sparsefleet.data.tools.synth import SynthSpec, synth
+
+SECONDS = 60
+"""No child may take longer, however busy the machine is."""
+
+
+@pytest.fixture(scope="session")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train/ (6,000 rows in 3 parts), test/ (1,500 rows) and schema.json."""
+    folder = tmp_path_factory.mktemp("clicks") / "data"
+    synth(folder, SynthSpec(rows=6000, test_rows=1500, parts=3, seed=1))
+    return folder
+
+
+@pytest.fixture
+def cli():
+    """Runs a command in this process: quick, and errors_to_exit and all its options are in the way as in a shell."""
+    from typer.testing import CliRunner
+
+    from sparsefleet.cli.app import app
+
+    def run(*arguments: object):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        # A bug's traceback is an exception that is not an exit.
+        assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+        return result
+
+    return run
+
+
+class Children:
+    """Commands in processes of their own; whatever is left of them is ended with the test."""
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: object, module: str = "sparsefleet", **settings: object) -> subprocess.Popen[str]:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings.pop("env", {})}  # type: ignore[dict-item]
+        child = subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            start_new_session=True,
+            **settings,  # type: ignore[call-overload]
+        )
+        self._started.append(child)
+        return child
+
+    def run(self, *arguments: object, **settings: object) -> subprocess.CompletedProcess[str]:
+        child = self.start(*arguments, **settings)
+        out, err = child.communicate(timeout=SECONDS)
+        return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+
+    def reap(self) -> None:
+        for child in self._started:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.communicate(timeout=10)
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    started = Children()
+    try:
+        yield started
+    finally:
+        started.reap()
