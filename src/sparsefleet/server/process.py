@@ -13,8 +13,8 @@ from typing import NoReturn
 import pyarrow as pa
 
 from sparsefleet.core.errors import StoreError
+from sparsefleet.core.memory import keep_freed_memory
 from sparsefleet.server.config import ServerConfig
-from sparsefleet.server.memory import keep_freed_memory
 from sparsefleet.server.service import ParameterService
 from sparsefleet.server.state import Hook, ServerState
 

@@ -14,6 +14,7 @@ from torch import nn
 from sparsefleet.communicator import Communicator, DirectCommunicator
 from sparsefleet.core.batch import F32, U64, Batch
 from sparsefleet.core.errors import CheckpointError, ConfigError
+from sparsefleet.core.memory import keep_freed_memory
 from sparsefleet.data.base import Reader
 from sparsefleet.metrics import ClickMetrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
@@ -85,6 +86,7 @@ class Trainer:
         """
         if epochs < 0:
             raise ConfigError(f"epochs={epochs} must be 0 or above")
+        keep_freed_memory()
         session = self._bind(model)
         if resume:
             state = self._resume(model, data, resume)

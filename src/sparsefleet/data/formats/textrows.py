@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from sparsefleet.core.batch import Batch, Mark
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
+from sparsefleet.core.memory import keep_freed_memory
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import check_file, empty_file, is_gzip
 from sparsefleet.data.formats.base import BadRows, Chunk, Format, Unit
@@ -27,16 +27,6 @@ SHOWN_BYTES = 60
 NO_STOP = sys.maxsize
 
 T = TypeVar("T", bound=np.generic)
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Once per process: make the C allocator keep what a chunk frees for the next one.
-
-    glibc gives freed blocks back to the system above a threshold that follows the largest block freed so far;
-    a chunk's arrays lie just above it, and taking them anew (page faults) costs a third of the reading speed.
-    """
-    np.empty(24 << 20, np.uint8)
 
 
 class RowParser(Protocol):
