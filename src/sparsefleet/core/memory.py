@@ -1,7 +1,7 @@
 """Keep freed memory: reading, training and serving each allocate and free the same few megabytes again and again.
 
-glibc gives such blocks back to the system at once and takes them anew, page by page. The page faults cost a third of the
-reading speed, and made a server's pull and push of 10,000 rows 1.6 times as slow.
+glibc gives such blocks back to the system at once and takes them anew, page by page. The page faults cost a third of
+the reading speed, and made a server's pull and push of 10,000 rows 1.6 times as slow.
 """
 
 from __future__ import annotations
