@@ -1,0 +1,202 @@
+"""Documents are tested: code blocks run or at least resolve, commands parse, named files exist.
+
+A fence ```python run``` is executed, all those of one file in one namespace, in a folder with a little data. A plain
+```python``` block is compiled and its imports are resolved.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+import typer.main
+
+from sparsefleet.cli.app import app
+from sparsefleet.data.tools.synth import SynthSpec, synth
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(sparsefleet [^`]+)`")
+IGNORED_ARGUMENTS = {"…"}
+UsageError = typer.BadParameter.__mro__[1]
+"""Of the click that typer stands on, which is not always the one that `import click` finds."""
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page: Path, *kinds: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of each fenced block whose info string is one of `kinds`."""
+    text = page.read_text()
+    for found in FENCE.finditer(text):
+        if found[1].strip() in kinds:
+            yield text.count("\n", 0, found.start(2)) + 1, found[2]
+
+
+# --- Python
+
+
+@each_page
+def test_python_blocks_compile_and_their_imports_resolve(page):
+    for line, source in blocks(page, "python", "python run"):
+        for node in ast.walk(ast.parse(source, f"{page.name}:{line}")):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    importlib.import_module(alias.name)
+            elif isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(node.module or "")
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{page.name}:{line}: {node.module} has no {alias.name}"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    synth(folder, SynthSpec(2000, 500, 2, 1))
+    return folder
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p, "python run"))], ids=lambda page: page.name)
+def test_python_blocks_run(page, data, tmp_path, monkeypatch):
+    (tmp_path / "data").symlink_to(data)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    # What `python …` in a pipe command stands for, here as in the reader's environment.
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    threads, names = torch.get_num_threads(), {"__name__": "__main__"}
+    try:
+        for line, source in blocks(page, "python run"):
+            exec(compile("\n" * (line - 1) + source, str(page), "exec"), names)
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --- commands
+
+
+def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
+    """The arguments of each `sparsefleet` call in a block of commands."""
+    for line, source in blocks(page, "console", "sh", ""):
+        for number, text in enumerate(source.splitlines(), line):
+            if text.startswith(("$ sparsefleet ", "sparsefleet ")):
+                yield number, shlex.split(text.removeprefix("$ "), comments=True)[1:]
+
+
+def find(arguments: list[str]) -> tuple[Any, list[str]]:
+    """The command that the first arguments name, and what is left for it."""
+    command: Any = typer.main.get_command(app)
+    rest = list(arguments)
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        name = rest.pop(0)
+        assert name in command.commands, f"there is no command {' '.join(arguments)!r}"
+        command = command.commands[name]
+    return command, rest
+
+
+@each_page
+def test_commands_parse(page):
+    for line, arguments in commands(page):
+        command, rest = find(arguments)
+        try:
+            command.make_context(command.name, rest)  # parses, and calls nothing
+        except UsageError as error:
+            pytest.fail(f"{page.name}:{line}: sparsefleet {' '.join(arguments)}: {error.format_message()}")
+
+
+@each_page
+def test_commands_in_the_text_exist_with_their_options(page):
+    text = FENCE.sub("", page.read_text())
+    for found in INLINE.finditer(text):
+        arguments = [word for word in shlex.split(found[1])[1:] if word not in IGNORED_ARGUMENTS]
+        command, rest = find(arguments)
+        known = {option for parameter in command.params for option in parameter.opts}
+        unknown = [word for word in rest if word.startswith("--") and word not in known]
+        assert not unknown, f"{page.name}: `{found[1]}`: no option {unknown}"
+
+
+def test_options_named_alone_exist_in_train_or_infer():
+    known = {option for name in ("train", "infer") for parameter in find([name])[0].params for option in parameter.opts}
+    for group in ("data", "checkpoint"):
+        for command in find([group])[0].commands.values():
+            known |= {option for parameter in command.params for option in parameter.opts}
+    for page in PAGES:
+        text = FENCE.sub("", page.read_text())
+        for found in re.finditer(r"`(--[a-z0-9-]+)[^`]*`", text):
+            assert found[1] in known, f"{page.name}: no command has an option {found[1]}"
+
+
+def test_the_check_of_commands_sees_mistakes():
+    with pytest.raises(AssertionError, match="no command 'trian'"):
+        find(["trian"])
+    command, rest = find(["train", "--data", "x", "--no-such-option"])
+    with pytest.raises(UsageError, match="no-such-option"):
+        command.make_context("train", rest)
+
+
+# --- files
+
+PLACES = (ROOT, ROOT / "src" / "sparsefleet")
+SUFFIXES = (".py", ".cpp", ".h", ".md", ".txt", ".toml", ".json")
+WRITTEN_BY_RUNS = {"schema.json", "manifest.json", "metrics.jsonl"}
+
+
+def paths(page: Path) -> set[str]:
+    """What looks like a file of the repository, in code spans and in the picture."""
+    text = page.read_text()
+    spans = [span for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text)) if " " not in span]
+    spans += [word for _, source in blocks(page, "") for word in source.split() if "/" in word]
+    return {span for span in spans if span.endswith(SUFFIXES) and "*" not in span} - WRITTEN_BY_RUNS
+
+
+def test_files_named_in_the_architecture_exist():
+    named = paths(ROOT / "ARCHITECTURE.md")
+    assert len(named) > 40
+    missing = [name for name in sorted(named) if not any((place / name).is_file() for place in PLACES)]
+    assert not missing, f"ARCHITECTURE.md names files that do not exist: {', '.join(missing)}"
+
+
+def test_folders_and_files_named_elsewhere_exist():
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        for name in sorted(paths(page)):
+            if "/" in name:
+                assert (ROOT / name).is_file(), f"{page.name} names {name}, which does not exist"
+        for name in re.findall(r"^\| `([a-z]+/(?:[a-z]+/)?)` \|", page.read_text(), re.MULTILINE):
+            assert (ROOT / name).is_dir(), f"{page.name} names {name}, which does not exist"
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
+
+
+def test_documents_are_free_of_machine_paths():
+    for page in [*PAGES, ROOT / "CHANGELOG.md"]:
+        found = re.search(r"/(?:work|root|home|Users)/\S+", page.read_text())
+        assert not found, f"{page.name} has a path of one machine: {found[0]}"
+
+
+def test_every_rule_reader_and_format_is_documented():
+    from sparsefleet import optim
+    from sparsefleet.data.formats import NAMES
+    from sparsefleet.data.open import _MAKERS
+
+    training, data = (ROOT / "docs" / "training.md").read_text(), (ROOT / "docs" / "data.md").read_text()
+    for name in optim.RULES:
+        assert f"`{name}`" in training
+    for name in optim.schedule.SCHEDULES.values():
+        assert f"`{name.__name__}`" in training
+    for name in (*NAMES, *_MAKERS):
+        assert f"`{name}`" in data
