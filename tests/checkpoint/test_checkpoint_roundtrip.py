@@ -278,7 +278,7 @@ def test_state_can_be_left_out(tmp_path: Path) -> None:
     loaded = joined(checkpoint.sparse_rows("T"), 3, 0)
     assert_same_rows(loaded, TableRows(rows.keys, rows.values, rows.state[:, :0], rows.seen))
     with pytest.raises(
-        CheckpointError, match=r"saved without its optimizer's state\. reset_optimizer=True loads the values"
+        CheckpointError, match=r"saved without its optimizer's state\. values_only=True loads the values"
     ):
         checkpoint.check_table(Spec())
     checkpoint.check_table(Spec(), reset_optimizer=True)
@@ -298,7 +298,7 @@ def test_table_of_another_shape(tmp_path: Path) -> None:
         checkpoint.check_table(Spec(dim=4), reset_optimizer=True)
     with pytest.raises(
         CheckpointError,
-        match=r"saved with optimizer adam; the model's is ftrl\. reset_optimizer=True loads the values",
+        match=r"saved with optimizer adam; the model's is ftrl\. values_only=True loads the values",
     ):
         checkpoint.check_table(Spec(rule=Rule("ftrl")))
     checkpoint.check_table(Spec(rule=Rule("ftrl")), reset_optimizer=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparsefleet.optim.base import UpdateRule
     from sparsefleet.table.spec import TableSpec
 
-VALUES_ONLY = "reset_optimizer=True loads the values and starts the optimizer afresh"
+VALUES_ONLY = "values_only=True loads the values and starts the optimizer afresh"
 
 
 @dataclass(frozen=True, slots=True)

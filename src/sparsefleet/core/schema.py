@@ -7,6 +7,7 @@ are and how they are normalised. It is plain JSON beside the data and inside eve
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +33,13 @@ class DenseFeature:
     diff: float = 1.0
 
     def __post_init__(self) -> None:
+        _require_text("dense feature: name", self.name)
+        for field in ("minimum", "diff"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ConfigError(
+                    f"dense feature {self.name!r}: {field}={value!r} is mistyped: it must be a finite number"
+                )
         if not self.diff > 0:
             raise ConfigError(f"dense feature {self.name!r}: diff={self.diff} must be above 0")
 
@@ -43,6 +51,11 @@ class Slot:
     name: str
     hash_prefix: str | None = None
     """Put before the value so that equal values of two slots get different keys; default: name + unit separator."""
+
+    def __post_init__(self) -> None:
+        _require_text("slot: name", self.name)
+        if self.hash_prefix is not None:
+            _require_text(f"slot {self.name!r}: hash_prefix", self.hash_prefix)
 
     @property
     def prefix(self) -> bytes:
@@ -59,8 +72,15 @@ class Schema:
     hash_seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.sparse_feature_dim < 0:
-            raise ConfigError(f"sparse_feature_dim={self.sparse_feature_dim} must be 0 (keep 64 bits) or above")
+        _require_text("label", self.label)
+        for field in ("sparse_feature_dim", "hash_seed"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{field}={value!r} is mistyped: it must be a whole number")
+        if not 0 <= self.sparse_feature_dim < 2**64:
+            raise ConfigError(
+                f"sparse_feature_dim={self.sparse_feature_dim} must be 0 (keep 64 bits) or above, and fit 64 bits"
+            )
         if not 0 <= self.hash_seed < 2**64:
             raise ConfigError(f"hash_seed={self.hash_seed} must fit 64 bits")
         names = [f.name for f in self.dense] + [s.name for s in self.slots] + [self.label]
@@ -97,7 +117,9 @@ class Schema:
                 sparse_feature_dim=data["sparse_feature_dim"],
                 hash_seed=data["hash_seed"],
             )
-        except (KeyError, TypeError) as error:
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        except (KeyError, TypeError, OverflowError) as error:
             raise ConfigError(f"{where}: a field is missing, surplus or mistyped: {error}") from error
 
     def save(self, path: str | Path) -> None:
@@ -109,9 +131,14 @@ class Schema:
             data = json.loads(Path(path).read_text())
         except OSError as error:
             raise ConfigError(f"cannot read schema {path}: {error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: not JSON: {error}") from error
         return Schema.from_dict(data, where=str(path))
+
+
+def _require_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigError(f"{what}={value!r} is mistyped: it must be text")
 
 
 def criteo_schema(sparse_feature_dim: int = 1000001) -> Schema:

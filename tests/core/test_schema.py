@@ -1,0 +1,172 @@
+"""The schema file, and the reference row: dense values as printed there, keys the same in every process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.schema import CRITEO, DenseFeature, Schema, Slot, criteo_schema
+from sparsefleet.data.formats.base import BadRows, Unit
+from sparsefleet.data.formats.criteo import CriteoFormat
+from sparsefleet.data.stable_hash import stable_hash
+
+CATEGORIES = (
+    "68fd1e64 80e26c9b fb936136 7b4723c4 25c83c98 7e0ccccf de7995b8 1f89b562 a73ee510 a8cd5504 b2cb9c98 37c9c164 "
+    "2824a5f6 1adce6ef 8ba8b39a 891b62e7 e5ba7672 f54016b9 21ddcdc9 b1252a9d 07b5194c  3a171ecb c5c50484 e8b83407 "
+    "9727dd16"
+).split(" ")
+ROW = "\t".join(["0", *"1 1 5 0 1382 4 15 2 181 1 2".split(), "", "2", *CATEGORIES])
+DENSE = "0.05 0.00663349917081 0.05 0.0 0.02159375 0.008 0.15 0.04 0.362 0.1 0.2 0.0 0.04"
+
+
+def read(tmp_path: Path, schema: Schema = CRITEO):
+    file = tmp_path / "part-0"
+    file.write_text(ROW + "\n")
+    (chunk,) = CriteoFormat(schema).read(Unit(str(file)), BadRows())
+    return chunk.batch
+
+
+def test_the_reference_row_gives_the_dense_values_that_the_reference_prints(tmp_path):
+    batch = read(tmp_path)
+    assert len(CATEGORIES) == 26
+    assert CATEGORIES[21] == ""  # a blank category is hashed like any other
+    assert batch.labels.tolist() == [0.0]
+    assert batch.dense[0].tolist() == [float(np.float32(value)) for value in DENSE.split()]
+
+
+def test_keys_are_those_of_the_python_path(tmp_path):
+    hashed = [stable_hash(str(14 + index) + value) for index, value in enumerate(CATEGORIES)]
+    assert read(tmp_path).keys.tolist() == [key % 1000001 for key in hashed]
+    assert read(tmp_path, criteo_schema(0)).keys.tolist() == hashed
+
+
+def test_keys_are_pinned_for_ever(tmp_path):
+    import xxhash
+
+    whole = read(tmp_path, criteo_schema(0))
+    assert whole.keys.tolist()[0] == xxhash.xxh64_intdigest(b"1468fd1e64", 0)
+    assert read(tmp_path).keys.tolist()[:2] == [
+        xxhash.xxh64_intdigest(b"1468fd1e64", 0) % 1000001,
+        xxhash.xxh64_intdigest(b"1580e26c9b", 0) % 1000001,
+    ]
+
+
+def test_keys_are_the_same_in_every_process(tmp_path):
+    (tmp_path / "part-0").write_text(ROW + "\n")
+    code = (
+        "import sys\n"
+        "from sparsefleet.core.schema import CRITEO\n"
+        "from sparsefleet.data.formats.criteo import CriteoFormat\n"
+        "from sparsefleet.data.formats.base import BadRows, Unit\n"
+        "(chunk,) = CriteoFormat(CRITEO).read(Unit(sys.argv[1]), BadRows())\n"
+        "print(hash('salted'), *chunk.batch.keys)\n"
+    )
+    printed = []
+    for salt in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", code, str(tmp_path / "part-0")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+        printed.append(done.stdout.split())
+    assert printed[0][0] != printed[1][0]  # Python's own hash is salted
+    assert printed[0][1:] == printed[1][1:]
+    assert [int(key) for key in printed[0][1:]] == read(tmp_path).keys.tolist()
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+names = st.text(min_size=1, max_size=8)
+
+
+@given(
+    st.lists(names, unique=True, min_size=3, max_size=8),
+    st.integers(0, 2**40),
+    st.integers(0, 2**64 - 1),
+    st.floats(-1e6, 1e6),
+    st.floats(1e-3, 1e6),
+)
+def test_round_trip(unique, dim, seed, low, diff):
+    label, feature, *slots = unique
+    schema = Schema(
+        dense=(DenseFeature(feature, low, diff),),
+        slots=tuple(Slot(name, None if index % 2 else "p") for index, name in enumerate(slots)),
+        label=label,
+        sparse_feature_dim=dim,
+        hash_seed=seed,
+    )
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+
+
+def test_a_file_and_back(tmp_path):
+    CRITEO.save(tmp_path / "schema.json")
+    assert Schema.load(tmp_path / "schema.json") == CRITEO
+    assert len(CRITEO.dense_names) == 13
+    assert len(CRITEO.slot_names) == 26
+
+
+HOSTILE = [
+    ({"format": "parquet"}, "not a sparsefleet-schema document"),
+    ({"version": 2}, "schema version 2; this release reads version 1"),
+    ({"version": None}, "schema version None"),
+    ({"dense": None}, "missing, surplus or mistyped"),
+    ({"dense": [{"name": "a", "mean": 3}]}, "missing, surplus or mistyped"),
+    ({"dense": [{"name": "a", "diff": 0}]}, "diff=0 must be above 0"),
+    ({"dense": [{"name": "a", "diff": float("nan")}]}, "diff=nan"),
+    ({"dense": [{"name": "a", "diff": float("inf")}]}, "diff=inf"),
+    ({"dense": [{"name": "a", "minimum": float("nan")}]}, "minimum=nan"),
+    ({"dense": [{"name": "a", "diff": "5"}]}, "mistyped"),
+    ({"dense": ["a"]}, "missing, surplus or mistyped"),
+    ({"dense": {"a": 1}}, "missing, surplus or mistyped"),
+    ({"slots": 5}, "missing, surplus or mistyped"),
+    ({"slots": [{}]}, "missing, surplus or mistyped"),
+    ({"slots": [{"name": 5}]}, "mistyped"),
+    ({"slots": [{"name": "a"}, {"name": "a"}]}, "used twice: a"),
+    ({"slots": [{"name": "a", "hash_prefix": 7}]}, "mistyped"),
+    ({"label": "C1"}, "used twice: C1"),
+    ({"label": None}, "mistyped"),
+    ({"sparse_feature_dim": -1}, "sparse_feature_dim=-1"),
+    ({"sparse_feature_dim": 1.5}, "mistyped"),
+    ({"sparse_feature_dim": "10"}, "mistyped"),
+    ({"sparse_feature_dim": 2**64}, "sparse_feature_dim"),
+    ({"hash_seed": -1}, "hash_seed=-1 must fit 64 bits"),
+    ({"hash_seed": 2**64}, "must fit 64 bits"),
+    ({"hash_seed": True}, "mistyped"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), HOSTILE, ids=[str(change) for change, _ in HOSTILE])
+def test_hostile_documents(tmp_path, change, said):
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps({**CRITEO.to_dict(), **change}))
+    with pytest.raises(ConfigError, match=said) as caught:
+        Schema.load(file)
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"5", b'"x"', b"\xff\xfe\x00", b"[" * 100000])
+def test_hostile_files(tmp_path, raw):
+    file = tmp_path / "schema.json"
+    file.write_bytes(raw)
+    with pytest.raises(ConfigError, match=r"schema\.json"):
+        Schema.load(file)
+
+
+@pytest.mark.parametrize("field", ["dense", "slots", "label", "sparse_feature_dim", "hash_seed", "format", "version"])
+def test_a_missing_field(field):
+    data = CRITEO.to_dict()
+    del data[field]
+    with pytest.raises(ConfigError):
+        Schema.from_dict(data)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read schema .*none"):
+        Schema.load(tmp_path / "none.json")
