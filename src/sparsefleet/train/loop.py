@@ -54,30 +54,35 @@ def run_threads(
         except BaseException as error:
             failures.append(error)
             stop.set()
+        finally:
+            ended[index].set()
 
+    # Not Thread.join: interrupted by Ctrl-C it takes a running thread for an ended one (CPython 3.11), and a save would
+    # then catch that thread within its step.
+    ended = [threading.Event() for _ in epoch.streams]
     threads = [
         threading.Thread(target=body, args=(index, stream), name=f"train-{index}", daemon=True)
         for index, stream in enumerate(epoch.streams)
     ]
+    started = 0
     try:
         for thread in threads:
             thread.start()
-        while not stop.is_set() and any(thread.is_alive() for thread in threads):
-            _join(threads, TICK_SECONDS)
+            started += 1
+        while not stop.is_set() and not _all_set(ended, TICK_SECONDS):
             tick()
     finally:
         stop.set()
-        if any(thread.is_alive() for thread in threads):
+        del ended[started:]  # those that never started will never end
+        if not _all_set(ended, 0.0):
             epoch.close()  # wakes threads that wait for input
             gate.wait_until_quiet(STEP_SECONDS)
-            _join(threads, JOIN_SECONDS)
+            _all_set(ended, JOIN_SECONDS)
     if failures:
         raise failures[0]
 
 
-def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
-    """Wait until all have ended, so long at most."""
+def _all_set(events: Sequence[threading.Event], seconds: float) -> bool:
+    """Wait until all are set, so long at most."""
     deadline = time.monotonic() + seconds
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    return all(event.wait(max(0.0, deadline - time.monotonic())) for event in events)
