@@ -69,7 +69,9 @@ def run_threads(
         for thread in threads:
             thread.start()
             started += 1
-        while not stop.is_set() and not _all_set(ended, TICK_SECONDS):
+        done = False
+        while not done and not stop.is_set():
+            done = _all_set(ended, TICK_SECONDS)
             tick()
     finally:
         stop.set()
