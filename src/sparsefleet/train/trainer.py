@@ -48,6 +48,8 @@ class Trainer:
         """`optimizer`: for the dense parameters, and for every table that has no rule of its own."""
         self.optimizer = optimizer or Adam()
         self.config = RunConfig(threads, precision, num_thresholds, slide_steps)
+        if not 0 <= seed < 2**64:
+            raise ConfigError(f"seed={seed} must be 0 to 2**64 - 1")
         self.seed = seed
         self.store = store or LocalStore()
         self.reporters = tuple(reporters)
