@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -35,7 +34,7 @@ def run_threads(
     thread never blocks for long. Once this returns or raises, no thread makes a step any more; only where
     `gate.quiet` is False, one has not ended the step it was in.
     """
-    stop = threading.Event()
+    stop, crew = threading.Event(), _Crew(len(epoch.streams))
     failures: list[BaseException] = []
 
     def body(index: int, stream: BatchStream) -> None:
@@ -54,6 +53,8 @@ def run_threads(
         except BaseException as error:
             failures.append(error)
             stop.set()
+        finally:
+            crew.leave()
 
     threads = [
         threading.Thread(target=body, args=(index, stream), name=f"train-{index}", daemon=True)
@@ -62,22 +63,35 @@ def run_threads(
     try:
         for thread in threads:
             thread.start()
-        while not stop.is_set() and any(thread.is_alive() for thread in threads):
-            _join(threads, TICK_SECONDS)
+        while not stop.is_set() and not crew.gone(TICK_SECONDS):
             tick()
     finally:
         stop.set()
-        if any(thread.is_alive() for thread in threads):
+        if not crew.gone(0):
             epoch.close()  # wakes threads that wait for input
             gate.wait_until_quiet(STEP_SECONDS)
-            _join(threads, JOIN_SECONDS)
+            crew.gone(JOIN_SECONDS)
     if failures:
         raise failures[0]
 
 
-def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
-    """Wait until all have ended, so long at most."""
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join(max(0.0, deadline - time.monotonic()))
+class _Crew:
+    """Knows when all threads have ended.
+
+    Their own `join` and `is_alive` will not do: a Ctrl-C in the middle of a join makes Python 3.11 take a thread that
+    runs for one that has ended.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._changed = threading.Condition()
+
+    def leave(self) -> None:
+        with self._changed:
+            self._threads -= 1
+            self._changed.notify_all()
+
+    def gone(self, seconds: float) -> bool:
+        """All have ended; waits so long for it."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._threads, seconds)
