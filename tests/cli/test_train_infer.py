@@ -113,9 +113,7 @@ def test_rows_without_labels(cli, clicks, model, tmp_path):
         lines = [line.split("\t", 1)[1] for line in part.open()]
         (tmp_path / "rows" / part.name).write_text("".join(lines))
     folder, _ = model
-    result = cli(
-        "infer", folder, "--data", tmp_path / "rows", "--unlabelled", "--output", tmp_path / "p.csv", "--json"
-    )
+    result = cli("infer", folder, "--data", tmp_path / "rows", "--unlabelled", "--output", tmp_path / "p.csv", "--json")
     assert result.exit_code == 0, result.output
     assert last_json(result.stdout)["auc"] is None
     cli("infer", folder, "--data", clicks / "test", "--output", tmp_path / "with.csv")
@@ -162,7 +160,8 @@ def more_clicks(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "rate"), [("sgd", 0.003), ("adagrad", 0.03), ("rowwise_adagrad", 0.05), ("adam", 0.005), ("ftrl", 0.05)]
+    ("optimizer", "rate"),
+    [("sgd", 0.003), ("adagrad", 0.03), ("rowwise_adagrad", 0.05), ("adam", 0.005), ("ftrl", 0.05)],
 )
 def test_every_optimizer_learns(cli, more_clicks, optimizer, rate):
     result = cli(

@@ -19,12 +19,13 @@ from sparsefleet.data.formats.base import BadRows, Unit
 from sparsefleet.data.formats.criteo import CriteoFormat
 from sparsefleet.data.stable_hash import stable_hash
 
-CATEGORIES = (
-    "68fd1e64 80e26c9b fb936136 7b4723c4 25c83c98 7e0ccccf de7995b8 1f89b562 a73ee510 a8cd5504 b2cb9c98 37c9c164 "
-    "2824a5f6 1adce6ef 8ba8b39a 891b62e7 e5ba7672 f54016b9 21ddcdc9 b1252a9d 07b5194c  3a171ecb c5c50484 e8b83407 "
-    "9727dd16"
-).split(" ")
-ROW = "\t".join(["0", *"1 1 5 0 1382 4 15 2 181 1 2".split(), "", "2", *CATEGORIES])
+RAW = (
+    "0,1,1,5,0,1382,4,15,2,181,1,2,,2,68fd1e64,80e26c9b,fb936136,7b4723c4,25c83c98,7e0ccccf,de7995b8,1f89b562,a73ee510,"
+    "a8cd5504,b2cb9c98,37c9c164,2824a5f6,1adce6ef,8ba8b39a,891b62e7,e5ba7672,f54016b9,21ddcdc9,b1252a9d,07b5194c,,"
+    "3a171ecb,c5c50484,e8b83407,9727dd16"
+)
+ROW = RAW.replace(",", "\t")
+CATEGORIES = ROW.split("\t")[14:]
 DENSE = "0.05 0.00663349917081 0.05 0.0 0.02159375 0.008 0.15 0.04 0.362 0.1 0.2 0.0 0.04"
 
 
@@ -168,5 +169,5 @@ def test_a_missing_field(field):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read schema .*none"):
+    with pytest.raises(ConfigError, match=r"cannot read schema .*none"):
         Schema.load(tmp_path / "none.json")

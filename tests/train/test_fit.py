@@ -1,4 +1,4 @@
-"""What `Trainer.fit` promises: the same bits twice, every row once whatever the threads, and going on where it stood."""
+"""What `Trainer.fit` promises: the same bits twice, every row once whatever the threads, going on where it stood."""
 
 from __future__ import annotations
 

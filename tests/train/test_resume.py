@@ -253,7 +253,7 @@ def test_another_embedding_size(clicks, saved):
 def test_other_widths(clicks, saved):
     with pytest.raises(CheckpointError, match=r"saved with shape \[16, 117\]; the model's has \[8, 117\]"):
         resume(clicks, saved, network(hidden=(8, 16)))
-    with pytest.raises(CheckpointError, match="no parameter 'tower.layers.3.weight'; the model has"):
+    with pytest.raises(CheckpointError, match=r"no parameter 'tower.layers.3.weight'; the model has"):
         resume(clicks, saved, network(hidden=(16, 16, 2)))
 
 
@@ -292,7 +292,7 @@ def test_other_files(clicks, saved):
 
 
 def test_missing(clicks, tmp_path):
-    with pytest.raises(CheckpointError, match="no checkpoint at .*nowhere"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint at .*nowhere"):
         resume(clicks, tmp_path / "nowhere")
 
 
@@ -342,7 +342,7 @@ def test_a_model_of_another_kind(clicks, saved):
         def forward(self, batch):
             return self.inner(batch) + self.more(batch)
 
-    with pytest.raises(CheckpointError, match="inner.tower|more"):
+    with pytest.raises(CheckpointError, match=r"inner.tower|more"):
         resume(clicks, saved, TwoTables())
 
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C and SIGTERM, as shells have it."""
+
 
 def main() -> None:
+    import os
     import sys
 
     try:
         from sparsefleet.cli.app import app  # late: `import sparsefleet.cli` alone stays cheap
-    except KeyboardInterrupt:  # torch takes seconds to import: no traceback for who changes their mind meanwhile
-        sys.exit(130)
 
-    app()
+        app()
+    except KeyboardInterrupt:  # while torch was being imported, which takes seconds
+        os._exit(INTERRUPTED)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            # All is saved and closed. Taking the interpreter and torch down in good order can take longer than
+            # someone who pressed Ctrl-C should wait.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise

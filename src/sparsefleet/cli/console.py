@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sparsefleet.cli import INTERRUPTED
 from sparsefleet.core.errors import SparseFleetError
 
 P = ParamSpec("P")
@@ -27,7 +28,6 @@ console = Console(stderr=True, highlight=False)
 
 LOG_SECONDS = 10.0
 """Where stderr is no terminal: a line this often."""
-INTERRUPTED = 130
 
 
 def errors_to_exit(command: Callable[P, R]) -> Callable[P, R]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,10 +82,10 @@ def train(
     rows = schema_for(data, schema, sparse_feature_dim)
     reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
     rule = _rule(optimizer, learning_rate, preset, lr_decay, lr_decay_steps, warmup_steps)
+    trainer = Trainer(rule, threads=threads, precision=precision, seed=seed)
     torch.manual_seed(seed)
     model = _network(rows, preset, embedding_size, hidden, init_range)
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
-    trainer = Trainer(rule, threads=threads, precision=precision, seed=seed)
     with sigterm_interrupts():
         train_rows = reading.open(data, rows, seed if shuffle else None)
         test_rows = reading.open(test_data, rows) if test_data else None
@@ -116,6 +117,8 @@ def _network(
         widths = tuple(int(width) for width in hidden.split(",")) if hidden else base.hidden
     except ValueError:
         raise ConfigError(f"--hidden {hidden}: give widths separated by commas, such as 400,400,400") from None
+    if init_range is not None and not 0 <= init_range < math.inf:
+        raise ConfigError(f"--init-range {init_range}: give a number, 0 or above")
     config = CTRDNNConfig(
         embedding_size=base.embedding_size if embedding_size is None else embedding_size,
         hidden=widths,

@@ -26,22 +26,21 @@ class Loading:
         self._error: BaseException | None = None
         self._open: dict[int, Iterator[Chunk]] = {}
         self.bad_rows = [BadRows(on_bad_row) for _ in range(threads)]
-        self._threads = [
-            threading.Thread(target=self._run, args=(bad,), name=f"sparsefleet-load-{i}", daemon=True)
-            for i, bad in enumerate(self.bad_rows)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._left = threads
+        # Not the threads' own `join`: a Ctrl-C that comes in the middle of it makes Python 3.11 take a thread that
+        # runs for one that has ended.
+        self._ended = threading.Event()
+        for i, bad in enumerate(self.bad_rows):
+            threading.Thread(target=self._run, args=(bad,), name=f"sparsefleet-load-{i}", daemon=True).start()
 
     @property
     def running(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
+        return not self._ended.is_set()
 
     def wait(self) -> list[Block]:
         """The blocks, or the error of whichever thread failed first, as it was raised there."""
         try:
-            for thread in self._threads:
-                thread.join()
+            self._ended.wait()
         except BaseException:  # Ctrl-C
             self.stop()
             raise
@@ -60,8 +59,7 @@ class Loading:
                 cancel = getattr(chunks, "cancel", None)
                 if cancel is not None:
                     cancel()
-            for thread in self._threads:
-                thread.join(0.1 / len(self._threads))
+            self._ended.wait(0.1)
 
     def _run(self, bad_rows: BadRows) -> None:
         try:
@@ -71,6 +69,11 @@ class Loading:
             with self._lock:
                 self._error = self._error or error
                 self._stopping = True
+        finally:
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._ended.set()
 
     def _claim(self) -> int | None:
         with self._lock:

@@ -56,6 +56,8 @@ class Trainer:
         else:
             self.job = LocalJob(optimizer, store, communicator)
         self.config = RunConfig(threads, precision, num_thresholds, slide_steps)
+        if not 0 <= seed < 2**64:
+            raise ConfigError(f"seed={seed} must be 0 to 2**64 - 1")
         self.seed = seed
         self.reporters = tuple(reporters)
         self._session: Session | None = None

@@ -1,0 +1,175 @@
+"""Ctrl-C, SIGTERM and SIGKILL at a real process: how soon it ends, what it leaves behind, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sparsefleet.checkpoint import Checkpoint, diff, latest
+from sparsefleet.core.errors import CheckpointError
+
+SMALL = ("--hidden", "16,16", "--embedding-size", 4, "--batch-size", 20, "--learning-rate", 0.01)
+READY_SECONDS = 60
+
+
+def wait_for(condition, child, what):
+    deadline = time.monotonic() + READY_SECONDS
+    while not condition():
+        assert child.poll() is None, f"ended before {what}: {child.communicate()[1]}"
+        assert time.monotonic() < deadline, f"no {what} within {READY_SECONDS} seconds"
+        time.sleep(0.01)
+
+
+def processes_with(word: str) -> list[int]:
+    """Processes whose command line holds the word."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                if word.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def limit() -> float:
+    """Two seconds, on a machine that has a core to spare."""
+    return 2 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def ends(child, signum) -> tuple[float, str]:
+    begun = time.monotonic()
+    child.send_signal(signum)
+    _, errors = child.communicate(timeout=30)
+    return time.monotonic() - begun, errors
+
+
+@pytest.mark.parametrize(("signum", "reader"), [(signal.SIGINT, "queue"), (signal.SIGTERM, "memory")])
+def test_an_interrupted_run_saves_and_goes_on_to_the_same_bits(cli, clicks, children, tmp_path, signum, reader):
+    """Stopped at some step nobody chose, resumed: tables, state, parameters and metrics as if never stopped."""
+    shuffle = ("--shuffle",) if reader == "memory" else ()
+    base = ("train", "--data", clicks / "train", "--reader", reader, *shuffle, "--threads", 1, *SMALL)
+    child = children.start(*base, "--epochs", 10_000, "--save", tmp_path / "M", "--save-every", 1000, "--keep", 2)
+    wait_for(lambda: list((tmp_path / "M").glob("step-*")), child, "checkpoint")
+    took, errors = ends(child, signum)
+    assert child.returncode == 130, errors
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert took < limit()
+    found = Checkpoint.open(latest(tmp_path / "M"))
+    found.verify()
+    step, epoch = found.manifest.step, found.manifest.extra["training"]["epoch"]
+    assert step % 1000, "saved where it stood"
+    epochs = epoch + 1
+    resumed = cli(*base, "--epochs", epochs, "--save", tmp_path / "M", "--resume", tmp_path / "M", "--json")
+    assert resumed.exit_code == 0, resumed.output
+    whole = cli(*base, "--epochs", epochs, "--save", tmp_path / "W", "--json")
+    assert whole.exit_code == 0, whole.output
+    assert diff(str(tmp_path / "M"), str(tmp_path / "W"))["same"]
+    said, again = json.loads(whole.stdout), json.loads(resumed.stdout)
+    for name in ("train_auc", "train_logloss", "steps"):
+        assert said[name] == again[name]
+    assert again["rows"] == said["rows"] - step * 20
+
+
+@pytest.fixture(scope="session")
+def slots(clicks, tmp_path_factory):
+    from sparsefleet.data.tools.show import show
+
+    folder = tmp_path_factory.mktemp("slots")
+    (folder / "part-0").write_text("".join(f"{line}\n" for line in show(clicks / "test" / "part-0", rows=200)))
+    return folder
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """A command that gives some rows and then sits there, and a word to know its processes by."""
+    word = f"mark-{random.getrandbits(60):x}"
+    return f"cat; sh -c 'touch {tmp_path}/there; sleep 300; : {word}'", word
+
+
+def test_ctrl_c_leaves_no_child_of_a_pipe_command(slots, children, tmp_path, hanging):
+    command, word = hanging
+    child = children.start("train", "--data", slots, "--pipe-command", command, *SMALL)
+    wait_for(lambda: (tmp_path / "there").exists(), child, "command")
+    assert processes_with(f": {word}")
+    took, errors = ends(child, signal.SIGINT)
+    assert child.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert took < limit()
+    assert not processes_with(word)
+
+
+@pytest.mark.parametrize("reader", ["queue", "memory", "pyreader", "feeder"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_so_it_is_with_every_reader(cli, slots, tmp_path, hanging, reader, threads):
+    command, word = hanging
+    interrupted_at = []
+
+    def interrupt():
+        while not (tmp_path / "there").exists() and len(interrupted_at) < 1000:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        interrupted_at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    finger = threading.Thread(target=interrupt)
+    finger.start()
+    try:
+        result = cli(
+            *("train", "--data", slots, "--reader", reader, "--threads", threads, "--pipe-command", command, *SMALL)
+        )
+    finally:
+        finger.join()
+    assert result.exit_code == 130, result.output
+    assert "interrupted" in result.stderr
+    assert time.monotonic() - interrupted_at[0] < limit()
+    assert not processes_with(word)
+
+
+def test_killed_at_any_moment_the_last_checkpoint_stands(cli, clicks, children, tmp_path):
+    """Saving all the time, killed somewhere: mostly in the middle of a save."""
+    base = ("train", "--data", clicks / "train", "--threads", 1, *SMALL, "--save", tmp_path / "M")
+    seed = random.Random(5)
+    child = children.start(*base, "--epochs", 10_000, "--save-every", 2, "--keep", 2)
+    last = -1
+    for moment in range(3):
+        wait_for(lambda before=last: newest(tmp_path / "M") > before, child, "another checkpoint")
+        time.sleep(seed.random() * 0.1)
+        # A stopped process is as good as a dead one for what lies on the disk: look, and let it go on.
+        child.send_signal(signal.SIGSTOP if moment < 2 else signal.SIGKILL)
+        if moment < 2:
+            copy = tmp_path / f"copy-{moment}"
+            shutil.copytree(tmp_path / "M", copy)
+            child.send_signal(signal.SIGCONT)
+        else:
+            child.wait(10)
+            copy = tmp_path / "M"
+        found = Checkpoint.open(latest(copy))
+        found.verify()
+        assert found.manifest.step > last
+        last = found.manifest.step
+    assert child.returncode == -signal.SIGKILL
+    # And the run goes on from there, into the same folder.
+    epochs = found.manifest.extra["training"]["epoch"] + 1
+    done = cli(*base, "--epochs", epochs, "--resume", tmp_path / "M")
+    assert done.exit_code == 0, done.output
+    Checkpoint.open(latest(tmp_path / "M")).verify()
+    assert Checkpoint.open(latest(tmp_path / "M")).manifest.step == epochs * 300
+    assert not [path.name for path in (tmp_path / "M").iterdir() if path.name.startswith(".")]  # no litter
+
+
+def newest(folder) -> int:
+    try:
+        return Checkpoint.open(latest(folder)).manifest.step
+    except (CheckpointError, OSError):
+        return -1
