@@ -73,6 +73,7 @@ class Stream:
         self._writer: Any = None
         self._reader: Any = None
         self._begun = False
+        self._closed = False
         watchdog.watch(self)
 
     def send(self, operation: str, header: Mapping[str, Any], body: Bytes = EMPTY, answer_bytes: int = 0) -> Call:
@@ -94,6 +95,8 @@ class Stream:
                     self._write(call, deadline)
             except FAULTS as error:
                 self._repair(error, operation, deadline, seconds)
+        if call.error is not None:
+            raise call.error  # now, not when waited for: or a caller goes on sending, each time until the time-out
         return call
 
     def collect(self, call: Call, seconds: float) -> None:
@@ -115,6 +118,7 @@ class Stream:
             reader.cancel()
 
     def close(self) -> None:
+        self._closed = True
         if not self._lock.acquire(timeout=1.0):
             self.cancel()
             return
@@ -201,12 +205,10 @@ class Stream:
         pause = 0.05
         for _ in range(REPAIRS):
             self._drop()
-            if self.expired or time.monotonic() + pause > deadline:
-                self._fail(self.link.silent(operation, seconds))
-                return
-            if isinstance(error, StoreError) and not isinstance(error.__cause__, RETRIED):
-                self._fail(error)
-                return
+            final = isinstance(error, StoreError) and not isinstance(error.__cause__, RETRIED)
+            self.expired = self.expired or time.monotonic() + pause > deadline
+            if final or self.expired or self._closed:
+                break
             time.sleep(pause)
             pause *= 4
             try:
@@ -217,6 +219,8 @@ class Stream:
         self._fail(self._as_store_error(error, operation, seconds))
 
     def _as_store_error(self, error: BaseException, operation: str, seconds: float) -> StoreError:
+        if self._closed:
+            return StoreError(f"the store was closed while {operation} was under way")
         if self.expired:
             return self.link.silent(operation, seconds)
         return error if isinstance(error, StoreError) else self.link.failed(operation, error, seconds)
@@ -228,9 +232,15 @@ class Stream:
         self._drop()
 
     def _drop(self) -> None:
-        reader, self._reader, self._writer = self._reader, None, None
+        # The writer's end waits for the server's, with the interpreter locked, unless the call was cancelled before.
+        reader, writer = self._reader, self._writer
         if reader is not None:
             reader.cancel()
+        self._reader = self._writer = None
+        del reader, writer
+
+    def __del__(self) -> None:
+        self._drop()
 
 
 class Watchdog:
