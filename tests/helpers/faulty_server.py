@@ -19,6 +19,4 @@ def lose(operation: str, number: int) -> None:
         raise CutOff
 
 
-run_server(
-    read_arguments(sys.argv[1:]), lambda endpoint: print(json.dumps({"endpoint": endpoint}), flush=True), lose
-)
+run_server(read_arguments(sys.argv[1:]), lambda endpoint: print(json.dumps({"endpoint": endpoint}), flush=True), lose)
