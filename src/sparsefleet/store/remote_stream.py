@@ -11,6 +11,7 @@ are read first.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -31,6 +32,8 @@ ANSWER_BYTES = 256
 """An answer without rows."""
 REPAIRS = 3
 """Times that one wait opens a broken connection anew."""
+
+GOODBYE_SECONDS = 1.0
 
 RETRIED = (flight.FlightUnavailableError, flight.FlightInternalError)
 """What an action raises when the connection, not the server, is at fault."""
@@ -124,14 +127,23 @@ class Stream:
             return
         try:
             if self._writer is not None and not self._unanswered:
-                self._guarded(self._writer.done_writing, time.monotonic() + 1.0)
-            self._drop()
+                self._say_goodbye(time.monotonic() + GOODBYE_SECONDS)
         except BROKEN:
-            self._drop()
+            pass  # then it ends without a good-bye
         finally:
+            self._drop()
             self._lock.release()
 
     # --- with the lock held
+
+    def _say_goodbye(self, deadline: float) -> None:
+        """End the call in good order: a cancelled one makes Arrow complain on stderr."""
+        self._guarded(self._writer.done_writing, deadline)
+        with contextlib.suppress(StopIteration):
+            while True:
+                self._guarded(self._reader.read_chunk, deadline)
+        self._guarded(self._writer.close, deadline)
+        self._reader = self._writer = None
 
     def _read_one(self, deadline: float, seconds: float) -> float:
         """Take in the next answer, and return the deadline, which moves on when the server says that it is at work."""
