@@ -1,4 +1,4 @@
-"""What the wire costs, on loopback: pull + push against a bare Flight exchange of the same bytes, and many clients at once.
+"""What the wire costs, on loopback: pull + push against a bare Flight exchange of the same bytes; many clients at once.
 
     python benchmarks/wire.py [--seconds 3] [--clients 1,2,4,8]
 
@@ -65,7 +65,9 @@ def _end_with_parent() -> None:
 
 class Process:
     def __init__(self, *arguments: str) -> None:
-        self._process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         assert self._process.stdout is not None
         self.endpoint = str(json.loads(self._process.stdout.readline())["endpoint"])
 
@@ -160,7 +162,8 @@ def step_rate(seconds: float, servers: int) -> None:
 
         for name, act in (("sparse only", sparse_step), ("with the dense block pushed and pulled", whole_step)):
             times = timed(act, seconds / 2)
-            print(f"  {servers} server(s), 1,500 keys, {name}: {1 / np.mean(times):6.0f} steps/s, p50 {ms(times, 0.5):.2f} ms")
+            rate = 1 / np.mean(times)
+            print(f"  {servers} server(s), 1,500 keys, {name}: {rate:6.0f} steps/s, p50 {ms(times, 0.5):.2f} ms")
         store.close()
     finally:
         for process in made:

@@ -3,7 +3,7 @@
 A trainer's states:
     expected    its number is below `workers`, and it has not registered yet
     present     registered; heard of within the time-out
-    resting     present, but out of the rounds (no more rows); its next contribution brings it back
+    resting     present, but out of the rounds (no more rows) until all are: then everybody is in again
     stopped     has said that it needs the servers no more (`stop`)
     gone        has closed its store; the number is free for another
     lost        silent for longer than the time-out, or never registered in time
@@ -126,6 +126,10 @@ class Sessions:
             trainer = self.check(worker, incarnation)
             trainer.resting = True
             trainer.gone = trainer.gone or for_good
+            if not self.in_rounds():
+                # The rounds are over: the next ones are everybody's again.
+                for each in self._trainers.values():
+                    each.resting = False
             self.changed.notify_all()
 
     def come_back(self, worker: int) -> None:

@@ -161,9 +161,9 @@ class RemoteStore(ParameterStore):
         return self._send("sync push", self._messages("sync", self._step_items(sparse, dense)), number)
 
     def leave_rounds(self) -> None:
-        """This trainer has no more rows: rounds go on without it, until its next `sync_push`.
+        """This trainer has no more rows: rounds go on without it until all have left; then everybody is in again.
 
-        Those who come back do so together: a barrier stands between the last leave and the first push.
+        A barrier stands between the leave and the next `sync_push`, else servers may disagree on who is in a round.
         """
         for link in self._links:
             link.action("leave", {**self._identity(), "for_good": False})

@@ -11,6 +11,7 @@ are read first.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -31,6 +32,8 @@ ANSWER_BYTES = 256
 """An answer without rows."""
 REPAIRS = 3
 """Times that one wait opens a broken connection anew."""
+
+GOODBYE_SECONDS = 1.0
 
 RETRIED = (flight.FlightUnavailableError, flight.FlightInternalError)
 """What an action raises when the connection, not the server, is at fault."""
@@ -73,6 +76,7 @@ class Stream:
         self._writer: Any = None
         self._reader: Any = None
         self._begun = False
+        self._closed = False
         watchdog.watch(self)
 
     def send(self, operation: str, header: Mapping[str, Any], body: Bytes = EMPTY, answer_bytes: int = 0) -> Call:
@@ -94,6 +98,8 @@ class Stream:
                     self._write(call, deadline)
             except FAULTS as error:
                 self._repair(error, operation, deadline, seconds)
+        if call.error is not None:
+            raise call.error  # now, not when waited for: or a caller goes on sending, each time until the time-out
         return call
 
     def collect(self, call: Call, seconds: float) -> None:
@@ -115,19 +121,29 @@ class Stream:
             reader.cancel()
 
     def close(self) -> None:
+        self._closed = True
         if not self._lock.acquire(timeout=1.0):
             self.cancel()
             return
         try:
             if self._writer is not None and not self._unanswered:
-                self._guarded(self._writer.done_writing, time.monotonic() + 1.0)
-            self._drop()
+                self._say_goodbye(time.monotonic() + GOODBYE_SECONDS)
         except BROKEN:
-            self._drop()
+            pass  # then it ends without a good-bye
         finally:
+            self._drop()
             self._lock.release()
 
     # --- with the lock held
+
+    def _say_goodbye(self, deadline: float) -> None:
+        """End the call in good order: a cancelled one makes Arrow complain on stderr."""
+        self._guarded(self._writer.done_writing, deadline)
+        with contextlib.suppress(StopIteration):
+            while True:
+                self._guarded(self._reader.read_chunk, deadline)
+        self._guarded(self._writer.close, deadline)
+        self._reader = self._writer = None
 
     def _read_one(self, deadline: float, seconds: float) -> float:
         """Take in the next answer, and return the deadline, which moves on when the server says that it is at work."""
@@ -201,12 +217,10 @@ class Stream:
         pause = 0.05
         for _ in range(REPAIRS):
             self._drop()
-            if self.expired or time.monotonic() + pause > deadline:
-                self._fail(self.link.silent(operation, seconds))
-                return
-            if isinstance(error, StoreError) and not isinstance(error.__cause__, RETRIED):
-                self._fail(error)
-                return
+            final = isinstance(error, StoreError) and not isinstance(error.__cause__, RETRIED)
+            self.expired = self.expired or time.monotonic() + pause > deadline
+            if final or self.expired or self._closed:
+                break
             time.sleep(pause)
             pause *= 4
             try:
@@ -217,6 +231,8 @@ class Stream:
         self._fail(self._as_store_error(error, operation, seconds))
 
     def _as_store_error(self, error: BaseException, operation: str, seconds: float) -> StoreError:
+        if self._closed:
+            return StoreError(f"the store was closed while {operation} was under way")
         if self.expired:
             return self.link.silent(operation, seconds)
         return error if isinstance(error, StoreError) else self.link.failed(operation, error, seconds)
@@ -228,9 +244,15 @@ class Stream:
         self._drop()
 
     def _drop(self) -> None:
-        reader, self._reader, self._writer = self._reader, None, None
+        # The writer's end waits for the server's, with the interpreter locked, unless the call was cancelled before.
+        reader, writer = self._reader, self._writer
         if reader is not None:
             reader.cancel()
+        self._reader = self._writer = None
+        del reader, writer
+
+    def __del__(self) -> None:
+        self._drop()
 
 
 class Watchdog:

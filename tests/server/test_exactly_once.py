@@ -1,0 +1,86 @@
+"""A push whose answer was lost is sent again, and counts once."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from sparsefleet import optim
+from sparsefleet.core.initializer import Constant
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.table import TableSpec
+
+SPEC = TableSpec("ads", 2, optim.SGD(1.0), Constant(0.0))
+KEYS = np.arange(100, dtype=np.uint64)
+ONES = np.full((100, 2), -1.0, np.float32)
+
+
+def lossy(fleet, numbers: str, count: int = 1):
+    return fleet.start(count, script="faulty_server.py", env={"LOSE_AFTER": numbers})
+
+
+def test_pushes_are_applied_once_when_answers_are_lost(fleet):
+    store = lossy(fleet, "2,3,7", count=2).store()
+    store.create_table(SPEC)
+    for _ in range(10):
+        store.push("ads", KEYS, ONES).wait()
+    assert (store.pull("ads", KEYS).wait() == 10).all()
+    assert store.stats()["tables"]["ads"]["step"] == 10
+
+
+def test_pushes_in_flight_are_sent_again_in_order(fleet):
+    store = lossy(fleet, "5,9").store()
+    store.create_table(SPEC)
+    pending = []
+    for _ in range(10):
+        pending.append(store.push("ads", KEYS, ONES))
+        pending.append(store.pull("ads", KEYS[:3]))
+    for count in range(10):
+        pending[2 * count].wait()
+        assert (pending[2 * count + 1].wait() == count + 1).all()
+    assert (store.pull("ads", KEYS).wait() == 10).all()
+
+
+def test_large_pushes_in_flight_are_sent_again_too(fleet):
+    store = lossy(fleet, "3").store()
+    store.create_table(SPEC)
+    keys = np.arange(100_000, dtype=np.uint64)
+    grads = np.full((100_000, 2), -1.0, np.float32)
+    pending = [store.push("ads", keys, grads) for _ in range(5)]
+    grads[:] = 77  # the store has its own copy
+    for one in pending:
+        one.wait()
+    assert (store.pull("ads", keys).wait() == 5).all()
+
+
+def test_a_round_counts_once_when_its_answer_is_lost(fleet):
+    stores = lossy(fleet, "2").stores_of_all(2)
+    for store in stores:
+        store.create_table(SPEC)
+    rows = KeyedRows(KEYS, ONES)
+
+    def other():
+        for _ in range(4):
+            stores[1].sync_push({"ads": rows}).wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert [stores[0].sync_push({"ads": rows}).wait() for _ in range(4)] == [1, 2, 3, 4]
+    thread.join(timeout=20)
+    assert (stores[0].pull("ads", KEYS).wait() == 8).all()
+
+
+@pytest.mark.parametrize("numbers", ["3", "4,5"])
+def test_a_geo_exchange_counts_once_and_its_news_are_told_again(fleet, numbers):
+    stores = lossy(fleet, numbers).stores_of_all(2)
+    for store in stores:
+        store.create_table(SPEC)
+        store.geo_pull("ads", KEYS).wait()
+    rows, none = KeyedRows(KEYS, -ONES), KeyedRows(KEYS[:0], ONES[:0])
+    for count in range(1, 6):
+        stores[0].geo_exchange({"ads": rows}).wait()
+        answer = stores[1].geo_exchange({"ads": none}).wait()
+        np.testing.assert_array_equal(np.sort(answer.changed["ads"].keys), KEYS)
+        assert (answer.changed["ads"].rows == count).all()

@@ -1,0 +1,190 @@
+"""Messages that are malformed, huge, or of another table, dimension or version get an error; the server goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from sparsefleet import optim
+from sparsefleet.core.initializer import Constant
+from sparsefleet.store.wire import PROTOCOL, WireError, decode, encode, read_parts
+from sparsefleet.table import TableSpec
+
+SPEC = TableSpec("ads", 2, optim.SGD(1.0), Constant(0.0))
+KEYS = np.arange(4, dtype=np.uint64)
+TIMEOUT = flight.FlightCallOptions(timeout=10)
+
+
+@pytest.fixture
+def store(fleet):
+    made = fleet.start(1).store()
+    made.create_table(SPEC)
+    made.create_dense("net", np.zeros(6, np.float32), optim.SGD(1.0), [("w", (6,))])
+    return made
+
+
+class Raw:
+    """A stream on which anything can be said."""
+
+    def __init__(self, fleet, store, **changes) -> None:
+        hello = {"protocol": PROTOCOL, "worker": 0, "incarnation": store.incarnation, "lane": 9, **changes}
+        self.client = flight.FlightClient(f"grpc://{fleet.endpoints[0]}")
+        self.open(json.dumps(hello).encode())
+
+    def open(self, command: bytes) -> None:
+        self.writer, self.reader = self.client.do_exchange(flight.FlightDescriptor.for_command(command), TIMEOUT)
+        self.begun = False
+
+    def answer(self) -> dict:
+        chunk = self.reader.read_chunk()
+        return decode(chunk.app_metadata, chunk.data).header
+
+    def ask(self, metadata: bytes, batch: pa.RecordBatch | None = None) -> dict:
+        if batch is None:
+            self.writer.write_metadata(pa.py_buffer(metadata))
+        else:
+            if not self.begun:
+                self.writer.begin(batch.schema)
+                self.begun = True
+            self.writer.write_with_metadata(batch, pa.py_buffer(metadata))
+        return self.answer()
+
+    def close(self) -> None:
+        self.reader.cancel()
+
+
+def message(header: object, body: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"SFW1" + struct.pack("<I", len(text)) + text + body
+
+
+def test_each_wrong_message_is_told_what_is_wrong(fleet, store):
+    raw = Raw(fleet, store)
+    assert "server" in raw.answer()
+    eight, four = np.arange(1, dtype=np.uint64).tobytes(), np.ones(1, np.float32).tobytes()
+    push = {"op": "push", "seq": 1}
+    for bad, reason in [
+        (b"x", "needs a header"),
+        (b"GET / HTTP/1.1\r\n", "begins with b'SFW1'"),
+        (b"SFW1" + struct.pack("<I", 0xFFFFFFFF), "claims 4294967295 bytes"),
+        (b"SFW1" + struct.pack("<I", 8) + b"{nojson}", "not JSON"),
+        (b"SFW1" + struct.pack("<I", 2) + b"[]", "must be a JSON object; got list"),
+        (message({"op": "push"}), "seq must be 1 or above; got None"),
+        (message({"op": "push", "seq": -4}), "seq must be 1 or above; got -4"),
+        (message({"op": "drop_tables", "seq": 1}), "operation 'drop_tables' does not exist"),
+        (message({"op": ["push"], "seq": 1}), "does not exist"),
+        (message(push), "lists up to 4096 parts"),
+        (message({**push, "parts": [["rows", "ads"]]}), r"a part is [rows or dense"),
+        (message({**push, "parts": [["rows", "ads", -1, 0]]}), "must be 0 or above; got [-1, 0]"),
+        (message({**push, "parts": [["rows", "ads", 1 << 70, 0]]}), "bytes; 0 came"),
+        (message({**push, "parts": [["rows", "ads", 1, 2]]}, eight), "1 keys and 2 floats are 16 bytes; 8 came"),
+        (message({**push, "parts": [["rows", "cats", 1, 1]]}, eight + four), "no table 'cats'; there are: ads"),
+        (message({**push, "parts": [["rows", "ads", 1, 3]]}, eight + 3 * four), "'ads' has rows of 2 values"),
+        (message({**push, "parts": [["dense", "net", 0, 5]]}, 5 * four), "'net': 6 floats belong here; got 5"),
+        (message({**push, "parts": [["dense", "net", 1, 0]]}, eight), "has no keys; got 1"),
+        (message({"op": "pull", "seq": 1, "create": "yes", "parts": []}), "create must be true or false; got 'yes'"),
+        (message({"op": "geo", "seq": 1, "parts": [["rows", "dogs", 0, 0]]}), "no table 'dogs'"),
+        (message({"op": "create_dense", "seq": 1, "parts": []}), "create_dense needs one part"),
+    ]:
+        assert reason in raw.ask(bad)["error"], bad
+    raw.close()
+    store.push("ads", KEYS, np.ones((4, 2), np.float32)).wait()
+    assert (store.pull("ads", KEYS).wait() == -1).all()
+
+
+def test_a_body_of_another_shape_is_refused(fleet, store):
+    raw = Raw(fleet, store)
+    raw.answer()
+    batch = pa.record_batch({"a": [1, 2], "b": [3, 4]})
+    assert "one column of bytes" in raw.ask(message({"op": "pull", "seq": 1, "parts": []}), batch)["error"]
+    raw.close()
+    assert store.pull("ads", KEYS).wait().shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"protocol": 99}, "protocol 99 came; this server speaks 1"),
+        ({"worker": 5}, "worker 5 is not registered here"),
+        ({"incarnation": "other"}, "worker 0 is not registered here"),
+        ({"incarnation": 7}, "incarnation must be text"),
+        ({"lane": 1 << 40}, "lane 1099511627776 must be 0 to 4095"),
+        ({"lane": None}, "lane must be a whole number; got None"),
+    ],
+)
+def test_a_stream_of_a_stranger_is_refused(fleet, store, change, reason):
+    raw = Raw(fleet, store, **change)
+    assert reason in raw.answer()["error"]
+    raw.close()
+    assert store.pull("ads", KEYS).wait().shape == (4, 2)
+
+
+def test_actions_of_any_kind_get_an_answer(fleet, store):
+    client = flight.FlightClient(f"grpc://{fleet.endpoints[0]}")
+
+    def act(name: str, body: bytes) -> dict:
+        return json.loads(next(iter(client.do_action(flight.Action(name, body), TIMEOUT))).body.to_pybytes())
+
+    hello = {"protocol": PROTOCOL}
+    for name, data, reason in [
+        ("format_disk", b"{}", "action 'format_disk' does not exist"),
+        ("stats", b"\xff\x00", "not JSON"),
+        ("stats", b"{}", "protocol None came"),
+        ("stats", b"[" * 100_000, "not JSON"),
+        ("register", json.dumps(hello).encode(), "servers must be a list"),
+        ("create_table", json.dumps(hello).encode(), "spec must describe a table"),
+        ("create_table", json.dumps({**hello, "spec": {"name": "x"}}).encode(), "a table's dim must be of type int"),
+        ("write", json.dumps({**hello, "patience": 1e9}).encode(), "patience must be 0 to 60"),
+        (
+            "write",
+            json.dumps({**hello, "patience": 1, "owner": "me", "directory": "/"}).encode(),
+            "the freeze has ended",
+        ),
+        ("meet", json.dumps({**hello, "patience": 1}).encode(), "a meeting has a kind"),
+        ("advance", json.dumps({**hello, "lanes": 3}).encode(), "lanes must say numbers"),
+    ]:
+        assert reason in act(name, data)["error"], (name, data)
+    client.close()
+    assert store.pull("ads", KEYS).wait().shape == (4, 2)
+
+
+def test_noise_does_not_bring_the_server_down(fleet, store):
+    rng = random.Random(7)
+    good = message({"op": "push", "seq": 1, "parts": [["rows", "ads", 1, 2]]}, b"\x01" * 16)
+    for _ in range(3):
+        raw = Raw(fleet, store)
+        raw.answer()
+        for _ in range(100):
+            bad = bytearray(good)
+            for _ in range(rng.randrange(1, 6)):
+                bad[rng.randrange(len(bad))] = rng.randrange(256)
+            raw.ask(bytes(bad[: rng.randrange(1, len(bad) + 1)]))  # nothing at all ends a stream
+        raw.close()
+    assert store.pull("ads", KEYS).wait().shape == (4, 2)
+    assert fleet.processes[0].poll() is None
+
+
+def test_frames_survive_the_way_there_and_back():
+    for size in (0, 8, 4096, 1 << 20):
+        body = np.arange(size, dtype=np.uint64).astype(np.uint8)
+        frame = decode(*encode({"op": "pull", "name": "größe"}, body))
+        assert frame.header == {"op": "pull", "name": "größe"}
+        np.testing.assert_array_equal(frame.body, body)
+
+
+def test_the_bytes_of_a_message_are_these():
+    metadata, batch = encode({"seq": 1}, np.arange(4, dtype=np.uint8))
+    assert batch is None
+    assert metadata.to_pybytes() == b'SFW1\x10\x00\x00\x00{"seq":1}       \x00\x01\x02\x03'
+
+
+def test_parts_must_fill_the_body():
+    with pytest.raises(WireError, match="2 keys and 0 floats are 16 bytes; 15 came"):
+        read_parts({"parts": [["rows", "t", 2, 0]]}, np.zeros(15, np.uint8))

@@ -1,0 +1,179 @@
+"""Sync rounds: three trainers on servers are one process on the joint batch; nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from sparsefleet import optim
+from sparsefleet.core.errors import StoreError
+from sparsefleet.core.initializer import Uniform
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.table import DenseTable, SparseTable, TableSpec
+
+SPEC = TableSpec("ads", 3, optim.Adam(0.05), Uniform(-1, 1), seed=3)
+LAYOUT = [("w", (11,))]
+
+
+def on_all(stores, act):
+    """act(store, worker) in one thread per trainer; their results, or the first error."""
+    results, errors = {}, {}
+
+    def run(worker):
+        try:
+            results[worker] = act(stores[worker], worker)
+        except BaseException as error:
+            errors[worker] = error
+
+    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(len(stores))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "a trainer hangs"
+    if errors:
+        raise errors[min(errors)]
+    return results
+
+
+def part(step: int, worker: int) -> tuple[KeyedRows, np.ndarray]:
+    rng = np.random.default_rng([step, worker])
+    keys = rng.permutation(40)[: rng.integers(0, 25)].astype(np.uint64)
+    rows = rng.standard_normal((len(keys), 3)).astype(np.float32)
+    return KeyedRows(keys, rows), rng.standard_normal(11).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_three_trainers_equal_one_process_to_the_bit(fleet, count):
+    stores = fleet.start(count).stores_of_all(3)
+
+    def train(store, worker):
+        store.create_table(SPEC)
+        store.create_dense("net", np.zeros(11, np.float32), optim.Adam(0.05), LAYOUT)
+        rounds = []
+        for step in range(20):
+            rows, dense = part(step, worker)
+            rounds.append(store.sync_push({"ads": rows}, {"net": dense}).wait())
+        return rounds
+
+    rounds = on_all(stores, train)
+    assert set(map(tuple, rounds.values())) == {tuple(range(1, 21))}
+
+    table, block = SparseTable(SPEC), DenseTable("net", np.zeros(11, np.float32), optim.Adam(0.05))
+    for step in range(20):
+        total, dense = np.zeros((40, 3), np.float32), np.zeros(11, np.float32)
+        touched = np.zeros(40, bool)
+        for worker in range(3):
+            rows, more = part(step, worker)
+            total[rows.keys.astype(int)] += rows.rows
+            touched[rows.keys.astype(int)] = True
+            dense = dense + more
+        keys = np.flatnonzero(touched).astype(np.uint64)
+        table.push(keys, total[touched])
+        block.push(dense)
+    everything, values = np.arange(40, dtype=np.uint64), np.empty(11, np.float32)
+    np.testing.assert_array_equal(stores[1].pull("ads", everything).wait(), table.pull(everything))
+    stores[2].pull_dense("net", values).wait()
+    np.testing.assert_array_equal(values, block.values)
+
+
+def test_a_trainer_without_rows_leaves_and_comes_back(fleet):
+    stores = fleet.start(2).stores_of_all(2)
+    one = KeyedRows(np.array([1], np.uint64), np.full((1, 3), -1.0, np.float32))
+    spec = TableSpec("ads", 3, optim.SGD(1.0), Uniform(0, 0))
+
+    def train(store, worker):
+        store.create_table(spec)
+        for _ in range(3 if worker == 0 else 7):
+            store.sync_push({"ads": one}).wait()
+        store.leave_rounds()
+        store.barrier("epoch")
+        return store.sync_push({"ads": one}).wait()
+
+    assert on_all(stores, train) == {0: 8, 1: 8}
+    assert (stores[0].pull("ads", one.keys).wait() == 3 + 7 + 2).all()
+
+
+def test_a_lost_trainer_is_named_and_nobody_hangs(fleet):
+    stores = fleet.start(1, "--timeout", "2").stores_of_all(2, heartbeat=0.2)
+    stores[0].create_table(SPEC)
+    stores[1]._heartbeats.stop()  # as if it had been killed
+    start = time.monotonic()
+    with pytest.raises(StoreError, match=r"round 1: lost worker 1 \(process \d+ on .*last heard of .* time-out is 2 s"):
+        stores[0].sync_push({"ads": part(0, 0)[0]}).wait()
+    assert 1 < time.monotonic() - start < 10
+
+
+def test_a_trainer_that_never_came_is_named(fleet):
+    store = fleet.start(1, "--timeout", "5", "--join-timeout", "1").store(0, 2, heartbeat=0.2)
+    store.create_table(SPEC)
+    with pytest.raises(StoreError, match=r"lost worker 1 \(never registered\)"):
+        store.sync_push({"ads": part(0, 0)[0]}).wait()
+
+
+def test_lost_trainers_are_left_out_when_asked(fleet):
+    stores = fleet.start(1, "--timeout", "1.5", "--lost-trainer", "drop").stores_of_all(2, heartbeat=0.2)
+    stores[0].create_table(SPEC)
+    stores[1].create_table(SPEC)
+    stores[1]._heartbeats.stop()
+    assert stores[0].sync_push({"ads": part(0, 0)[0]}).wait() == 1
+    assert stores[0].sync_push({"ads": part(1, 0)[0]}).wait() == 2
+    stores[0].barrier("end", timeout=10)
+    with pytest.raises(StoreError, match=r"worker 1 was silent for more than 1\.5 s and the others went on"):
+        stores[1].pull("ads", np.array([1], np.uint64)).wait()
+    assert stores[0].stats()["workers"]["1"]["state"] == "dropped"
+
+
+def test_waiting_longer_than_the_time_out_is_fine_while_all_are_alive(fleet):
+    stores = fleet.start(1, "--timeout", "3").stores_of_all(2, timeout=1.5, heartbeat=0.2)
+    for store in stores:
+        store.create_table(SPEC)
+    pending = stores[0].sync_push({"ads": part(0, 0)[0]})
+    timer = threading.Timer(4, lambda: stores[1].sync_push({"ads": part(0, 1)[0]}).wait())
+    timer.start()
+    assert pending.wait() == 1
+    timer.join()
+
+
+def test_a_second_contribution_of_one_trainer_is_refused(fleet):
+    stores = fleet.start(1).stores_of_all(2)
+    stores[0].create_table(SPEC)
+    errors = []
+
+    def second():
+        try:
+            stores[0].sync_push({"ads": part(0, 0)[0]}).wait()
+        except StoreError as error:
+            errors.append(str(error))
+
+    first = stores[0].sync_push({"ads": part(0, 0)[0]})
+    thread = threading.Thread(target=second)
+    thread.start()
+    thread.join(timeout=20)
+    assert "worker 0 contributed twice to round 1" in errors[0]
+    stores[1].create_table(SPEC)
+    stores[1].sync_push({"ads": part(0, 1)[0]}).wait()
+    assert first.wait() == 1
+
+
+def test_barrier_and_reduce_bring_all_together(fleet):
+    stores = fleet.start(2).stores_of_all(3)
+
+    def meet(store, worker):
+        for turn in range(3):
+            assert store.reduce("clicks", {"worker": worker, "turn": turn}) == [
+                {"worker": one, "turn": turn} for one in range(3)
+            ]
+            store.barrier("end")
+        return True
+
+    assert on_all(stores, meet) == {0: True, 1: True, 2: True}
+
+
+def test_a_barrier_that_runs_out_of_time_names_who_is_missing(fleet):
+    stores = fleet.start(1).stores_of_all(2)
+    with pytest.raises(StoreError, match=r"barrier 'epoch': after 0.5 s still without worker 1 \(process"):
+        stores[0].barrier("epoch", timeout=0.5)

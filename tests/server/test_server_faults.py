@@ -1,0 +1,183 @@
+"""Servers that are killed, stopped, late, or replaced; trainers that are twins or disagree. Nobody hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from server_processes import SOURCES
+
+from sparsefleet import optim
+from sparsefleet.core.errors import StoreError
+from sparsefleet.core.initializer import Constant
+from sparsefleet.store.base import RunFacts
+from sparsefleet.store.remote import RemoteConfig, RemoteStore
+from sparsefleet.table import TableSpec
+
+SPEC = TableSpec("ads", 8, optim.SGD(1.0), Constant(0.0))
+KEYS = np.arange(50_000, dtype=np.uint64)
+ONES = np.ones((50_000, 8), np.float32)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("call", ["pull", "push", "create", "stats"])
+def test_a_server_that_is_gone_is_named_within_the_time_out(fleet, how, call):
+    store = fleet.start(2).store(timeout=2.0)
+    store.create_table(SPEC)
+    store.push("ads", KEYS, ONES).wait()
+    os.kill(fleet.processes[1].pid, how)
+    calls = {
+        "pull": lambda: store.pull("ads", KEYS).wait(),
+        "push": lambda: store.push("ads", KEYS, ONES).wait(),
+        "create": lambda: store.create_table(SPEC),
+        "stats": store.stats,
+    }
+    start = time.monotonic()
+    with pytest.raises(StoreError, match=rf"server 1 \({fleet.endpoints[1]}\).*no checkpoint was saved in this run"):
+        calls[call]()
+    assert time.monotonic() - start < 6
+
+
+def test_a_stopped_server_is_noticed_while_waiting_for_a_round(fleet):
+    stores = fleet.start(1).stores_of_all(2, timeout=2.0)
+    stores[0].create_table(SPEC)
+    pending = stores[0].sync_push({})
+    os.kill(fleet.processes[0].pid, signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(StoreError, match=r"server 0 .* did not answer sync push within 2 s: it is dead, stopped"):
+        pending.wait()
+    assert time.monotonic() - start < 6
+
+
+def test_many_pushes_to_a_stopped_server_do_not_hang(fleet):
+    store = fleet.start(1).store(timeout=2.0)
+    store.create_table(SPEC)
+    os.kill(fleet.processes[0].pid, signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(StoreError, match="server 0"):
+        _ = [pending.wait() for pending in [store.push("ads", KEYS, ONES) for _ in range(50)]]
+    assert time.monotonic() - start < 8
+
+
+def test_the_error_names_the_last_checkpoint(fleet, tmp_path):
+    store = fleet.start(1).store(timeout=2.0)
+    store.create_table(SPEC)
+    store.save(str(tmp_path / "step-1"), RunFacts(step=1))
+    os.kill(fleet.processes[0].pid, signal.SIGKILL)
+    with pytest.raises(StoreError, match=r"resume from .*step-1"):
+        store.pull("ads", KEYS).wait()
+
+
+def test_a_server_that_was_restarted_is_not_taken_for_the_old_one(fleet):
+    port = str(free_port())
+    store = fleet.start(1, "--port", port).store(timeout=10.0)
+    store.create_table(SPEC)
+    store.push("ads", KEYS, ONES).wait()
+    fleet.processes[0].kill()
+    fleet.processes[0].wait()
+    fleet.processes.clear()
+    fleet.endpoints.clear()
+    fleet.start(1, "--port", port)
+    with pytest.raises(StoreError, match=r"server 0 .* was restarted before .* and has lost its parameters"):
+        store.push("ads", KEYS, ONES).wait()
+
+
+def test_a_trainer_waits_for_servers_that_come_late(fleet, caplog):
+    port = free_port()
+    made = []
+    thread = threading.Thread(
+        target=lambda: made.append(RemoteStore(RemoteConfig((f"127.0.0.1:{port}",), connect_timeout=30)))
+    )
+    thread.start()
+    time.sleep(1.0)
+    fleet.start(1, "--port", str(port))
+    thread.join(timeout=30)
+    made[0].create_table(SPEC)
+    made[0].close()
+    assert f"waiting for server 0 (127.0.0.1:{port}) to come up" in caplog.text
+
+
+def test_servers_that_do_not_come_are_named():
+    port = free_port()
+    with pytest.raises(StoreError, match=rf"server 0 \(127.0.0.1:{port}\) did not come up within 1 s: is it started"):
+        RemoteStore(RemoteConfig((f"127.0.0.1:{port}",), connect_timeout=1.0))
+
+
+def test_twins_and_disagreement_are_refused(fleet):
+    first = fleet.start(1, "--timeout", "2").store(0, 2, heartbeat=0.3)
+    with pytest.raises(StoreError, match=r"worker 0 .* is refused: process \d+ on .* has that number"):
+        fleet.store(0, 2)
+    with pytest.raises(StoreError, match=r"worker counts differ: worker 1 .* says 3; this server has 2"):
+        fleet.store(1, 3)
+    more = RemoteConfig((*fleet.endpoints, "127.0.0.1:1"), 1, 2, connect_timeout=2)
+    with pytest.raises(StoreError, match=r"server lists differ: worker 1 .* has .*127.0.0.1:1; this server has"):
+        RemoteStore(more)
+    first.close()
+    fleet.store(0, 2).create_table(SPEC)  # the number is free again
+
+
+def test_a_wrong_order_of_servers_is_refused(fleet):
+    fleet.start(2)
+    fleet.endpoints.reverse()
+    with pytest.raises(
+        StoreError, match=r"takes this for server 0, but it is server 1: the server lists differ in order"
+    ):
+        fleet.store()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_a_server_even_with_open_streams(fleet, number):
+    store = fleet.start(1).store(timeout=3.0)
+    store.create_table(SPEC)
+    store.pull("ads", KEYS).wait()
+    fleet.processes[0].send_signal(number)
+    assert fleet.processes[0].wait(timeout=10) == 0
+
+
+def test_servers_end_when_all_trainers_have_stopped(fleet):
+    stores = fleet.start(2).stores_of_all(2)
+    stores[0].stop_servers()
+    time.sleep(0.6)
+    assert fleet.processes[0].poll() is None
+    stores[1].stop_servers()
+    for process in fleet.processes:
+        assert process.wait(timeout=10) == 0
+
+
+def test_a_server_ends_with_its_parent():
+    script = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'sparsefleet.server', '--watch-parent'], stdout=subprocess.PIPE)\n"
+        "p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
+    server = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{server}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.1)
+    os.kill(server, signal.SIGKILL)
+    pytest.fail("the server outlived its parent")
