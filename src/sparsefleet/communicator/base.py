@@ -85,6 +85,10 @@ class Lane(ABC):
     def leave(self) -> None:  # noqa: B027  (most variants need no farewell)
         """This thread has no more rows in this epoch; nobody need wait for it."""
 
+    def give_up(self, error: BaseException) -> None:
+        """This thread has failed: whoever waits for it must be told. Never raises."""
+        self.leave()
+
 
 class Communicator(ABC):
     def __init__(self, store: ParameterStore, config: CommunicatorConfig | None = None) -> None:
@@ -109,7 +113,7 @@ class Communicator(ABC):
         self.flush()
 
     def abandon(self) -> None:  # noqa: B027  (most variants have nothing in the background)
-        """Stop whatever runs in the background without waiting for it: training has failed."""
+        """Stop whatever runs in the background without sending what is left: training has failed."""
 
     def refresh_dense(self) -> None:
         if len(self.parameters.dense_values):

@@ -43,3 +43,7 @@ class MeetingLane(Lane):
 
     def leave(self) -> None:
         self._meeting.leave()
+
+    def give_up(self, error: BaseException) -> None:
+        # Not a leave: in sync the others would go on as if this trainer had run out of rows.
+        self._meeting.fail(error)

@@ -163,10 +163,17 @@ class RemoteStore(ParameterStore):
     def leave_rounds(self) -> None:
         """This trainer has no more rows: rounds go on without it, until its next `sync_push`.
 
-        Those who come back do so together: a barrier stands between the last leave and the first push.
+        Those who come back do so together: `join_rounds`, then a barrier before the first push.
         """
         for link in self._links:
             link.action("leave", {**self._identity(), "for_good": False})
+
+    def join_rounds(self) -> None:
+        for link in self._links:
+            link.action("join", self._identity())
+
+    def lost_trainers(self) -> list[str]:
+        return list(self._links[0].action("stats", {})["lost"])
 
     def geo_pull(self, table: str, keys: U64) -> Pending[F32]:
         """Rows as `pull` gives them; from now on this trainer is told when others change them."""

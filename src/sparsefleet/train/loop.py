@@ -23,12 +23,12 @@ def run_threads(
     work: Work,
     gate: Gate,
     tick: Callable[[], None],
-    leave: Callable[[int], None] = lambda index: None,
+    leave: Callable[[int, BaseException | None], None] = lambda index, error: None,
 ) -> None:
     """One thread per stream; each takes its batches through `work`. Returns when all streams have ended.
 
     The first error of any thread ends the others between two steps and is raised here. So is Ctrl-C: the calling
-    thread never blocks for long.
+    thread never blocks for long. `leave` is called by each thread as it ends, with its error if it has failed.
     """
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -37,20 +37,25 @@ def run_threads(
         # torch keeps this per thread: a new thread would otherwise use every core inside each operation, and the
         # training threads would fight over them.
         torch.set_num_threads(1)
+        failed: BaseException | None = None
         try:
             for batch in stream:
                 gate.pass_through()
                 if stop.is_set():
-                    return
+                    break
                 work(index, batch)
                 if stop.is_set():
-                    return
+                    break
+        except BaseException as error:
+            failed = error
+            failures.append(error)
+            stop.set()
+        gate.leave()
+        try:
+            leave(index, failed)
         except BaseException as error:
             failures.append(error)
             stop.set()
-        finally:
-            gate.leave()
-            leave(index)
 
     threads = [
         threading.Thread(target=body, args=(index, stream), name=f"train-{index}", daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from sparsefleet.train.replica import Replica, autocast
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.saving import SavePolicy, TrainingState, random_state_text, save_checkpoint
 from sparsefleet.train.session import Session
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class FitResult:
     """Bad rows passed over, per reason."""
     checkpoint: str | None
     """The last checkpoint written."""
+    lost: tuple[str, ...] = ()
+    """Trainers of the job that died and that the others went on without."""
 
     @property
     def samples_per_s(self) -> float:
@@ -87,6 +92,8 @@ class Run:
             self.progress.metrics = ClickMetrics.from_dict(state.metrics)
         self.everyone: ClickMetrics | None = None
         """Of a job of several trainers: metrics over all of them, at the last epoch's end."""
+        self.lost: list[str] = []
+        """Trainers that the others went on without."""
         self.checkpoint: str | None = None
         self._saved_step = -1
         self._parameters = dict(session.model.named_parameters())
@@ -113,11 +120,14 @@ class Run:
                 with gate.alone():
                     self.save(communicator)
 
+        def leave(index: int, error: BaseException | None) -> None:
+            lanes[index].leave() if error is None else lanes[index].give_up(error)
+
         self.data.set_epoch(number)  # a shuffling reader's order is a function of it
         progress.start_clock()
         try:
             with self.data.epoch(threads) as epoch:
-                run_threads(epoch, step, gate, self.tick, leave=lambda index: lanes[index].leave())
+                run_threads(epoch, step, gate, self.tick, leave=leave)
             communicator.flush()
         except KeyboardInterrupt:
             policy, alone = self.save_policy, self.job.trainers == 1
@@ -127,12 +137,22 @@ class Run:
         finally:
             progress.stop_clock()
         if self.job.trainers > 1:
-            self.everyone = merged_metrics(self.session.store, f"epoch {number}", progress.metrics)
+            self.meet(number, communicator)
         for reporter in self.reporters:
             reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone))
         progress.epoch = number + 1  # a checkpoint from here resumes with the next one
         if self.save_policy and self.save_policy.every_epoch:
             self.save_together(communicator)
+
+    def meet(self, number: int, communicator: Communicator) -> None:
+        """All trainers have come to the end of an epoch."""
+        store = self.session.store
+        self.everyone = merged_metrics(store, f"epoch {number}", self.progress.metrics)
+        for trainer in store.lost_trainers():
+            if trainer not in self.lost:
+                self.lost.append(trainer)
+                log.warning("went on without %s: rows that it had not trained yet are missing", trainer)
+        communicator.flush()  # what others sent after our last step belongs to the model that is scored and saved
 
     def tick(self) -> None:
         for reporter in self.reporters:
@@ -185,6 +205,7 @@ class Run:
             test=test,
             skipped=self.data.skipped(),
             checkpoint=self.checkpoint,
+            lost=tuple(self.lost),
         )
 
 
