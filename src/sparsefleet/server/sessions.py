@@ -163,7 +163,9 @@ class Sessions:
         """In words, the trainers that the others went on without."""
         with self.changed:
             dropped = {worker for worker, trainer in self._trainers.items() if trainer.dropped}
-            who = dict.fromkeys(self._never_came, "never registered") | {worker: self._trainers[worker].about for worker in dropped}
+            who = dict.fromkeys(self._never_came, "never registered") | {
+                worker: self._trainers[worker].about for worker in dropped
+            }
             return [f"worker {worker} ({about})" for worker, about in sorted(who.items())]
 
     # --- with `changed` held
