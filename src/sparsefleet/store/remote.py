@@ -199,6 +199,10 @@ class RemoteStore(ParameterStore):
         """What `stats` shows of this trainer from the next heartbeat on: step, rows_per_s, staleness, …"""
         self._heartbeats.status = dict(status)
 
+    def give_up(self) -> None:
+        """No more signs of life: after the time-out those who wait for this trainer are told that it is lost."""
+        self._heartbeats.stop()
+
     def stop_servers(self) -> None:
         """This trainer is done; servers end when all are."""
         for link in self._links:

@@ -99,6 +99,9 @@ class Trainer:
                             reporter.evaluated(run.progress.step, scored)
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
+        except BaseException:
+            self.store.give_up()
+            raise
         finally:
             for reporter in self.reporters:
                 reporter.close()
