@@ -16,7 +16,7 @@ from sparsefleet.communicator.base import Communicator, CommunicatorConfig, Lane
 from sparsefleet.communicator.merging import merged
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
-from sparsefleet.store.base import ParameterStore, Pending
+from sparsefleet.store.base import Done, ParameterStore, Pending
 
 
 @dataclass(slots=True)
@@ -105,9 +105,11 @@ class AsyncCommunicator(Communicator):
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = merged(parts, self.parameters)
-        self.store.push_step(step.sparse, self.parameters.dense_part(step.dense)).wait()
-        if next(self._messages) % self.config.dense_refresh == 0:
-            self.refresh_dense()
+        pushed = self.store.push_step(step.sparse, self.parameters.dense_part(step.dense))
+        fresh = next(self._messages) % self.config.dense_refresh == 0
+        refreshed: Pending[None] = self.begin_refresh() if fresh else Done(None)
+        pushed.wait()
+        refreshed.wait()
 
     def _wait_for(self, reached: Callable[[], bool]) -> None:
         """With `_changed` held. A send that failed, or the end of sending, ends the wait with an error."""

@@ -16,7 +16,7 @@ from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.store.base import ParameterStore, Pending
+from sparsefleet.store.base import Done, ParameterStore, Pending
 from sparsefleet.table.spec import TableSpec
 
 
@@ -24,9 +24,10 @@ from sparsefleet.table.spec import TableSpec
 class CommunicatorConfig:
     """The knobs of all modes; each says whose it is and what it trades."""
 
-    max_merge: int = 4
-    """async: steps merged into one message. More: less traffic, staler and fewer updates. 1: none are queued; a
-    step's gradients are applied before its thread goes on."""
+    max_merge: int = 1
+    """async: steps merged into one message. 1: none are queued, a step's gradients are applied before its thread goes
+    on. More: less traffic and threads that need not wait for it, but fewer and staler updates, which costs accuracy
+    with rules like Adam whose steps do not grow with the gradient."""
     send_queue_size: int = 4
     """async: steps that may wait to be sent. More: threads wait less for the network, gradients get older."""
     staleness: int | None = None
@@ -116,8 +117,13 @@ class Communicator(ABC):
         """Stop whatever runs in the background without sending what is left: training has failed."""
 
     def refresh_dense(self) -> None:
-        if len(self.parameters.dense_values):
-            self.store.pull_dense(self.parameters.dense_name, self.parameters.dense_values).wait()
+        self.begin_refresh().wait()
+
+    def begin_refresh(self) -> Pending[None]:
+        """Read the dense values; asked for right after a push they come with its answer, for one journey of both."""
+        if not len(self.parameters.dense_values):
+            return Done(None)
+        return self.store.pull_dense(self.parameters.dense_name, self.parameters.dense_values)
 
     def __enter__(self) -> Self:
         return self

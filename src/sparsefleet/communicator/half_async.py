@@ -18,8 +18,10 @@ class HalfAsyncCommunicator(Communicator):
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = merged(parts, self.parameters)
-        self.store.push_step(step.sparse, self.parameters.dense_part(step.dense)).wait()
-        self.refresh_dense()
+        pushed = self.store.push_step(step.sparse, self.parameters.dense_part(step.dense))
+        refreshed = self.begin_refresh()
+        pushed.wait()
+        refreshed.wait()
 
     def flush(self) -> None:
         self.refresh_dense()

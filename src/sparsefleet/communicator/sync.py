@@ -24,5 +24,7 @@ class SyncCommunicator(HalfAsyncCommunicator):
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = summed(parts)
-        self.store.sync_push(step.sparse, self.parameters.dense_part(step.dense)).wait()
-        self.refresh_dense()
+        pushed = self.store.sync_push(step.sparse, self.parameters.dense_part(step.dense))
+        refreshed = self.begin_refresh()
+        pushed.wait()
+        refreshed.wait()

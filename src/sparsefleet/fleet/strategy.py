@@ -21,7 +21,7 @@ class DistributedStrategy:
     """Fleet's switch: False is sync; True is async, or geo where a_sync_configs has k_steps above 0."""
     a_sync_configs: dict[str, Any] = field(default_factory=dict)
     """Fleet's settings: k_steps, max_merge_var_num, send_queue_size."""
-    max_merge: int = 4
+    max_merge: int = 1
     """async: steps merged into one message; see CommunicatorConfig for what each knob trades."""
     send_queue_size: int = 4
     staleness: int | None = None
