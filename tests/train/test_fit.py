@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from small_jobs import TABLE, assert_same_bits, dense_values, everything, network, rows_of, table_rows, trainer
+from fit_jobs import TABLE, assert_same_bits, dense_values, everything, network, rows_of, table_rows, trainer
 
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.data import Feeder
@@ -314,7 +314,7 @@ def test_reporters_are_called_from_one_thread_and_closed_whatever_happens(clicks
                 threads.add(threading.current_thread())
             return super().__getattribute__(name)
 
-    from small_jobs import every
+    from fit_jobs import every
 
     job = trainer(threads=2, reporters=[Note()])
     job.fit(network(), rows_of(clicks), save=every(tmp_path, 20), test=rows_of(clicks, part="test"))

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from small_jobs import every, network, rows_of, trainer
+from fit_jobs import every, network, rows_of, trainer
 
 from sparsefleet.core.errors import CheckpointError, DataError
 from sparsefleet.core.schema import CRITEO

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_jobs import BATCH, assert_same_bits, network, trainer
+from fit_jobs import BATCH, assert_same_bits, network, trainer
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import CRITEO
@@ -99,7 +99,7 @@ def test_threads_split_the_rows_of_every_format(inputs, wanted, format, kind):
 
 @pytest.mark.parametrize(("format", "kind"), [("gzip", "queue"), ("pipe", "queue"), ("parquet", "pyreader")])
 def test_formats_resume_too(inputs, wanted, tmp_path, format, kind):
-    from small_jobs import every
+    from fit_jobs import every
 
     trainer().fit(network(), opened(inputs, format, kind), save=every(tmp_path, 5))
     job = trainer()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_jobs import (
+from fit_jobs import (
     BATCH,
     assert_same_bits,
     assert_same_checkpoints,

@@ -6,15 +6,17 @@ one message, and after it has been applied reads the dense parameters anew.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparsefleet.communicator.base import Communicator, Lane, Parameters, StepGradients
+from sparsefleet.communicator.base import Communicator, CommunicatorConfig, Lane, Parameters, StepGradients
 from sparsefleet.communicator.merging import merged
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
-from sparsefleet.store.base import Pending
+from sparsefleet.store.base import Done, ParameterStore, Pending
 
 
 @dataclass(slots=True)
@@ -25,14 +27,18 @@ class _Outstanding:
 
 
 class AsyncCommunicator(Communicator):
-    def start(self, parameters: Parameters) -> None:
-        super().start(parameters)
+    def __init__(self, store: ParameterStore, config: CommunicatorConfig | None = None) -> None:
+        super().__init__(store, config)
         self._queue: deque[tuple[_Outstanding, StepGradients]] = deque()
         self._busy = False
-        self._sent = 0
+        self._messages = itertools.count(1)
         self._closing = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
+        self._sender: threading.Thread | None = None
+
+    def start(self, parameters: Parameters) -> None:
+        super().start(parameters)
         self._sender = threading.Thread(target=self._send_all, name="async-sender", daemon=True)
         self._sender.start()
 
@@ -44,24 +50,21 @@ class AsyncCommunicator(Communicator):
         self._apply([gradients])
 
     def enqueue(self, lane: _Outstanding, gradients: StepGradients) -> None:
-        """Wait for room in the queue and for the lane's own staleness bound, then leave a copy there."""
+        """Wait for room in the queue, leave a copy there, then wait for the lane's own staleness bound."""
         config = self.config
         copy = StepGradients(gradients.sparse, gradients.dense.copy())  # the dense array is the replica's own
         with self._changed:
-            self._changed.wait_for(lambda: self._error or len(self._queue) < config.send_queue_size)
-            self._check()
+            self._wait_for(lambda: len(self._queue) < config.send_queue_size)
             lane.steps += 1
             self._queue.append((lane, copy))
             self._changed.notify_all()
             if config.staleness is not None:
                 bound = config.staleness
-                self._changed.wait_for(lambda: self._error or lane.steps <= bound)
-                self._check()
+                self._wait_for(lambda: lane.steps <= bound)
 
     def flush(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._error or (not self._queue and not self._busy))
-            self._check()
+            self._wait_for(lambda: not self._queue and not self._busy)
         self.refresh_dense()
 
     def close(self) -> None:
@@ -74,7 +77,9 @@ class AsyncCommunicator(Communicator):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._sender.join(1.0)
+        if self._sender is not None:
+            # A send under way ends by itself, at the latest with the store's time-out.
+            self._sender.join(1.0)
 
     def _send_all(self) -> None:
         while True:
@@ -88,27 +93,33 @@ class AsyncCommunicator(Communicator):
             try:
                 self._apply([gradients for _, gradients in taken])
             except BaseException as error:
-                self._error = error
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
             with self._changed:
                 for lane, _ in taken:
                     lane.steps -= 1
                 self._busy = False
                 self._changed.notify_all()
-                if self._error:
-                    return
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = merged(parts, self.parameters)
-        self.store.push_step(step.sparse, self.parameters.dense_part(step.dense)).wait()
-        self._sent += 1
-        if self._sent % self.config.dense_refresh == 0:
-            self.refresh_dense()
+        pushed = self.store.push_step(step.sparse, self.parameters.dense_part(step.dense))
+        fresh = next(self._messages) % self.config.dense_refresh == 0
+        refreshed: Pending[None] = self.begin_refresh() if fresh else Done(None)
+        pushed.wait()
+        refreshed.wait()
 
-    def _check(self) -> None:
+    def _wait_for(self, reached: Callable[[], bool]) -> None:
+        """With `_changed` held. A send that failed, or the end of sending, ends the wait with an error."""
+        self._changed.wait_for(lambda: self._error is not None or self._closing or reached())
         if isinstance(self._error, StoreError):
             raise self._error
         if self._error is not None:
-            raise StoreError(f"sending gradients failed: {self._error}") from self._error
+            raise StoreError(f"sending gradients failed: {self._error!r}") from self._error
+        if self._closing:
+            raise StoreError("training has been given up: gradients are no longer sent")
 
 
 class _AsyncLane(Lane):

@@ -16,7 +16,7 @@ from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.store.base import ParameterStore, Pending
+from sparsefleet.store.base import Done, ParameterStore, Pending
 from sparsefleet.table.spec import TableSpec
 
 
@@ -24,9 +24,10 @@ from sparsefleet.table.spec import TableSpec
 class CommunicatorConfig:
     """The knobs of all modes; each says whose it is and what it trades."""
 
-    max_merge: int = 4
-    """async: steps merged into one message. More: less traffic, staler and fewer updates. 1: none are queued; a
-    step's gradients are applied before its thread goes on."""
+    max_merge: int = 1
+    """async: steps merged into one message. 1: none are queued, a step's gradients are applied before its thread goes
+    on. More: less traffic and threads that need not wait for it, but fewer and staler updates, which costs accuracy
+    with rules like Adam whose steps do not grow with the gradient."""
     send_queue_size: int = 4
     """async: steps that may wait to be sent. More: threads wait less for the network, gradients get older."""
     staleness: int | None = None
@@ -85,6 +86,10 @@ class Lane(ABC):
     def leave(self) -> None:  # noqa: B027  (most variants need no farewell)
         """This thread has no more rows in this epoch; nobody need wait for it."""
 
+    def give_up(self, error: BaseException) -> None:
+        """This thread has failed: whoever waits for it must be told. Never raises."""
+        self.leave()
+
 
 class Communicator(ABC):
     def __init__(self, store: ParameterStore, config: CommunicatorConfig | None = None) -> None:
@@ -109,11 +114,16 @@ class Communicator(ABC):
         self.flush()
 
     def abandon(self) -> None:  # noqa: B027  (most variants have nothing in the background)
-        """Stop whatever runs in the background without waiting for it: training has failed."""
+        """Stop whatever runs in the background without sending what is left: training has failed."""
 
     def refresh_dense(self) -> None:
-        if len(self.parameters.dense_values):
-            self.store.pull_dense(self.parameters.dense_name, self.parameters.dense_values).wait()
+        self.begin_refresh().wait()
+
+    def begin_refresh(self) -> Pending[None]:
+        """Read the dense values; asked for right after a push they come with its answer, for one journey of both."""
+        if not len(self.parameters.dense_values):
+            return Done(None)
+        return self.store.pull_dense(self.parameters.dense_name, self.parameters.dense_values)
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,9 @@
 For a row and for the dense block alike, with `old` = what the server had when we last spoke:
     send    delta = (local - old) / trainers;  old += delta
     receive local += server - old;  old = server
+So what a trainer changes goes out little by little: 1/trainers of it, then as much of the rest, each time the row is
+touched again. At the end of an epoch the whole rest goes out, of all rows: nothing that was learnt is left behind.
+
 Only the rows a trainer has met are copied. Threads of a trainer go on while one of them exchanges: whatever they add
 meanwhile stays in `local` and goes out with the next delta.
 """
@@ -10,6 +13,7 @@ meanwhile stays in `local` and goes out with the next delta.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,6 +28,10 @@ from sparsefleet.store.base import Done, ParameterStore
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.sparse import SparseTable
 from sparsefleet.table.spec import TableSpec
+
+REST_ROWS = 1 << 17
+"""Rows of a table that one message of the rest carries."""
+_NO_KEYS: U64 = np.empty(0, np.uint64)
 
 
 class GeoCommunicator(Communicator):
@@ -59,26 +67,28 @@ class GeoCommunicator(Communicator):
     def exchange(self) -> None:
         """Send deltas, take in the others'."""
         with self._exchanging:
-            sparse = {table: copy.take_delta(self.config.trainers) for table, copy in self._copies.items()}
-            local = self.parameters.dense_values
-            delta = (local - self._old_dense) / np.float32(self.config.trainers)
-            answer = self.store.geo_exchange(sparse, self.parameters.dense_part(delta)).wait()
-            for table, copy in self._copies.items():
-                copy.receive(KeyedRows(sparse[table].keys, answer.sent[table]))
-                if table in answer.changed:
-                    copy.receive(answer.changed[table])
-            for values in answer.dense.values():
-                local += values - (self._old_dense + delta)
-                self._old_dense = values.copy()
+            self._exchange({table: copy.touched() for table, copy in self._copies.items()}, self.config.trainers)
 
     def flush(self) -> None:
-        self.exchange()
+        """Send the whole rest of what was learnt here, take in the others'."""
+        with self._exchanging:
+            rest = {table: copy.owed() for table, copy in self._copies.items()}
+            longest = max((len(keys) for keys in rest.values()), default=0)
+            for start in range(0, max(longest, 1), REST_ROWS):
+                self._exchange({table: keys[start : start + REST_ROWS] for table, keys in rest.items()}, 1)
 
-    def close(self) -> None:
-        """The model ends with the servers' values, not with this trainer's copy."""
-        self.exchange()
-        self.refresh_dense()
-        self._old_dense = self.parameters.dense_values.copy()
+    def _exchange(self, keys: Mapping[str, U64], parts: int) -> None:
+        """Send 1/parts of what these rows and the dense block have changed here."""
+        sparse = {table: copy.take_delta(keys[table], parts) for table, copy in self._copies.items()}
+        delta = (self.parameters.dense_values - self._old_dense) / np.float32(parts)
+        answer = self.store.geo_exchange(sparse, self.parameters.dense_part(delta)).wait()
+        for table, copy in self._copies.items():
+            copy.receive(KeyedRows(sparse[table].keys, answer.sent[table]))
+            if table in answer.changed:
+                copy.receive(answer.changed[table])
+        for values in answer.dense.values():
+            self._dense.add(values - (self._old_dense + delta))
+            self._old_dense = values.copy()
 
 
 class _GeoLane(Lane):
@@ -99,6 +109,7 @@ class _LocalCopy:
         self._store, self._name = store, spec.name
         self._local, self._old = SparseTable(spec), SparseTable(spec)
         self._touched: list[U64] = []
+        self._partly_sent: list[U64] = []
         self._fetching, self._touching = threading.Lock(), threading.Lock()
 
     def pull(self, keys: U64) -> F32:
@@ -116,14 +127,26 @@ class _LocalCopy:
         with self._touching:
             self._touched.append(gradients.keys)
 
-    def take_delta(self, trainers: int) -> KeyedRows:
-        """What has changed here since the last time, as the server should add it."""
+    def touched(self) -> U64:
+        """The rows changed here since the last time."""
         with self._touching:
             touched, self._touched = self._touched, []
-        keys, _ = unique_keys(np.concatenate(touched) if touched else np.empty(0, np.uint64))
+        return _union(touched)
+
+    def owed(self) -> U64:
+        """The rows of which not all that was changed here has been sent."""
+        partly_sent, self._partly_sent = self._partly_sent, []
+        return _union([*partly_sent, self.touched()])
+
+    def take_delta(self, keys: U64, parts: int) -> KeyedRows:
+        """1/parts of what these rows have changed here, as the server should add it."""
         old = self._old.pull(keys)
-        delta = (self._local.pull(keys) - old) / np.float32(trainers)
+        delta = (self._local.pull(keys) - old) / np.float32(parts)
         self._put(self._old, keys, old + delta)
+        if parts > 1:
+            self._partly_sent.append(keys)
+            if len(self._partly_sent) > 64:
+                self._partly_sent = [_union(self._partly_sent)]
         return KeyedRows(keys, delta)
 
     def receive(self, server: KeyedRows) -> None:
@@ -137,3 +160,8 @@ class _LocalCopy:
     def _put(table: SparseTable, keys: U64, values: F32) -> None:
         state, seen = np.empty((len(keys), 0), np.float32), np.zeros(len(keys), np.uint32)
         table.insert(TableRows(keys, np.ascontiguousarray(values), state, seen))
+
+
+def _union(parts: Sequence[U64]) -> U64:
+    keys, _ = unique_keys(np.concatenate(parts) if parts else _NO_KEYS)
+    return keys

@@ -18,8 +18,10 @@ class HalfAsyncCommunicator(Communicator):
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = merged(parts, self.parameters)
-        self.store.push_step(step.sparse, self.parameters.dense_part(step.dense)).wait()
-        self.refresh_dense()
+        pushed = self.store.push_step(step.sparse, self.parameters.dense_part(step.dense))
+        refreshed = self.begin_refresh()
+        pushed.wait()
+        refreshed.wait()
 
     def flush(self) -> None:
         self.refresh_dense()
@@ -43,3 +45,7 @@ class MeetingLane(Lane):
 
     def leave(self) -> None:
         self._meeting.leave()
+
+    def give_up(self, error: BaseException) -> None:
+        # Not a leave: in sync the others would go on as if this trainer had run out of rows.
+        self._meeting.fail(error)

@@ -14,12 +14,17 @@ from sparsefleet.communicator.merging import summed
 
 class SyncCommunicator(HalfAsyncCommunicator):
     def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
-        # Whoever left the rounds of the last epoch comes back now, all together: a round is of one epoch.
-        self.store.barrier(f"sync epoch {number}")
+        # A round is of one epoch. Whoever ran out of rows in the last one comes back now: not before all have left it,
+        # or they would wait for us there; and nobody pushes before all are back, or would be taken for alone.
+        self.store.barrier(f"sync epoch {number}: the last one is over")
+        self.store.join_rounds()
+        self.store.barrier(f"sync epoch {number}: all are in")
         self._meeting = Meeting(lanes, self._apply, all_left=self.store.leave_rounds)
         return [MeetingLane(self.store, self._meeting, index) for index in range(lanes)]
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = summed(parts)
-        self.store.sync_push(step.sparse, self.parameters.dense_part(step.dense)).wait()
-        self.refresh_dense()
+        pushed = self.store.sync_push(step.sparse, self.parameters.dense_part(step.dense))
+        refreshed = self.begin_refresh()
+        pushed.wait()
+        refreshed.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -20,6 +21,8 @@ from sparsefleet.server.process import run_server
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
 from sparsefleet.store.wire.auth import TOKEN_VARIABLE
 from sparsefleet.train import FitResult, Trainer
+
+log = logging.getLogger(__name__)
 
 INSECURE_VARIABLE = "SPARSEFLEET_INSECURE"
 """Set to 1: servers listen beyond this machine without a token."""
@@ -102,6 +105,8 @@ class Fleet:
                 endpoints=role.server_endpoints,
                 workers=role.worker_num,
                 timeout=strategy.timeout,
+                join_timeout=strategy.connect_timeout,
+                abandoned_after=strategy.timeout,
                 lost_trainer="drop" if strategy.lost_trainer == "drop" else "error",
                 load_from=self._model_path,
                 token=os.environ.get(TOKEN_VARIABLE) or None,
@@ -118,13 +123,14 @@ class Fleet:
             raise ConfigError(f"init_worker() is for trainers; this process is the {role}")
         if role.kind == "single" or self._remote is not None:
             return
-        timeout = self._job.strategy.timeout if self._job else DistributedStrategy().timeout
+        strategy = self._job.strategy if self._job else DistributedStrategy().resolved()
         self._remote = RemoteStore(
             RemoteConfig(
                 endpoints=role.server_endpoints,
                 worker=role.index,
                 workers=role.worker_num,
-                timeout=timeout,
+                timeout=strategy.timeout,
+                connect_timeout=strategy.connect_timeout,
                 token=os.environ.get(TOKEN_VARIABLE) or None,
             )
         )
@@ -134,6 +140,8 @@ class Fleet:
     def stop_worker(self) -> None:
         """This trainer is done; servers end when all are."""
         if self._remote is not None:
+            if lost := self._remote.lost_trainers():
+                log.warning("the job ends without %s: rows that it had not trained yet are missing", ", ".join(lost))
             self._remote.stop_servers()
             self._remote.close()
             self._remote = None

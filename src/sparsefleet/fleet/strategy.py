@@ -21,7 +21,7 @@ class DistributedStrategy:
     """Fleet's switch: False is sync; True is async, or geo where a_sync_configs has k_steps above 0."""
     a_sync_configs: dict[str, Any] = field(default_factory=dict)
     """Fleet's settings: k_steps, max_merge_var_num, send_queue_size."""
-    max_merge: int = 4
+    max_merge: int = 1
     """async: steps merged into one message; see CommunicatorConfig for what each knob trades."""
     send_queue_size: int = 4
     staleness: int | None = None
@@ -29,6 +29,8 @@ class DistributedStrategy:
     k_steps: int = 100
     timeout: float = 60.0
     """Seconds without a sign of life after which a server or trainer counts as lost."""
+    connect_timeout: float = 120.0
+    """Seconds that trainers wait for servers to come up, and for each other to register."""
     lost_trainer: str | None = None
     """error: the others stop with an error that names it; drop: they go on. None: error in sync, drop otherwise."""
 
@@ -37,8 +39,9 @@ class DistributedStrategy:
             raise ConfigError(f"mode={self.mode!r} is not a mode; choose {', '.join(MODES[:-1])} or {MODES[-1]}")
         if self.lost_trainer not in (None, "error", "drop"):
             raise ConfigError(f"lost_trainer={self.lost_trainer!r}: choose error or drop")
-        if not self.timeout > 0:
-            raise ConfigError(f"timeout={self.timeout} must be above 0 seconds")
+        for name in ("timeout", "connect_timeout"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above 0 seconds")
 
     def resolved(self) -> Resolved:
         """The settings as they are used, with Fleet's names translated."""
@@ -58,6 +61,7 @@ class DistributedStrategy:
             dense_refresh=self.dense_refresh,
             k_steps=given.get("k_steps") or self.k_steps,
             timeout=self.timeout,
+            connect_timeout=self.connect_timeout,
             lost_trainer=self.lost_trainer or ("error" if mode == "sync" else "drop"),
         )
 
@@ -71,4 +75,5 @@ class Resolved:
     dense_refresh: int
     k_steps: int
     timeout: float
+    connect_timeout: float
     lost_trainer: str

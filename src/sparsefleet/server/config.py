@@ -26,6 +26,8 @@ class ServerConfig:
     """Seconds of silence after which a trainer is lost."""
     join_timeout: float = 120.0
     """Seconds, from the first trainer's registration, in which all others must have registered."""
+    abandoned_after: float | None = None
+    """End, as failed, when all trainers have been silent for so many seconds; None: wait for others for ever."""
     lost_trainer: Literal["error", "drop"] = "error"
     """When others wait for a lost trainer: they get an error that names it, or go on without it."""
     load_from: str | None = None
@@ -56,6 +58,8 @@ class ServerConfig:
         for name in ("timeout", "join_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0 seconds")
+        if self.abandoned_after is not None and not self.abandoned_after > 0:
+            raise ConfigError(f"abandoned_after={self.abandoned_after} must be above 0 seconds, or None")
         if self.lost_trainer not in ("error", "drop"):
             raise ConfigError(f"lost_trainer={self.lost_trainer!r} must be 'error' or 'drop'")
         if (self.tls_certificate is None) != (self.tls_key is None):

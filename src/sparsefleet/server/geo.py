@@ -98,7 +98,7 @@ class Geo:
             for part in parts:
                 if isinstance(part, BoundDense):
                     if not again:
-                        part.block.table.values += part.values
+                        part.block.table.add(part.values)
                         part.block.table.step += 1
                     answer.append((DENSE, part.name, NO_KEYS, part.block.table.values.copy()))
                 else:

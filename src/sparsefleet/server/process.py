@@ -27,6 +27,8 @@ class ParameterServer:
     def __init__(self, config: ServerConfig, after_apply: Hook | None = None) -> None:
         self.config = config
         self._parent = os.getppid()
+        self.failed = False
+        """`serve` returned because all trainers were lost."""
         self.state = ServerState(config, after_apply)
         try:
             self._service = ParameterService(self.state)
@@ -60,6 +62,10 @@ class ParameterServer:
                 if self.state.sessions.finished():
                     why[0] = "all trainers have stopped"
                     break
+                if self.state.sessions.abandoned():
+                    why[0], self.failed = f"all trainers have been silent for {self.config.abandoned_after:g} s", True
+                    log.error("server %d gives up: %s", self.config.index, why[0])
+                    break
                 if self.config.watch_parent and os.getppid() != self._parent:
                     why[0] = "the process that started this server has ended"
                     break
@@ -91,4 +97,4 @@ def run_server(
     announce(server.endpoint)
     server.serve()
     logging.shutdown()
-    os._exit(0)
+    os._exit(1 if server.failed else 0)

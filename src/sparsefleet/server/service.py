@@ -34,6 +34,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "register": self._register,
             "heartbeat": self._heartbeat,
             "leave": self._leave,
+            "join": self._join,
             "stop": self._stop,
             "create_table": self._create_table,
             "meet": self._meet,
@@ -109,6 +110,9 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         self._state.sessions.leave(worker, incarnation, for_good)
         if for_good:
             self._state.geo.forget(worker)
+
+    def _join(self, data: Data) -> None:
+        self._state.sessions.join(*_identity(data))
 
     def _stop(self, data: Data) -> None:
         self._state.sessions.stop(*_identity(data))

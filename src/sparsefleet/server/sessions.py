@@ -3,7 +3,7 @@
 A trainer's states:
     expected    its number is below `workers`, and it has not registered yet
     present     registered; heard of within the time-out
-    resting     present, but out of the rounds (no more rows) until all are: then everybody is in again
+    resting     present, but out of the rounds (no more rows) until it joins or all have left
     stopped     has said that it needs the servers no more (`stop`)
     gone        has closed its store; the number is free for another
     lost        silent for longer than the time-out, or never registered in time
@@ -132,6 +132,11 @@ class Sessions:
                     each.resting = False
             self.changed.notify_all()
 
+    def join(self, worker: int, incarnation: str) -> None:
+        """Take a resting trainer into the rounds again."""
+        with self.changed:
+            self.check(worker, incarnation).resting = False
+
     def come_back(self, worker: int) -> None:
         """With `changed` held: a contribution of a resting trainer takes it into the rounds again."""
         self._trainers[worker].resting = False
@@ -150,6 +155,22 @@ class Sessions:
             over = {t.worker for t in self._trainers.values() if t.stopped or t.gone or t.dropped}
             left = set(range(self.workers)) - over
             return left <= set(self.lost_among(left))
+
+    def abandoned(self) -> bool:
+        """There were trainers, and all of them have been silent for too long."""
+        after, now = self.config.abandoned_after, time.monotonic()
+        with self.changed:
+            trainers = self._trainers.values()
+            return after is not None and bool(trainers) and all(now - t.last_seen > after for t in trainers)
+
+    def left_out(self) -> list[str]:
+        """In words, the trainers that the others went on without."""
+        with self.changed:
+            dropped = {worker for worker, trainer in self._trainers.items() if trainer.dropped}
+            who = dict.fromkeys(self._never_came, "never registered") | {
+                worker: self._trainers[worker].about for worker in dropped
+            }
+            return [f"worker {worker} ({about})" for worker, about in sorted(who.items())]
 
     # --- with `changed` held
 

@@ -79,5 +79,6 @@ class ServerState:
             },
             "geo_subscribed_keys": self.geo.stats(),
             "workers": self.sessions.to_dict(),
+            "lost": self.sessions.left_out(),
             "last_checkpoint": self.last_checkpoint,
         }

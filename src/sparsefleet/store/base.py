@@ -146,7 +146,10 @@ class ParameterStore(ABC):
         return self.push_step(sparse, dense)
 
     def leave_rounds(self) -> None:  # noqa: B027
-        """This trainer has no more rows: rounds go on without it until its next `sync_push`."""
+        """This trainer has no more rows: rounds go on without it until it joins them again, or its next `sync_push`."""
+
+    def join_rounds(self) -> None:  # noqa: B027
+        """From now on rounds wait for this trainer."""
 
     def geo_pull(self, table: str, keys: U64) -> Pending[F32]:
         """Rows as `pull` gives them; from now on this trainer is told when others change them."""
@@ -159,6 +162,13 @@ class ParameterStore(ABC):
     def reduce(self, name: str, payload: Mapping[str, Any], timeout: float | None = None) -> list[Any]:
         """Every trainer hands in plain data under this name; all get everyone's, in the order of the trainers."""
         return [payload]
+
+    def lost_trainers(self) -> list[str]:
+        """Trainers that the others went on without, in words."""
+        return []
+
+    def give_up(self) -> None:  # noqa: B027
+        """Training has failed here: the others must not take this trainer for one that is still at work."""
 
     def report(self, status: Mapping[str, Any]) -> None:  # noqa: B027
         """What `stats` shows of this trainer from now on: step, rows_per_s, …"""

@@ -163,10 +163,17 @@ class RemoteStore(ParameterStore):
     def leave_rounds(self) -> None:
         """This trainer has no more rows: rounds go on without it until all have left; then everybody is in again.
 
-        A barrier stands between the leave and the next `sync_push`, else servers may disagree on who is in a round.
+        Those who come back do so together: `join_rounds`, then a barrier before the first push.
         """
         for link in self._links:
             link.action("leave", {**self._identity(), "for_good": False})
+
+    def join_rounds(self) -> None:
+        for link in self._links:
+            link.action("join", self._identity())
+
+    def lost_trainers(self) -> list[str]:
+        return list(self._links[0].action("stats", {})["lost"])
 
     def geo_pull(self, table: str, keys: U64) -> Pending[F32]:
         """Rows as `pull` gives them; from now on this trainer is told when others change them."""
@@ -191,6 +198,10 @@ class RemoteStore(ParameterStore):
     def report(self, status: Mapping[str, Any]) -> None:
         """What `stats` shows of this trainer from the next heartbeat on: step, rows_per_s, staleness, …"""
         self._heartbeats.status = dict(status)
+
+    def give_up(self) -> None:
+        """No more signs of life: after the time-out those who wait for this trainer are told that it is lost."""
+        self._heartbeats.stop()
 
     def stop_servers(self) -> None:
         """This trainer is done; servers end when all are."""

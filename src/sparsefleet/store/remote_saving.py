@@ -181,4 +181,11 @@ def merged_stats(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
             into = dense.setdefault(name, {**stats, "values": 0, "memory_bytes": 0})
             into["values"] += stats["values"]
             into["memory_bytes"] += stats["memory_bytes"]
-    return {"tables": tables, "dense": dense, "workers": answers[0]["workers"], "servers": list(answers)}
+    first = answers[0]
+    return {
+        "tables": tables,
+        "dense": dense,
+        "workers": first["workers"],
+        "lost": first["lost"],
+        "servers": list(answers),
+    }

@@ -13,6 +13,7 @@ from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import StoreError
 from sparsefleet.kernels import table as kernels
 from sparsefleet.optim.base import UpdateRule
+from sparsefleet.optim.sgd import SGD
 
 
 class DenseTable:
@@ -56,6 +57,13 @@ class DenseTable:
     @property
     def memory_bytes(self) -> int:
         return self.values.nbytes + self.state.nbytes
+
+    def add(self, deltas: F32) -> None:
+        """Add to the values, none of the others' updates lost; no step. Only for rules without state."""
+        if len(self.state):
+            raise StoreError(f"dense block {self.name!r}: {self.rule.name} keeps state; values cannot just be added to")
+        hyper = np.empty(0, np.float64)
+        kernels.apply_rule(SGD.kind, 1.0, hyper, 1, self.values, self.state, -deltas, self._locks)
 
     def push(self, grads: F32) -> None:
         """One step of the rule."""

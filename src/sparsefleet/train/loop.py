@@ -27,30 +27,35 @@ def run_threads(
     work: Work,
     gate: Gate,
     tick: Callable[[], None],
-    leave: Callable[[int], None] = lambda index: None,
+    leave: Callable[[int, BaseException | None], None] = lambda index, error: None,
 ) -> None:
     """One thread per stream; each takes its batches through `work`, a step of `gate`. Returns when all have ended.
 
     The first error of any thread ends the others between two steps and is raised here. So is Ctrl-C: the calling
     thread never blocks for long. Once this returns or raises, no thread makes a step any more; only where
-    `gate.quiet` is False, one has not ended the step it was in.
+    `gate.quiet` is False, one has not ended the step it was in. `leave` is called by each thread as it ends,
+    with its error if it has failed.
     """
     stop = threading.Event()
     failures: list[BaseException] = []
 
     def body(index: int, stream: BatchStream) -> None:
+        failed: BaseException | None = None
         try:
             # torch keeps this per thread: a new thread would otherwise use every core inside each operation, and the
             # training threads would fight over them.
             torch.set_num_threads(1)
-            try:
-                for batch in stream:
-                    with gate.step():
-                        if stop.is_set():
-                            return
-                        work(index, batch)
-            finally:
-                leave(index)
+            for batch in stream:
+                with gate.step():
+                    if stop.is_set():
+                        break
+                    work(index, batch)
+        except BaseException as error:
+            failed = error
+            failures.append(error)
+            stop.set()
+        try:
+            leave(index, failed)
         except BaseException as error:
             failures.append(error)
             stop.set()

@@ -62,6 +62,8 @@ class FitResult:
     """Bad rows passed over, per reason."""
     checkpoint: str | None
     """The last checkpoint written."""
+    lost: tuple[str, ...] = ()
+    """Trainers of the job that died and that the others went on without."""
 
     @property
     def samples_per_s(self) -> float:
@@ -104,6 +106,8 @@ class Run:
             self.progress.metrics = ClickMetrics.from_dict(state.metrics)
         self.everyone: ClickMetrics | None = None
         """Of a job of several trainers: metrics over all of them, at the last epoch's end."""
+        self.lost: list[str] = []
+        """Trainers that the others went on without."""
         self.checkpoint: str | None = None
         self._at = _Place(state.epoch, under_way=False)
         self._gate = Gate()
@@ -142,24 +146,37 @@ class Run:
                 with gate.alone():
                     self.save(communicator)
 
+        def leave(index: int, error: BaseException | None) -> None:
+            lanes[index].leave() if error is None else lanes[index].give_up(error)
+
         progress.start_clock()
         try:
             self.data.set_epoch(number)  # a shuffling reader's order is a function of it
             with self.data.epoch(threads) as epoch:
                 if not progress.done_before:
                     progress.done_before = number + (self.data.progress() or 0.0)
-                run_threads(epoch, step, gate, self.tick, leave=lambda index: lanes[index].leave())
+                run_threads(epoch, step, gate, self.tick, leave=leave)
             communicator.flush()
         finally:
             progress.stop_clock()
             self._tell_saved()
         self._at = _Place(number + 1, under_way=False)  # a checkpoint from here resumes with the next one
         if self.job.trainers > 1:
-            self.everyone = merged_metrics(self.session.store, f"epoch {number}", progress.metrics)
+            self.meet(number, communicator)
         for reporter in self.reporters:
             reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone))
         if self.save_policy and self.save_policy.every_epoch:
             self.save_together(communicator)
+
+    def meet(self, number: int, communicator: Communicator) -> None:
+        """All trainers have come to the end of an epoch."""
+        store = self.session.store
+        self.everyone = merged_metrics(store, f"epoch {number}", self.progress.metrics)
+        for trainer in store.lost_trainers():
+            if trainer not in self.lost:
+                self.lost.append(trainer)
+                logger.warning("went on without %s: rows that it had not trained yet are missing", trainer)
+        communicator.flush()  # what others sent after our last step belongs to the model that is scored and saved
 
     def tick(self) -> None:
         self._tell_saved()
@@ -239,6 +256,7 @@ class Run:
             test=test,
             skipped=self.data.skipped(),
             checkpoint=self.checkpoint,
+            lost=tuple(self.lost),
         )
 
 

@@ -118,6 +118,9 @@ class Trainer:
                     raise
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
+        except BaseException:
+            self.store.give_up()
+            raise
         finally:
             session.step, session.epoch = run.progress.step, run.epochs_done
             for reporter in self.reporters:

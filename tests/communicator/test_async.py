@@ -1,0 +1,160 @@
+"""Async: a queue that is sent in the background, merged, within its bounds."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from communicator_contract import CommunicatorContract, OnServers, Recorder, gradients, parameters_in, run_lanes
+
+from sparsefleet import optim
+from sparsefleet.communicator import AsyncCommunicator, CommunicatorConfig
+from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.store import LocalStore
+
+
+class TestAsync(CommunicatorContract):
+    kind = AsyncCommunicator
+    config = CommunicatorConfig()
+
+
+class TestAsyncMerging(CommunicatorContract):
+    kind = AsyncCommunicator
+    config = CommunicatorConfig(max_merge=4, send_queue_size=8, dense_refresh=3)
+
+
+class TestAsyncOnServers(OnServers, CommunicatorContract):
+    kind = AsyncCommunicator
+    config = CommunicatorConfig()
+
+
+class TestAsyncMergingOnServers(OnServers, CommunicatorContract):
+    kind = AsyncCommunicator
+    config = CommunicatorConfig(max_merge=3, send_queue_size=3, staleness=2)
+
+
+@pytest.fixture
+def begun():
+    """A function that starts a communicator whose sends are recorded, and gives its lanes."""
+    made = []
+
+    def begin(config, rule=None, lanes=1):
+        store = LocalStore()
+        communicator = AsyncCommunicator(store, config)
+        communicator.start(parameters_in(store, rule or optim.SGD(1.0)))
+        made.append((communicator, Recorder(store)))
+        return communicator, made[-1][1], communicator.begin_epoch(0, lanes)
+
+    yield begin
+    for communicator, recorder in made:
+        recorder.open.set()
+        communicator.abandon()
+
+
+def wait_until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def hold_first(recorder, lane):
+    """Push a step whose sending does not end before the recorder is opened."""
+    recorder.open.clear()
+    lane.push(gradients(1.0, 1))
+    wait_until(lambda: len(recorder.sent) == 1)
+
+
+@pytest.mark.parametrize(("rule", "merged"), [(optim.SGD(1.0), 3.0), (optim.Adam(1.0), 1.0), (optim.Adagrad(1.0), 1.0)])
+def test_at_most_max_merge_steps_are_one_message(begun, rule, merged):
+    communicator, recorder, (lane,) = begun(CommunicatorConfig(max_merge=3, send_queue_size=10), rule)
+    hold_first(recorder, lane)
+    for _ in range(7):
+        lane.push(gradients(1.0, 1))
+    recorder.open.set()
+    communicator.flush()
+    assert recorder.values == [1.0, merged, merged, 1.0]
+
+
+def test_the_queue_takes_no_more_than_its_size(begun):
+    communicator, recorder, (lane,) = begun(CommunicatorConfig(max_merge=2, send_queue_size=3))
+    hold_first(recorder, lane)
+    pushed = []
+
+    def push_on():
+        for count in range(5):
+            lane.push(gradients(1.0, 1))
+            pushed.append(count)
+
+    thread = threading.Thread(target=push_on, daemon=True)
+    thread.start()
+    wait_until(lambda: len(pushed) == 3)
+    time.sleep(0.1)
+    assert len(pushed) == 3
+    recorder.open.set()
+    thread.join(10)
+    communicator.flush()
+    assert sum(recorder.values) == 6
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_a_thread_waits_at_its_staleness_bound(begun, staleness):
+    communicator, recorder, (lane, other) = begun(
+        CommunicatorConfig(max_merge=2, send_queue_size=50, staleness=staleness), lanes=2
+    )
+    recorder.open.clear()
+    pushed = []
+
+    def push_on():
+        for count in range(6):
+            lane.push(gradients(1.0, 1))
+            pushed.append(count)
+
+    thread = threading.Thread(target=push_on, daemon=True)
+    thread.start()
+    wait_until(lambda: len(pushed) == staleness)
+    time.sleep(0.1)
+    assert len(pushed) == staleness
+    if staleness:
+        other.push(gradients(1.0, 2))  # the bound is each thread's own
+    recorder.open.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    communicator.flush()
+    assert sum(recorder.values) == 6 + (staleness > 0)
+
+
+def test_without_merging_a_push_is_applied_when_it_returns(begun):
+    _, recorder, (lane,) = begun(CommunicatorConfig(max_merge=1))
+    for count in range(1, 4):
+        lane.push(gradients(1.0, 1))
+        assert len(recorder.sent) == count
+
+
+def test_dense_values_are_read_every_so_many_messages(begun):
+    communicator, _, (lane,) = begun(CommunicatorConfig(max_merge=1, dense_refresh=3))
+    reads = []
+    refresh = communicator.begin_refresh
+    communicator.begin_refresh = lambda: reads.append(1) or refresh()
+    for _ in range(7):
+        lane.push(gradients(1.0, 1))
+    assert len(reads) == 2
+    communicator.flush()
+    assert len(reads) == 3
+
+
+def test_lanes_that_wait_are_woken_when_training_is_given_up(begun):
+    communicator, recorder, lanes = begun(CommunicatorConfig(max_merge=2, send_queue_size=1), lanes=3)
+    recorder.open.clear()
+    threading.Timer(0.2, communicator.abandon).start()
+    errors = run_lanes(lanes, lambda index, lane: [lane.push(gradients(1.0, index)) for _ in range(10)])
+    assert all(isinstance(error, StoreError) and "given up" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("name", ["max_merge", "send_queue_size", "dense_refresh", "k_steps", "trainers"])
+def test_settings_out_of_range_are_refused(name):
+    with pytest.raises(ConfigError, match=f"{name}=0 must be 1 or above"):
+        CommunicatorConfig(**{name: 0})
+    with pytest.raises(ConfigError, match="staleness=-1 must be 0 or above"):
+        CommunicatorConfig(staleness=-1)

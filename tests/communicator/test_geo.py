@@ -1,0 +1,144 @@
+"""Geo: local copies, deltas divided by the trainers, and in the end nothing left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from communicator_contract import (
+    CommunicatorContract,
+    OnServers,
+    gradients,
+    parameters_in,
+    rows_of,
+    run_lanes,
+    train,
+    u64,
+)
+from small_jobs import cluster
+
+from sparsefleet import optim
+from sparsefleet.communicator import CommunicatorConfig, GeoCommunicator
+from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.store import LocalStore
+
+
+class TestGeo(OnServers, CommunicatorContract):
+    kind = GeoCommunicator
+
+
+class TestGeoRarely(OnServers, CommunicatorContract):
+    kind = GeoCommunicator
+    config = CommunicatorConfig(k_steps=7)
+
+
+class TestGeoOfMany(OnServers, CommunicatorContract):
+    """As one of four trainers: only part of a change goes out at once, the rest with flush."""
+
+    kind = GeoCommunicator
+    config = CommunicatorConfig(k_steps=2, trainers=4)
+
+
+@pytest.fixture
+def pair():
+    """Two trainers on two servers that exchange after every step, and a server's view."""
+    with cluster(2) as fleet:
+        made = []
+        for worker in range(2):
+            communicator = GeoCommunicator(fleet.store(worker, 2), CommunicatorConfig(k_steps=1, trainers=2))
+            communicator.start(parameters_in(communicator.store))
+            made.append((communicator, *communicator.begin_epoch(0, 1)))
+        yield made
+
+
+def local(lane, key):
+    return float(lane.pull("ads", u64(key)).wait()[0, 0])
+
+
+def dense(communicator):
+    return float(communicator.parameters.dense_values[0])
+
+
+def test_the_formulas(pair):
+    """delta = (local - old) / trainers, old += delta; on pull local += server - old."""
+    (a, lane_a), (b, lane_b) = pair
+    assert local(lane_a, 5) == 0
+    lane_a.push(gradients(-4.0, 5))  # delta 2
+    assert (local(lane_a, 5), dense(a), rows_of(a.store, 5)) == (4, 4, [2])
+    assert local(lane_b, 5) == 2
+    lane_b.push(gradients(-1.0, 5))  # rows: local 3, delta 0.5. Dense: old 0, local 1, delta 0.5, server 2.5
+    assert (local(lane_b, 5), rows_of(b.store, 5)) == (3, [2.5])
+    assert dense(b) == 1 + 2
+    lane_a.push(gradients(0.0, 5))  # delta (4 - 2) / 2 = 1, server 3.5, local 4 + 3.5 - 3
+    assert (local(lane_a, 5), dense(a), rows_of(a.store, 5)) == (4.5, 4.5, [3.5])
+    a.flush()
+    b.flush()
+    assert rows_of(a.store, 5) == [5]
+    a.flush()
+    assert (local(lane_a, 5), local(lane_b, 5), dense(a), dense(b)) == (5, 5, 5, 5)
+
+
+def test_what_others_changed_comes_with_the_next_exchange_though_not_touched_here(pair):
+    (_, lane_a), (_, lane_b) = pair
+    assert local(lane_a, 8) == local(lane_b, 8) == 0
+    lane_a.push(gradients(-4.0, 8))
+    assert local(lane_b, 8) == 0
+    lane_b.push(gradients(-1.0, 9))
+    assert local(lane_b, 8) == 2
+
+
+def test_rows_touched_once_go_out_whole_in_the_end(pair):
+    """Of a rare row only 1/trainers was sent with the step that touched it."""
+    (a, lane_a), (b, _) = pair
+    for key in range(10, 40):
+        local(lane_a, key)
+        lane_a.push(gradients(-2.0, key))
+    assert set(rows_of(b.store, *range(10, 40))) == {1.0}
+    a.flush()
+    assert set(rows_of(b.store, *range(10, 40))) == {2.0}
+    a.flush()
+    assert set(rows_of(b.store, *range(10, 40))) == {2.0}
+
+
+def test_exchanges_come_every_k_steps():
+    with cluster(1) as fleet:
+        store = fleet.store()
+        communicator = GeoCommunicator(store, CommunicatorConfig(k_steps=4))
+        communicator.start(parameters_in(store))
+        (lane,) = communicator.begin_epoch(0, 1)
+        seen = []
+        for _ in range(9):
+            train(lane, 1, 3)
+            seen += rows_of(store, 3)
+        assert seen == [0, 0, 0, 4, 4, 4, 4, 8, 8]
+
+
+def test_threads_lose_nothing_while_one_exchanges():
+    with cluster(2) as fleet:
+        communicator = GeoCommunicator(fleet.store(), CommunicatorConfig(k_steps=3, trainers=3))
+        communicator.start(parameters_in(communicator.store))
+        assert run_lanes(communicator.begin_epoch(0, 4), lambda i, lane: train(lane, 50, i + 1)) == [None] * 4
+        communicator.flush()
+        np.testing.assert_allclose(rows_of(communicator.store, 0, 1, 2, 3, 4), [200, 50, 50, 50, 50], rtol=1e-5)
+        np.testing.assert_allclose(communicator.parameters.dense_values, 200, rtol=1e-5)
+
+
+def test_only_sgd_is_taken():
+    with cluster(1) as fleet:
+        store = fleet.store()
+        parameters = parameters_in(store, optim.Adam())
+        with pytest.raises(ConfigError, match="geo works with SGD only, but table 'ads' has adam; use sgd, or another"):
+            GeoCommunicator(store).start(parameters)
+        spec = replace(parameters.tables["ads"], rule=optim.SGD(1.0))
+        with pytest.raises(ConfigError, match="geo works with SGD only, but the dense block has adam"):
+            GeoCommunicator(store).start(replace(parameters, tables={"ads": spec}))
+
+
+def test_one_process_has_nobody_to_meet():
+    store = LocalStore()
+    communicator = GeoCommunicator(store, CommunicatorConfig(k_steps=1))
+    communicator.start(parameters_in(store))
+    (lane,) = communicator.begin_epoch(0, 1)
+    with pytest.raises(StoreError, match="geo needs parameter servers"):
+        lane.pull("ads", u64(1)).wait()

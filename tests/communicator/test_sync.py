@@ -1,0 +1,61 @@
+"""Sync: the sum of all trainers' and threads' gradients is one step."""
+
+from __future__ import annotations
+
+import pytest
+from communicator_contract import CommunicatorContract, OnServers, Recorder, gradients, parameters_in, run_lanes
+from small_jobs import cluster, in_threads
+
+from sparsefleet import optim
+from sparsefleet.communicator import SyncCommunicator
+from sparsefleet.core.errors import StoreError
+from sparsefleet.store import LocalStore
+
+
+class TestSync(CommunicatorContract):
+    kind = SyncCommunicator
+
+
+class TestSyncOnServers(OnServers, CommunicatorContract):
+    kind = SyncCommunicator
+
+
+@pytest.mark.parametrize("rule", [optim.SGD(1.0), optim.Adam(1.0)])
+def test_threads_are_summed_whatever_the_rule(rule):
+    store = LocalStore()
+    communicator = SyncCommunicator(store)
+    communicator.start(parameters_in(store, rule))
+    recorder = Recorder(store)
+    run_lanes(communicator.begin_epoch(0, 3), lambda index, lane: lane.push(gradients(1.0 + index, 7)))
+    assert recorder.values == [6.0]
+
+
+def test_a_trainer_whose_thread_failed_is_lost_not_left_out():
+    """As if its rows had ended, the others would go on and nobody would know that rows are missing."""
+    with cluster(2, lost_trainer="error") as fleet:
+        for server in fleet.servers:  # what the servers call lost must come soon, what the clients do must not
+            object.__setattr__(server.config, "timeout", 2.0)
+        stores = [fleet.store(worker, 2, heartbeat=0.2) for worker in range(2)]
+        communicators = [SyncCommunicator(store) for store in stores]
+
+        def work(worker):
+            communicator, store = communicators[worker], stores[worker]
+            communicator.start(parameters_in(store))
+
+            def steps(index, lane):
+                for step in range(6):
+                    if (worker, step) == (1, 3):
+                        raise ValueError("a bad row")
+                    lane.pull("ads", gradients(0.0, 1).sparse["ads"].keys).wait()
+                    lane.push(gradients(-1.0, 1))
+
+            (error,) = run_lanes(communicator.begin_epoch(0, 1), steps)
+            if worker == 1:
+                store.give_up()
+            return error
+
+        errors = {}
+        in_threads([lambda w=w: errors.update({w: work(w)}) for w in range(2)])
+        assert isinstance(errors[1], ValueError)
+        assert isinstance(errors[0], StoreError)
+        assert "round 4: lost worker 1" in str(errors[0])

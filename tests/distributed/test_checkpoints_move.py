@@ -1,0 +1,117 @@
+"""A checkpoint of two servers loads on any number of them, and in one process; training goes on from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_jobs import Given, batches, cluster, in_threads, local_parameters, readers, small_model, train_local
+
+from sparsefleet import optim
+from sparsefleet.checkpoint import Checkpoint
+from sparsefleet.fleet import DistributedStrategy
+from sparsefleet.store import LocalStore
+from sparsefleet.train import SavePolicy, Trainer
+from sparsefleet.train.replica import Replica
+
+RULE = optim.Adam(1e-3)
+SYNC, ASYNC = DistributedStrategy(mode="sync"), DistributedStrategy(mode="async")
+SHARES = [batches(15, seed=1), batches(15, seed=2)]
+TEST = batches(5, seed=9, vocabulary=260)  # some keys were never trained
+
+
+def predictions(trainer, model):
+    return np.concatenate([scores for _, scores in trainer.predict(model, Given(TEST))])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of two servers, what the model predicted there, and all parameters."""
+    path = tmp_path_factory.mktemp("saved") / "model"
+    with cluster(2) as fleet:
+        first, _ = fleet.train(readers(SHARES), RULE, SYNC)
+        first.trainer.save(str(path))
+        return str(path), predictions(first.trainer, first.model), fleet.parameters()
+
+
+def test_each_server_wrote_its_own_rows(saved):
+    files = [entry.path for entry in Checkpoint.open(saved[0]).manifest.files]
+    assert len([name for name in files if name.endswith(".parquet")]) == 2
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("how", ["load", "start from"])
+def test_predictions_on_other_numbers_of_servers(saved, servers, how):
+    path, wanted, parameters = saved
+    with cluster(servers, load_from=path if how == "start from" else None) as fleet:
+        trainer, model = Trainer(fleet.job(RULE, ASYNC, 0, 1)), small_model(seed=5)
+        if how == "load":
+            trainer.load(model, path)
+        np.testing.assert_array_equal(predictions(trainer, model), wanted)
+        fleet.parameters().assert_close(parameters, 0.0)
+
+
+def test_predictions_in_one_process(saved):
+    path, wanted, parameters = saved
+    store = LocalStore()
+    trainer, model = Trainer(RULE, store=store), small_model(seed=5)
+    trainer.load(model, path)
+    np.testing.assert_array_equal(predictions(trainer, model), wanted)
+    local_parameters(store).assert_close(parameters, 0.0)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_training_goes_on_with_new_data_and_new_features(saved, servers):
+    """Incremental training: servers start from the checkpoint; the result is that of one process that loads it."""
+    path, _, parameters = saved
+    news = batches(20, seed=20, first_key=150)  # 150-199 are known, 200-349 are new
+    store = LocalStore()
+    trainer, model = Trainer(RULE, store=store), small_model(seed=5)
+    trainer.load(model, path)
+    trainer.fit(model, Given(news))
+    with cluster(servers, load_from=path) as fleet:
+        fleet.train([Given(news)], RULE, SYNC)
+        after = fleet.parameters()
+    after.assert_close(local_parameters(store))
+    assert len(after.keys) == len(parameters.keys) + 150
+    assert after.step == parameters.step + 20
+
+
+def test_sync_resumed_from_a_checkpoint_equals_one_that_never_stopped(tmp_path):
+    one, store = train_local(Given([b for _ in range(2) for b in SHARES[0]]), RULE)
+    with cluster(2) as fleet:
+        fleet.train([Given(SHARES[0])], RULE, SYNC, save=SavePolicy(str(tmp_path)))
+    with cluster(3) as fleet:
+        (outcome,) = fleet.train([Given(SHARES[0])], RULE, SYNC, epochs=2, resume=str(tmp_path))
+        fleet.parameters().assert_close(local_parameters(store))
+    assert outcome.result.steps == one.result.steps == 30
+
+
+def test_a_save_while_others_train_is_of_one_moment(tmp_path):
+    """Pushes go on; the checkpoint's tables and blocks on all servers are at the same step."""
+    with cluster(3) as fleet:
+        jobs = [fleet.job(RULE, ASYNC, worker, 2) for worker in range(2)]
+        trainers, models = [Trainer(job) for job in jobs], [small_model() for _ in jobs]
+        trainers[1].fit(models[1], Given([]), epochs=0)
+        saves = []
+
+        def save_often():
+            for count in range(4):
+                path = str(tmp_path / str(count))
+                trainers[1].save(path)
+                saves.append(Checkpoint.open(path).manifest)
+
+        in_threads([lambda: train_alone(trainers[0], models[0]), save_often])
+    steps = [[info.step for info in (*manifest.tables, *manifest.blocks)] for manifest in saves]
+    assert all(len(set(each)) == 1 for each in steps)
+    assert [each[0] for each in steps] == sorted(each[0] for each in steps)
+
+
+def train_alone(trainer, model):
+    """Steps of one trainer, without the meeting of all at the end of an epoch."""
+    session = trainer._bind(model)
+    with trainer.job.communicator() as communicator:
+        communicator.start(session.parameters)
+        (lane,) = communicator.begin_epoch(0, 1)
+        replica = Replica(model, session.block, lane, "float32")
+        for batch in batches(60, seed=4):
+            replica.step(batch)

@@ -1,0 +1,46 @@
+"""One trainer on servers, with nobody to wait for or to merge with, is one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from small_jobs import Given, batches, cluster, local_parameters, train_local
+
+from sparsefleet import optim
+from sparsefleet.fleet import DistributedStrategy
+
+STEPS = 50
+
+
+def check(strategy, rule, servers, tolerance=1e-5):
+    given = batches(STEPS, seed=3)
+    one, store = train_local(Given(given), rule)
+    with cluster(servers) as fleet:
+        (outcome,) = fleet.train([Given(given)], rule, strategy)
+        there = fleet.parameters()
+    np.testing.assert_allclose(outcome.losses, one.losses, rtol=1e-5)
+    here = local_parameters(store)
+    if strategy.mode == "geo":  # geo counts exchanges, not steps
+        there.step, there.dense_step = here.step, here.dense_step
+    there.assert_close(here, tolerance)
+    assert outcome.result.train["auc"] == pytest.approx(one.result.train["auc"], abs=1e-4)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("rule", [optim.Adam(1e-3), optim.SGD(1e-2), optim.Adagrad(1e-2), optim.FTRL(1e-2)])
+def test_async_without_merging(rule, servers):
+    check(DistributedStrategy(mode="async", max_merge=1), rule, servers)
+
+
+def test_async_that_waits_for_every_step():
+    check(DistributedStrategy(mode="async", max_merge=4, staleness=0), optim.Adam(1e-3), 2)
+
+
+def test_half_async_of_one_thread():
+    check(DistributedStrategy(mode="half_async"), optim.Adam(1e-3), 2)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("k_steps", [1, 10])
+def test_geo_is_local_sgd(k_steps, servers):
+    check(DistributedStrategy(mode="geo", k_steps=k_steps), optim.SGD(1e-2), servers)
