@@ -1,8 +1,8 @@
 """Frames: one message on a DoExchange stream, a JSON header and a body of raw bytes.
 
 A body up to INLINE_BYTES travels behind the header in `app_metadata`; a larger one as the single uint8 column of a
-record batch. Measured on loopback: a message without a batch takes 60 to 90 µs less, but above some 100 KB its copies
-cost more.
+record batch. Measured on loopback, medians: doing without a batch saves 50 to 80 µs a message up to 72 KB; at 80 KB
+there is no difference, and a request of 480 KB takes 0.9 ms inline (its extra copy included) against 0.5 ms.
 """
 
 from __future__ import annotations
