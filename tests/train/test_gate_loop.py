@@ -177,7 +177,7 @@ def test_an_error_in_one_thread_ends_the_others_and_comes_out():
 
     begun = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="in a step"):
-        run_threads(Epoch(streams), work, Gate(), nothing, left.append)
+        run_threads(Epoch(streams), work, Gate(), nothing, lambda index, error: left.append(index))
     assert time.monotonic() - begun < 2
     assert sorted(left) == [0, 1]
 
@@ -189,7 +189,7 @@ def test_an_error_of_a_reader_comes_out_too():
 
 
 def test_an_error_on_leaving_comes_out():
-    def leave(index):
+    def leave(index, error):
         raise OSError("no farewell")
 
     stream = Numbers()
