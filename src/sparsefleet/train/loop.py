@@ -69,18 +69,18 @@ def run_threads(
         threading.Thread(target=body, args=(index, stream), name=f"train-{index}", daemon=True)
         for index, stream in enumerate(epoch.streams)
     ]
-    started = 0
     try:
         for thread in threads:
             thread.start()
-            started += 1
         done = False
         while not done and not stop.is_set():
             done = _all_set(ended, TICK_SECONDS)
             tick()
     finally:
         stop.set()
-        del ended[started:]  # those that never started will never end
+        for thread, event in zip(threads, ended, strict=True):
+            if thread.ident is None:  # never started: it will not end
+                event.set()
         if not _all_set(ended, 0.0):
             epoch.close()  # wakes threads that wait for input
             gate.wait_until_quiet(STEP_SECONDS)
