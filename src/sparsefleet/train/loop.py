@@ -63,8 +63,10 @@ def run_threads(
     try:
         for thread in threads:
             thread.start()
-        while not stop.is_set() and not crew.gone(TICK_SECONDS):
-            tick()
+        gone = False
+        while not gone and not stop.is_set():
+            gone = crew.gone(TICK_SECONDS)
+            tick()  # once at least, however short the epoch
     finally:
         stop.set()
         if not crew.gone(0):
