@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ class ReadingOptions:
     threads: int = 1
     labelled: bool = True
 
-    def open(self, path: str, schema: Schema) -> Reader:
+    def open(self, path: str | Sequence[str], schema: Schema) -> Reader:
         return open_reader(
             path,
             schema,

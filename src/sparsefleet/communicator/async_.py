@@ -29,6 +29,7 @@ class AsyncCommunicator(Communicator):
         super().start(parameters)
         self._queue: deque[tuple[_Outstanding, StepGradients]] = deque()
         self._busy = False
+        self._being_sent = 0
         self._sent = 0
         self._closing = False
         self._error: BaseException | None = None
@@ -64,6 +65,9 @@ class AsyncCommunicator(Communicator):
             self._check()
         self.refresh_dense()
 
+    def staleness(self) -> int:
+        return len(self._queue) + self._being_sent
+
     def close(self) -> None:
         try:
             self.flush()
@@ -83,7 +87,7 @@ class AsyncCommunicator(Communicator):
                 if self._closing:
                     return
                 taken = [self._queue.popleft() for _ in range(min(len(self._queue), self.config.max_merge))]
-                self._busy = True
+                self._busy, self._being_sent = True, len(taken)
                 self._changed.notify_all()
             try:
                 self._apply([gradients for _, gradients in taken])
@@ -92,7 +96,7 @@ class AsyncCommunicator(Communicator):
             with self._changed:
                 for lane, _ in taken:
                     lane.steps -= 1
-                self._busy = False
+                self._busy, self._being_sent = False, 0
                 self._changed.notify_all()
                 if self._error:
                     return

@@ -71,6 +71,9 @@ class GeoCommunicator(Communicator):
                 local += values - (self._old_dense + delta)
                 self._old_dense = values.copy()
 
+    def staleness(self) -> int:
+        return self._steps % self.config.k_steps
+
     def flush(self) -> None:
         self.exchange()
 

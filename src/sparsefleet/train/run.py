@@ -23,6 +23,7 @@ from sparsefleet.train.replica import Replica, autocast
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.saving import SavePolicy, TrainingState, random_state_text, save_checkpoint
 from sparsefleet.train.session import Session
+from sparsefleet.train.status import StatusReports
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Run:
         self.progress.step = state.step
         if state.metrics:
             self.progress.metrics = ClickMetrics.from_dict(state.metrics)
+        self.status = StatusReports(session.store, self.progress)
         self.everyone: ClickMetrics | None = None
         """Of a job of several trainers: metrics over all of them, at the last epoch's end."""
         self.checkpoint: str | None = None
@@ -117,7 +119,10 @@ class Run:
         progress.start_clock()
         try:
             with self.data.epoch(threads) as epoch:
-                run_threads(epoch, step, gate, self.tick, leave=lambda index: lanes[index].leave())
+                run_threads(
+                    epoch, step, gate, lambda: self.tick(communicator), leave=lambda index: lanes[index].leave()
+                )
+            self.status.resting("waiting for the others")
             communicator.flush()
         except KeyboardInterrupt:
             policy, alone = self.save_policy, self.job.trainers == 1
@@ -134,7 +139,8 @@ class Run:
         if self.save_policy and self.save_policy.every_epoch:
             self.save_together(communicator)
 
-    def tick(self) -> None:
+    def tick(self, communicator: Communicator) -> None:
+        self.status.tick(communicator.staleness)
         for reporter in self.reporters:
             reporter.tick(lambda: self.progress.snapshot(self.data.progress()))
         for handler in self.handlers:
@@ -152,6 +158,7 @@ class Run:
     def save(self, communicator: Communicator) -> None:
         """A checkpoint of this moment. Nobody is within a step: threads stand at the gate, or have ended."""
         assert self.save_policy is not None
+        self.status.resting("saving")
         communicator.flush()
         position = self.data.position()
         facts = self.facts({"0": position} if position else {})
@@ -164,7 +171,7 @@ class Run:
         """What a checkpoint should know of this run besides its parameters."""
         state = TrainingState(
             epoch=self.progress.epoch,
-            metrics=self.progress.metrics.to_dict(),
+            metrics=(self.everyone or self.progress.metrics).to_dict(),
             random_state=random_state_text(),
         )
         return RunFacts(

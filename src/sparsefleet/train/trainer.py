@@ -94,11 +94,13 @@ class Trainer:
                 for number in range(state.epoch, epochs):
                     run.epoch(number, communicator)
                     if test is not None:
+                        run.status.resting("scoring")
                         scored = self.evaluate_everywhere(model, test)
                         for reporter in self.reporters:
                             reporter.evaluated(run.progress.step, scored)
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
+            run.status.resting("done")
         finally:
             for reporter in self.reporters:
                 reporter.close()
@@ -179,14 +181,17 @@ class Trainer:
 
     def restore(self, model: nn.Module, path: str) -> TrainingState:
         """Load tables and dense parameters from a checkpoint; returns where that run stood."""
-        state = TrainingState.from_facts(self.load(model, path))
+        state = TrainingState.from_facts(self.load(model, path), self.job.index, self.job.trainers)
         restore_random_state(state.random_state)
         return state
 
     def load(self, model: nn.Module, path: str, *, values_only: bool = False) -> RunFacts:
-        """Fill the model's tables and parameters from a checkpoint or a run's newest one."""
+        """Fill the model's tables and parameters from a checkpoint or a run's newest one.
+
+        In a job of several trainers all call it, before the first of them trains.
+        """
         session = self._bind(model)
-        facts = self.store.load(path, values_only=values_only)
+        facts = self.job.load(path, values_only=values_only)
         self.store.pull_dense(DENSE, session.block.values).wait()
         session.load_buffers(facts.buffers)
         return facts
