@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
+from sparsefleet.cli.console import sigterm_interrupts
 from sparsefleet.cli.scoring import Scoring
 from sparsefleet.core.errors import SparseFleetError
+
+END_SECONDS = 5.0
 
 
 def main(folder: Path, index: int) -> None:
@@ -27,11 +32,17 @@ def main(folder: Path, index: int) -> None:
 
 def _end_with_parent() -> None:
     os.read(0, 1)
+    # Like Ctrl-C, so that readers end the commands they have started; but not for ever.
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(END_SECONDS)
     os._exit(1)
 
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), int(sys.argv[2]))
+        with sigterm_interrupts():
+            main(Path(sys.argv[1]), int(sys.argv[2]))
     except SparseFleetError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit("ended")

@@ -113,7 +113,9 @@ def _print(report: Report, as_json: bool) -> None:
     elif report.answers:
         # In a pipe, lines are as long as they need be.
         out = Console(highlight=False)
-        out.print(view(report), width=None if out.is_terminal else PIPED_WIDTH)
+        if not out.is_terminal:
+            out.width = PIPED_WIDTH
+        out.print(view(report))
     for error in report.silent.values():
         console.print(f"[bold red]error:[/] [red]{escape(error)}[/]", soft_wrap=True)
 

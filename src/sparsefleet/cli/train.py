@@ -147,6 +147,7 @@ def train(
     torch.manual_seed(seed)
     model = _network(rows, preset, embedding_size, hidden, init_range)
     if servers and workers:
+        train_roles.check_inputs([data, test_data], workers, pipe_command)
         folder = Path(log_dir or train_roles.LOG_FOLDER)
         status, summary = train_roles.launch_roles(context, servers, workers, job.strategy, folder)
         _tell(summary, data)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +22,7 @@ import typer
 from sparsefleet import fleet, launch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.data.files import list_files
+from sparsefleet.data.split import split_files
 from sparsefleet.fleet.roles import TRAINING_ROLE, Role
 from sparsefleet.fleet.strategy import Resolved
 from sparsefleet.launch.process import last_lines
@@ -48,6 +49,13 @@ def check_counts(servers: int | None, workers: int | None, role: Role) -> None:
             f"--servers starts a job of its own, but the environment makes this process {role} of one "
             f"({TRAINING_ROLE}); leave --servers and --workers out, or unset the variables"
         )
+
+
+def check_inputs(paths: Sequence[str | None], workers: int, pipe_command: str | None) -> None:
+    """Refuse files that are not there, or too few of them, before any process is started."""
+    for path in paths:
+        if path is not None:
+            split_files(list_files(path), 0, workers, cuttable=pipe_command is None)
 
 
 def launch_roles(

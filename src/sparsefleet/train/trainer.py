@@ -130,9 +130,13 @@ class Trainer:
 
     def evaluate_everywhere(self, model: nn.Module, data: Reader) -> dict[str, float]:
         """Metrics over the shares of all trainers of the job, exactly those of one process; all must call it."""
-        mine = self.measure(model, data)
         self._evaluations += 1
-        return merged_metrics(self.store, f"evaluation {self._evaluations}", mine).values()
+        name = f"evaluation {self._evaluations}"
+        session = self._bind(model)
+        self.store.barrier(name)  # whoever still trains changes what the others would score
+        with session.dense_as_stored():
+            mine = self.measure(model, data)
+        return merged_metrics(self.store, name, mine).values()
 
     def infer_from_dataset(
         self,
