@@ -1,4 +1,4 @@
-"""The command line: `sparsefleet data | train | infer | checkpoint`. Messages go to stderr, results to stdout."""
+"""The command line: `sparsefleet data|train|infer|status|checkpoint`. Messages go to stderr, results to stdout."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import typer
 from sparsefleet import __version__
 from sparsefleet.cli import checkpoint, data
 from sparsefleet.cli.infer import infer
+from sparsefleet.cli.status import status
 from sparsefleet.cli.train import train
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.command()(train)
 app.command()(infer)
+app.command()(status)
 
 
 @app.callback(invoke_without_command=True)

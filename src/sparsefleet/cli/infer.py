@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +11,13 @@ from rich.markup import escape
 
 from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.cli.console import console, errors_to_exit, sigterm_interrupts
-from sparsefleet.cli.predictions import open_predictions
-from sparsefleet.cli.reading import ReadingOptions, tell_skipped
-from sparsefleet.core.errors import CheckpointError
-from sparsefleet.core.schema import Schema
-from sparsefleet.metrics import ClickMetrics
-from sparsefleet.models import registry
-from sparsefleet.optim import SGD
-from sparsefleet.train import Trainer
+from sparsefleet.cli.infer_workers import score_with_workers
+from sparsefleet.cli.predictions import check_name
+from sparsefleet.cli.reading import tell_skipped
+from sparsefleet.cli.scoring import Scoring
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.data.files import list_files
+from sparsefleet.data.split import ordered_shares
 from sparsefleet.train.reporting.console import describe_metrics
 from sparsefleet.train.reporting.jsonl import plain_numbers
 
@@ -36,7 +34,12 @@ def infer(
         str | None, typer.Option(help="Shell command that turns a file (its stdin) into MultiSlot text.")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows in a batch.")] = 1000,
-    threads: Annotated[int, typer.Option(help="Scoring threads; with --output it is one.")] = 2,
+    threads: Annotated[
+        int | None, typer.Option(help="Scoring threads of a process (2, with --workers 1); with --output it is one.")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(help="Processes that score a share each, with the model in each; the same metrics.")
+    ] = 1,
     on_bad_row: Annotated[str, typer.Option(help="error, or skip (and count).")] = "error",
     unlabelled: Annotated[bool, typer.Option(help="The rows have no label column: predict only.")] = False,
     precision: Annotated[str, typer.Option(help="float32 or bf16, for the dense network.")] = "float32",
@@ -44,26 +47,29 @@ def infer(
 ) -> None:
     """Score rows with a saved model, and measure it where rows have labels."""
     checkpoint = Checkpoint.open(latest(model))
-    if checkpoint.manifest.schema is None:
-        raise CheckpointError(f"{checkpoint.location} does not say what its input looks like (no schema)")
-    schema = Schema.from_dict(checkpoint.manifest.schema, where=f"{checkpoint.location}: schema")
-    network = registry.build(checkpoint.manifest.model)
-    # Nothing is trained: with SGD no row carries optimizer state.
-    trainer = Trainer(SGD(), threads=threads, precision=precision)
-    trainer.load(network, str(checkpoint.location), values_only=True)
-    reading = ReadingOptions("queue", format, pipe_command, batch_size, on_bad_row, threads, not unlabelled)
-    with sigterm_interrupts():
-        rows = reading.open(data, schema)
-        if output is None:
-            metrics = trainer.measure(network, rows)
-        else:
-            metrics = ClickMetrics()
-            with open_predictions(output) as write, closing(trainer.predict(network, rows)) as predicted:
-                for batch, probabilities in predicted:
-                    write(batch, probabilities)
-                    metrics.update(probabilities, batch.labels)
+    if workers < 1:
+        raise ConfigError(f"--workers {workers} must be 1 or above")
+    if output is not None:
+        check_name(output)
+    scoring = Scoring(
+        checkpoint=str(checkpoint.location),
+        format=format,
+        pipe_command=pipe_command,
+        batch_size=batch_size,
+        threads=threads or (2 if workers == 1 else 1),
+        on_bad_row=on_bad_row,
+        labelled=not unlabelled,
+        precision=precision,
+    )
+    files = list_files(data)
+    if workers == 1:
+        metrics, skipped = scoring.score(files, output)
+    else:
+        shares = ordered_shares(files, workers, cuttable=pipe_command is None)
+        with sigterm_interrupts():
+            metrics, skipped = score_with_workers(scoring, shares, output)
     values = metrics.values()
-    tell_skipped(rows.skipped(), data)
+    tell_skipped(skipped, data)
     if not unlabelled:
         where = f"[bold]{escape(str(checkpoint.location))}[/] on {escape(data)}"
         console.print(f"{where}:  {describe_metrics(values)}", soft_wrap=True)
@@ -71,4 +77,4 @@ def infer(
         console.print(f"[bold]predictions[/] {escape(str(output))}", soft_wrap=True)
     if json_output:
         extra = {"model": str(checkpoint.location), "step": checkpoint.manifest.step}
-        print(json.dumps(plain_numbers({**values, **extra, "skipped": rows.skipped()})))
+        print(json.dumps(plain_numbers({**values, **extra, "skipped": skipped})))

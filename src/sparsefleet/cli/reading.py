@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ class ReadingOptions:
     threads: int = 1
     labelled: bool = True
 
-    def open(self, path: str, schema: Schema, shuffle_seed: int | None = None) -> Reader:
+    def open(self, path: str | Sequence[str], schema: Schema, shuffle_seed: int | None = None) -> Reader:
         return open_reader(
             path,
             schema,

@@ -12,12 +12,14 @@ import torch
 import typer
 from rich.markup import escape
 
-from sparsefleet import optim
-from sparsefleet.cli.console import console, errors_to_exit, sigterm_interrupts
+from sparsefleet import fleet, optim
+from sparsefleet.cli import train_roles
+from sparsefleet.cli.console import LOG_SECONDS, console, errors_to_exit, sigterm_interrupts
 from sparsefleet.cli.reading import ReadingOptions, schema_for, tell_skipped
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.initializer import Uniform
 from sparsefleet.core.schema import Schema
+from sparsefleet.fleet.roles import Role
 from sparsefleet.models import CTRDNN, PRESETS, CTRDNNConfig
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.optim.schedule import Constant, ExponentialDecay, LinearWarmup, Schedule
@@ -32,11 +34,12 @@ def _panel(name: str) -> Callable[[str], Any]:
 
 
 _data, _model, _training = _panel("Data"), _panel("Model"), _panel("Training")
-_saving, _output = _panel("Saving"), _panel("Output")
+_saving, _output, _many = _panel("Saving"), _panel("Output"), _panel("Many processes")
 
 
 @errors_to_exit
 def train(
+    context: typer.Context,
     data: Annotated[str, _data("Training files: a folder, a file or a pattern.")],
     test_data: Annotated[str | None, _data("Rows to score after each epoch.")] = None,
     schema: Annotated[str | None, _data("Schema file; default: schema.json beside the data, else Criteo's.")] = None,
@@ -56,10 +59,19 @@ def train(
     sparse_feature_dim: Annotated[int | None, _model("Fold keys into this many rows; 0 keeps all 64 bits.")] = None,
     epochs: Annotated[int, _training("Passes over the data.")] = 1,
     batch_size: Annotated[int, _training("Rows in a batch.")] = 1000,
-    threads: Annotated[int, _training("Training threads (Hogwild), each with its reader thread.")] = 2,
-    optimizer: Annotated[str, _training(f"{', '.join(optim.RULES)}.")] = "adam",
-    learning_rate: Annotated[float | None, _training("Step size; default 1e-3 (preset paddle: 1e-4).")] = None,
-    lr_decay: Annotated[float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")] = None,
+    threads: Annotated[
+        int | None,
+        _training("Training threads (Hogwild) of a process, each with its reader thread; default 2, with workers 1."),
+    ] = None,
+    optimizer: Annotated[
+        str | None, _training(f"{', '.join(optim.RULES)}; default adam, in mode geo sgd.")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, _training("Step size; default 1e-3 (sgd, and preset paddle: 1e-4).")
+    ] = None,
+    lr_decay: Annotated[
+        float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")
+    ] = None,
     lr_decay_steps: Annotated[int, _training("Steps between decays.")] = 1000,
     warmup_steps: Annotated[int, _training("Raise the learning rate from zero over this many steps.")] = 0,
     precision: Annotated[str, _training("float32 or bf16, for the dense network.")] = "float32",
@@ -71,35 +83,90 @@ def train(
     json_output: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is one JSON object.", rich_help_panel="Output")
     ] = False,
-    log_dir: Annotated[str | None, _output("Folder for metrics.jsonl; default: the --save folder.")] = None,
-    tensorboard: Annotated[str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")] = None,
+    log_dir: Annotated[
+        str | None,
+        _output("Folder for metrics.jsonl (default: the --save folder) and for the logs of all processes (log)."),
+    ] = None,
+    tensorboard: Annotated[
+        str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")
+    ] = None,
+    servers: Annotated[int | None, _many("Parameter servers to start on this host; with --workers.")] = None,
+    workers: Annotated[int | None, _many("Trainers to start on this host; with --servers.")] = None,
+    mode: Annotated[
+        str, _many("sync, half_async, async or geo: how trainers work together (docs/distributed.md).")
+    ] = "async",
+    k_steps: Annotated[int, _many("geo: steps between two exchanges.")] = 100,
+    max_merge: Annotated[int, _many("async: steps merged into one message.")] = 4,
+    send_queue_size: Annotated[int, _many("async: steps that may wait to be sent.")] = 4,
+    staleness: Annotated[
+        int | None, _many("async: a thread waits when so many of its steps are not applied.")
+    ] = None,
+    dense_refresh: Annotated[int, _many("async: messages between two reads of the dense parameters.")] = 1,
+    timeout: Annotated[
+        float, _many("Seconds without a sign of life after which a process counts as lost.")
+    ] = 60.0,
+    lost_trainer: Annotated[
+        str | None, _many("error: the others stop; drop: they go on. Default: error in sync, else drop.")
+    ] = None,
 ) -> None:
-    """Train CTR-DNN, evaluate it, save it."""
+    """Train CTR-DNN, evaluate it, save it: in this process, or with --servers and --workers in many."""
+    role = Role.from_environment()
+    train_roles.check_counts(servers, workers, role)
+    strategy = fleet.DistributedStrategy(
+        mode=mode, k_steps=k_steps, max_merge=max_merge, send_queue_size=send_queue_size, staleness=staleness,
+        dense_refresh=dense_refresh, timeout=timeout, lost_trainer=lost_trainer,
+    )  # fmt: skip
+    name = optimizer or ("sgd" if mode == "geo" else "adam")
+    rule = _rule(name, learning_rate, preset, lr_decay, lr_decay_steps, warmup_steps)
+    fleet.init(role)
+    job = fleet.distributed_optimizer(rule, strategy)
     if save_every is not None and not save:
         raise ConfigError("--save-every needs --save FOLDER")
     if shuffle and reader != "memory":
         raise ConfigError(f"--shuffle needs --reader memory; --reader {reader} gives rows in their order")
+    if save_every and (workers or role.worker_num) > 1:
+        raise ConfigError("--save-every saves one trainer's moment; with several trainers --save does so per epoch")
     rows = schema_for(data, schema, sparse_feature_dim)
-    reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
-    rule = _rule(optimizer, learning_rate, preset, lr_decay, lr_decay_steps, warmup_steps)
-    trainer = Trainer(rule, threads=threads, precision=precision, seed=seed)
     torch.manual_seed(seed)
     model = _network(rows, preset, embedding_size, hidden, init_range)
+    if servers and workers:
+        train_roles.check_inputs([data, test_data], workers, pipe_command)
+        folder = Path(log_dir or train_roles.LOG_FOLDER)
+        status, summary = train_roles.launch_roles(context, servers, workers, job.strategy, folder)
+        _tell(summary, data)
+        if json_output and summary:
+            print(json.dumps(summary))
+        raise typer.Exit(status)
+    if role.kind != "single":
+        train_roles.log_to_stderr()
+    if role.is_server:
+        train_roles.serve()
+    threads = threads or (2 if role.kind == "single" else 1)
+    reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
+    trainer = Trainer(job, threads=threads, precision=precision, seed=seed)
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
     with sigterm_interrupts():
-        train_rows = reading.open(data, rows, seed if shuffle else None)
-        test_rows = reading.open(test_data, rows) if test_data else None
+        train_rows = reading.open(train_roles.share(data, pipe_command), rows, seed if shuffle else None)
+        test_rows = reading.open(train_roles.share(test_data, pipe_command), rows) if test_data else None
         # After the data: nothing is written for a run that cannot be.
-        trainer.reporters = _reporters(log_dir or save, tensorboard)
+        first = role.is_first_worker
+        log_seconds = LOG_SECONDS if role.kind == "single" else train_roles.ROLE_LOG_SECONDS
+        places = (log_dir or save, tensorboard) if first else (None, None)
+        trainer.reporters = _reporters(log_seconds, *places)
+        fleet.init_worker()
         result = trainer.fit(model, train_rows, epochs, test=test_rows, save=policy, resume=resume)
-    test_skipped = test_rows.skipped() if test_rows else {}
-    _tell(result, data, test_skipped)
+        test_skipped = test_rows.skipped() if test_rows else {}
+        summary = plain_numbers({**_metrics(result, test_skipped), **train_roles.whole_job(trainer.store, result)})
+        fleet.stop_worker()
+    tell_skipped(result.skipped, "the training data")
+    tell_skipped(test_skipped, "the test data")
+    _tell(summary, data)
     if json_output:
-        print(json.dumps(plain_numbers(_summary(result, test_skipped))))
+        print(json.dumps(summary))
 
 
-def _reporters(metrics: str | None, tensorboard: str | None) -> tuple[Reporter, ...]:
-    reporters: list[Reporter] = [console_reporter(console)]
+def _reporters(log_seconds: float, metrics: str | None, tensorboard: str | None) -> tuple[Reporter, ...]:
+    reporters: list[Reporter] = [console_reporter(console, log_seconds)]
     if metrics:
         reporters.append(JsonLinesReporter(metrics))
     if tensorboard:
@@ -131,36 +198,29 @@ def _rule(name: str, rate: float | None, preset: str, decay: float | None, decay
     schedule: Schedule = Constant() if decay is None else ExponentialDecay(decay_steps, decay)
     if warmup:
         schedule = LinearWarmup(warmup, schedule)
-    default = 1e-4 if preset == "paddle" else 1e-3
+    default = 1e-4 if preset == "paddle" or name == "sgd" else 1e-3
     return optim.by_name(name, default if rate is None else rate, schedule=schedule)
 
 
-def _summary(result: FitResult, test_skipped: Mapping[str, int]) -> dict[str, object]:
-    summary: dict[str, object] = {f"train_{name}": value for name, value in result.train.items() if name != "rows"}
-    for name, value in (result.test or {}).items():
-        summary[f"test_{name}"] = value
-    return {
-        **summary,
-        "rows": result.rows,
-        "steps": result.steps,
-        "seconds": result.seconds,
-        "samples_per_s": result.samples_per_s,
-        "skipped": dict(result.skipped),
-        **({"test_skipped": dict(test_skipped)} if result.test else {}),
-        "model": result.checkpoint,
-    }
+def _metrics(result: FitResult, test_skipped: Mapping[str, int]) -> dict[str, object]:
+    metrics: dict[str, object] = {f"train_{name}": value for name, value in result.train.items() if name != "rows"}
+    if result.test is None:
+        return metrics
+    tested = {f"test_{name}": value for name, value in result.test.items()}
+    return {**metrics, **tested, "test_skipped": dict(test_skipped)}
 
 
-def _tell(result: FitResult, data: str, test_skipped: Mapping[str, int]) -> None:
+def _tell(summary: Mapping[str, Any], data: str) -> None:
     """The end of a run, for people."""
-    tell_skipped(result.skipped, "the training data")
-    tell_skipped(test_skipped, "the test data")
-    if result.test:
+    if summary.get("trainers", 1) > 1:
+        speed = f"{summary['rows']:,} rows, {summary['samples_per_s']:,.0f} rows/s"
+        console.print(f"[bold]{summary['trainers']} trainers[/] together: {speed}")
+    if summary.get("test_auc") is not None:
         best = _best_possible(Path(data))
         beside = f"   best possible {best:.4f}" if best else ""
-        console.print(f"[bold]test AUC {result.test['auc']:.4f}[/]{beside}")
-    if result.checkpoint:
-        console.print(f"[bold]model[/] {escape(result.checkpoint)}", soft_wrap=True)
+        console.print(f"[bold]test AUC {summary['test_auc']:.4f}[/]{beside}")
+    if summary.get("model"):
+        console.print(f"[bold]model[/] {escape(str(summary['model']))}", soft_wrap=True)
 
 
 def _best_possible(data: Path) -> float | None:

@@ -31,6 +31,7 @@ class AsyncCommunicator(Communicator):
         super().__init__(store, config)
         self._queue: deque[tuple[_Outstanding, StepGradients]] = deque()
         self._busy = False
+        self._being_sent = 0
         self._messages = itertools.count(1)
         self._closing = False
         self._error: BaseException | None = None
@@ -67,6 +68,9 @@ class AsyncCommunicator(Communicator):
             self._wait_for(lambda: not self._queue and not self._busy)
         self.refresh_dense()
 
+    def staleness(self) -> int:
+        return len(self._queue) + self._being_sent
+
     def close(self) -> None:
         try:
             self.flush()
@@ -88,7 +92,7 @@ class AsyncCommunicator(Communicator):
                 if self._closing:
                     return
                 taken = [self._queue.popleft() for _ in range(min(len(self._queue), self.config.max_merge))]
-                self._busy = True
+                self._busy, self._being_sent = True, len(taken)
                 self._changed.notify_all()
             try:
                 self._apply([gradients for _, gradients in taken])
@@ -100,7 +104,7 @@ class AsyncCommunicator(Communicator):
             with self._changed:
                 for lane, _ in taken:
                     lane.steps -= 1
-                self._busy = False
+                self._busy, self._being_sent = False, 0
                 self._changed.notify_all()
 
     def _apply(self, parts: list[StepGradients]) -> None:

@@ -109,6 +109,10 @@ class Communicator(ABC):
     def flush(self) -> None:
         """Return when everything handed in has been applied, and the dense values are as fresh as the store."""
 
+    def staleness(self) -> int:
+        """Steps of this trainer that are done here and not applied on the servers, right now."""
+        return 0
+
     def close(self) -> None:
         """Flush and stop whatever runs in the background."""
         self.flush()

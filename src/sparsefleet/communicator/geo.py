@@ -69,6 +69,9 @@ class GeoCommunicator(Communicator):
         with self._exchanging:
             self._exchange({table: copy.touched() for table, copy in self._copies.items()}, self.config.trainers)
 
+    def staleness(self) -> int:
+        return self._steps % self.config.k_steps
+
     def flush(self) -> None:
         """Send the whole rest of what was learnt here, take in the others'."""
         with self._exchanging:

@@ -47,12 +47,26 @@ def split_units(files: Sequence[Path], worker_index: int, worker_num: int, *, cu
         _check_cuttable(name, len(names), worker_num, cuttable)
     shares = _ranges(names, worker_num)
     # Every worker looks at every share: all of them refuse alike, and none waits for one that has given up.
-    for share in shares:
-        if not any(_has_row(unit) for unit in share):
-            raise ConfigError(
-                f"{_listed(names)} cannot be shared by {worker_num} workers: some would get no row; use fewer workers"
-            )
+    _check_rows(names, shares)
     return shares[worker_index]
+
+
+def ordered_shares(files: Sequence[Path], worker_num: int, *, cuttable: bool = True) -> list[list[str]]:
+    """Everyone's share, one behind the other in the order of the rows: worker 0's come before worker 1's, and so on.
+
+    Cut evenly by bytes where all files can be cut, else between files.
+    """
+    names = _names(files)
+    if worker_num < 1:
+        raise ConfigError(f"worker_num={worker_num} must be at least 1")
+    if any(_whole_reason(name, cuttable) for name in names):
+        if len(names) < worker_num:
+            for name in names:
+                _check_cuttable(name, len(names), worker_num, cuttable)
+        return _runs_of_files(names, worker_num)
+    shares = _ranges(names, worker_num)
+    _check_rows(names, shares)
+    return [[unit_name(unit) for unit in share] for share in shares]
 
 
 def unit_name(unit: Unit) -> str:
@@ -127,6 +141,30 @@ def _whole_files(names: Sequence[str], worker_num: int) -> list[list[str]]:
     return [[names[place] for place in sorted(share)] for share in shares]
 
 
+def _runs_of_files(names: Sequence[str], worker_num: int) -> list[list[str]]:
+    """The files in their order, cut between files so that the parts come close to equal bytes; none is empty."""
+    sizes = [_size(name) for name in names]
+    weights = [1 if None in sizes else size or 0 for size in sizes]
+    total, taken, place = sum(weights), 0, 0
+    shares: list[list[str]] = []
+    for worker in range(worker_num):
+        last = len(names) - (worker_num - worker - 1)  # the others need a file each
+        goal, start = total * (worker + 1) / worker_num, place
+        while place < last and (place == start or taken + weights[place] / 2 <= goal):
+            taken += weights[place]
+            place += 1
+        shares.append(list(names[start:place]))
+    return [*shares[:-1], [*shares[-1], *names[place:]]]
+
+
+def _check_rows(names: Sequence[str], shares: Sequence[Sequence[Unit]]) -> None:
+    for share in shares:
+        if not any(_has_row(unit) for unit in share):
+            raise ConfigError(
+                f"{_listed(names)} cannot be shared by {len(shares)} workers: some would get no row; use fewer workers"
+            )
+
+
 def _ranges(names: Sequence[str], worker_num: int) -> list[list[Unit]]:
     """The files laid end to end and cut into equal lengths."""
     sizes = [_size(name) or 0 for name in names]
@@ -157,16 +195,22 @@ def _size(name: str) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
+def _whole_reason(name: str, cuttable: bool) -> str | None:
+    """Why a file cannot be cut; None where it can."""
+    if not cuttable:
+        return "its format reads files whole only"
+    if _size(name) is None:
+        return "it is not a local file"
+    if name.lower().endswith(_WHOLE_BY_NAME):
+        return f"{os.path.splitext(name)[1]} files are read whole only"
+    with open(name, "rb") as file:
+        if file.read(8).startswith(_WHOLE_BY_MAGIC):
+            return "it is compressed or Parquet, which is read whole only"
+    return None
+
+
 def _check_cuttable(name: str, count: int, worker_num: int, cuttable: bool) -> None:
-    reason = None if cuttable else "its format reads files whole only"
-    if reason is None and _size(name) is None:
-        reason = "it is not a local file"
-    if reason is None and name.lower().endswith(_WHOLE_BY_NAME):
-        reason = f"{os.path.splitext(name)[1]} files are read whole only"
-    if reason is None:
-        with open(name, "rb") as file:
-            if file.read(8).startswith(_WHOLE_BY_MAGIC):
-                reason = "it is compressed or Parquet, which is read whole only"
+    reason = _whole_reason(name, cuttable)
     if reason is not None:
         files = "1 file" if count == 1 else f"{count} files"
         raise ConfigError(

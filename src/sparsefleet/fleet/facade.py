@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -14,18 +13,15 @@ from sparsefleet.data.base import Reader
 from sparsefleet.data.split import Path, split_files
 from sparsefleet.fleet.job import FleetJob
 from sparsefleet.fleet.roles import Role
+from sparsefleet.fleet.security import Security
 from sparsefleet.fleet.strategy import DistributedStrategy
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.server import ServerConfig
 from sparsefleet.server.process import run_server
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
-from sparsefleet.store.wire.auth import TOKEN_VARIABLE
 from sparsefleet.train import FitResult, Trainer
 
 log = logging.getLogger(__name__)
-
-INSECURE_VARIABLE = "SPARSEFLEET_INSECURE"
-"""Set to 1: servers listen beyond this machine without a token."""
 
 
 class Fleet:
@@ -97,6 +93,7 @@ class Fleet:
         assert role.current_endpoint is not None
         host, _, port = role.current_endpoint.rpartition(":")
         strategy = self._job.strategy if self._job else DistributedStrategy().resolved()
+        security = Security.from_environment()
         run_server(
             ServerConfig(
                 host=host,
@@ -109,8 +106,10 @@ class Fleet:
                 abandoned_after=strategy.timeout,
                 lost_trainer="drop" if strategy.lost_trainer == "drop" else "error",
                 load_from=self._model_path,
-                token=os.environ.get(TOKEN_VARIABLE) or None,
-                insecure=os.environ.get(INSECURE_VARIABLE) == "1",
+                token=security.token,
+                tls_certificate=security.certificate,
+                tls_key=security.key,
+                insecure=security.insecure,
             )
         )
 
@@ -124,6 +123,7 @@ class Fleet:
         if role.kind == "single" or self._remote is not None:
             return
         strategy = self._job.strategy if self._job else DistributedStrategy().resolved()
+        security = Security.from_environment()
         self._remote = RemoteStore(
             RemoteConfig(
                 endpoints=role.server_endpoints,
@@ -131,7 +131,8 @@ class Fleet:
                 workers=role.worker_num,
                 timeout=strategy.timeout,
                 connect_timeout=strategy.connect_timeout,
-                token=os.environ.get(TOKEN_VARIABLE) or None,
+                token=security.token,
+                tls_root_certs=security.roots,
             )
         )
         if self._job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.communicator import MODES, Communicator, CommunicatorConfig, DirectCommunicator
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import Role
@@ -9,6 +10,8 @@ from sparsefleet.fleet.strategy import Resolved
 from sparsefleet.optim import SGD
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store import LocalStore, ParameterStore
+from sparsefleet.store.base import RunFacts
+from sparsefleet.store.saving import facts_of
 from sparsefleet.train.job import Job
 
 
@@ -20,6 +23,14 @@ class FleetJob(Job):
         self.index, self.trainers = role.index if role.is_worker else 0, role.worker_num
         self._single = role.kind == "single"
         self._store: ParameterStore | None = LocalStore() if self._single else None
+        self._config = CommunicatorConfig(
+            max_merge=strategy.max_merge,
+            send_queue_size=strategy.send_queue_size,
+            staleness=strategy.staleness,
+            dense_refresh=strategy.dense_refresh,
+            k_steps=strategy.k_steps,
+            trainers=self.trainers,
+        )
 
     def connect(self, store: ParameterStore) -> None:
         self._store = store
@@ -29,16 +40,16 @@ class FleetJob(Job):
             raise ConfigError("this trainer is not connected to its servers yet: call fleet.init_worker() first")
         return self._store
 
+    def load(self, path: str, *, values_only: bool = False) -> RunFacts:
+        """The first trainer has the servers load; the others wait for it, and read the facts of the run."""
+        # Resolved before anyone can save: all must mean the same checkpoint.
+        checkpoint = Checkpoint.open(latest(path))
+        if self.index == 0:
+            self.store().load(str(checkpoint.location), values_only=values_only)
+        self.store().barrier(f"loaded {checkpoint.location}")
+        return facts_of(checkpoint)
+
     def communicator(self) -> Communicator:
-        strategy = self.strategy
-        config = CommunicatorConfig(
-            max_merge=strategy.max_merge,
-            send_queue_size=strategy.send_queue_size,
-            staleness=strategy.staleness,
-            dense_refresh=strategy.dense_refresh,
-            k_steps=strategy.k_steps,
-            trainers=self.trainers,
-        )
         # In one process nothing crosses a network: async has nothing to hide, and geo nobody to meet.
-        alone = self._single and strategy.mode in ("async", "geo")
-        return (DirectCommunicator if alone else MODES[strategy.mode])(self.store(), config)
+        alone = self._single and self.strategy.mode in ("async", "geo")
+        return (DirectCommunicator if alone else MODES[self.strategy.mode])(self.store(), self._config)

@@ -17,6 +17,7 @@ from rich.text import Text
 from sparsefleet.launch.process import RoleProcess
 
 REDRAW_SECONDS = 0.25
+PROGRAM = "fleetrun"
 
 
 class View(ABC):
@@ -37,15 +38,21 @@ class View(ABC):
         self.update(processes)
 
 
-def view_for(stream: TextIO | None = None) -> View:
-    """Live where the stream (standard error) is a terminal."""
+def view_for(stream: TextIO | None = None, *, program: str = PROGRAM, show_result: bool = True) -> View:
+    """Live where the stream (standard error) is a terminal. `program` stands before each line about the job.
+
+    show_result: at the end of a job quote the last line of the first worker's log; a program that tells of the result
+    in words of its own has it left out.
+    """
     stream = stream or sys.stderr
-    return LiveView(Console(file=stream)) if stream.isatty() else PlainView(stream)
+    if stream.isatty():
+        return LiveView(Console(file=stream), program, show_result=show_result)
+    return PlainView(stream, program, show_result=show_result)
 
 
 class PlainView(View):
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, program: str = PROGRAM, *, show_result: bool = True) -> None:
+        self._stream, self._program, self._show_result = stream, program, show_result
         self._shown: dict[int, str] = {}
 
     def update(self, processes: Sequence[RoleProcess]) -> None:
@@ -58,11 +65,11 @@ class PlainView(View):
     def _more(self, process: RoleProcess) -> str:
         if process.running:
             return f"pid {process.pid}, log {process.log}"
-        last = process.last_lines(1)
+        last = process.last_lines(1) if self._show_result or process.failed else []
         return f"after {process.seconds:.1f} s" + (f": {last[0]}" if last else "")
 
     def say(self, text: str) -> None:
-        self._print(f"fleetrun: {text}")
+        self._print(f"{self._program}: {text}")
 
     def quote(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -75,8 +82,8 @@ class PlainView(View):
 
 
 class LiveView(View):
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, program: str = PROGRAM, *, show_result: bool = True) -> None:
+        self._console, self._program, self._show_result = console, program, show_result
         self._live: Live | None = None
         self._drawn_at = 0.0
 
@@ -92,11 +99,11 @@ class LiveView(View):
             self._live = None
         for process in processes:
             # A job's result stands there; the table may have cut it short.
-            if process.role.is_first_worker and state_of(process) == "ended well":
+            if self._show_result and process.role.is_first_worker and state_of(process) == "ended well":
                 self.quote(process.last_lines(1))
 
     def say(self, text: str) -> None:
-        self._print(f"fleetrun: {text}")
+        self._print(f"{self._program}: {text}")
 
     def quote(self, lines: Sequence[str]) -> None:
         for line in lines:

@@ -10,6 +10,7 @@ from sparsefleet.communicator import Communicator, DirectCommunicator
 from sparsefleet.optim import Adam
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store import LocalStore, ParameterStore
+from sparsefleet.store.base import RunFacts
 
 if TYPE_CHECKING:
     from sparsefleet.train.trainer import Trainer
@@ -31,6 +32,10 @@ class Job(ABC):
     @abstractmethod
     def communicator(self) -> Communicator:
         """A new communicator for one call of `fit`."""
+
+    def load(self, path: str, *, values_only: bool = False) -> RunFacts:
+        """Fill the store from a checkpoint, once for all trainers; every one of them calls it."""
+        return self.store().load(path, values_only=values_only)
 
 
 class LocalJob(Job):

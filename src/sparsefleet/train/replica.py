@@ -18,6 +18,8 @@ from sparsefleet.nn.objective import judge, probabilities_of
 from sparsefleet.train.row_source import BatchRows, Pull
 
 PRECISIONS = ("float32", "bf16")
+SCORED_ROWS = 64
+"""At least so many rows are scored at a time."""
 
 
 class DivergedError(SparseFleetError):
@@ -71,11 +73,24 @@ class Scorer:
         self._rows = BatchRows(model, pull, training=False)
 
     def __call__(self, batch: Batch) -> F32:
-        """[B] click probabilities."""
+        """[B] click probabilities. A row's does not depend on the rows beside it."""
+        rows = len(batch)
+        batch = _long_enough(batch)
         attach_source(self._model, self._rows)
         with torch.no_grad():
             with autocast(self._precision):
                 output = self._model(batch)
-            probabilities = probabilities_of(self._model, output)
+            probabilities = probabilities_of(self._model, output)[:rows]
         self._rows.end()
         return probabilities
+
+
+def _long_enough(batch: Batch) -> Batch:
+    """The batch, repeated where it is short.
+
+    Matrix kernels for few rows round differently, so that a row in an input's short last batch would score otherwise
+    than in the midst of a long one, and the metrics of many processes could not be exactly those of one.
+    """
+    if not 0 < len(batch) < SCORED_ROWS:
+        return batch
+    return Batch.concat([batch] * -(-SCORED_ROWS // len(batch)))

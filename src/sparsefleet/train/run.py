@@ -26,6 +26,7 @@ from sparsefleet.train.replica import Replica, autocast
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.saving import SavePolicy, TrainingState, random_state_text, save_checkpoint
 from sparsefleet.train.session import Session
+from sparsefleet.train.status import StatusReports
 
 logger = logging.getLogger("sparsefleet.train")
 
@@ -104,6 +105,7 @@ class Run:
         self.progress.step = state.step
         if state.metrics:
             self.progress.metrics = ClickMetrics.from_dict(state.metrics)
+        self.status = StatusReports(session.store, self.progress)
         self.everyone: ClickMetrics | None = None
         """Of a job of several trainers: metrics over all of them, at the last epoch's end."""
         self.lost: list[str] = []
@@ -155,7 +157,8 @@ class Run:
             with self.data.epoch(threads) as epoch:
                 if not progress.done_before:
                     progress.done_before = number + (self.data.progress() or 0.0)
-                run_threads(epoch, step, gate, self.tick, leave=leave)
+                run_threads(epoch, step, gate, lambda: self.tick(communicator), leave=leave)
+            self.status.resting("waiting for the others")
             communicator.flush()
         finally:
             progress.stop_clock()
@@ -178,8 +181,9 @@ class Run:
                 logger.warning("went on without %s: rows that it had not trained yet are missing", trainer)
         communicator.flush()  # what others sent after our last step belongs to the model that is scored and saved
 
-    def tick(self) -> None:
+    def tick(self, communicator: Communicator) -> None:
         self._tell_saved()
+        self.status.tick(communicator.staleness)
         for reporter in self.reporters:
             reporter.tick(lambda: self.progress.snapshot(self.data.progress()))
         for handler in self.handlers:
@@ -206,6 +210,7 @@ class Run:
     def save(self, communicator: Communicator) -> None:
         """A checkpoint of this moment. Nobody is within a step: threads stand at the gate, or have ended."""
         assert self.save_policy is not None
+        self.status.resting("saving")
         communicator.flush()
         state = self.state()
         if state == self._saved:
@@ -225,7 +230,7 @@ class Run:
             step=self.progress.step,
             epoch=self._at.epoch + finished,
             position=position,
-            metrics=self.progress.metrics.to_dict(),
+            metrics=(self.everyone or self.progress.metrics).to_dict(),
             random_state=random_state_text(),
         )
 
@@ -235,7 +240,7 @@ class Run:
             step=state.step,
             schema=self.data.schema.to_dict(),
             model=registry.describe(self.session.model),
-            positions={str(self.job.index): state.position},
+            positions={str(self.job.index): state.position} if state.position else {},
             extra={"training": state.to_dict()},
             buffers=self.session.buffers(),
         )

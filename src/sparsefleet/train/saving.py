@@ -51,14 +51,20 @@ class TrainingState:
         return {"epoch": self.epoch, "metrics": dict(self.metrics), "random_state": self.random_state}
 
     @staticmethod
-    def from_facts(facts: RunFacts) -> TrainingState:
+    def from_facts(facts: RunFacts, trainer: int = 0, trainers: int = 1) -> TrainingState:
+        """Where this trainer goes on. The metrics so far are all trainers': the first one carries them on."""
+        if facts.positions and set(facts.positions) != {str(number) for number in range(trainers)}:
+            raise CheckpointError(
+                f"the checkpoint was cut within an epoch, with the reader positions of {len(facts.positions)} "
+                f"trainer(s); they do not fit {trainers}: resume with as many, or from a checkpoint of an epoch's end"
+            )
         try:
             training = facts.extra["training"]
             return TrainingState(
                 step=facts.step,
                 epoch=int(training["epoch"]),
-                position=dict(facts.positions.get("0", {})),
-                metrics=dict(training["metrics"]),
+                position=dict(facts.positions.get(str(trainer), {})),
+                metrics=dict(training["metrics"]) if trainer == 0 else {},
                 random_state=str(training["random_state"]),
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy.typing as npt
@@ -43,6 +44,22 @@ class Session:
         """The model itself, and copies that share its parameters and buffers."""
         attach_source(self.model, None)  # what a copy reads from is its own
         return [self.model, *(self._copy() for _ in range(count - 1))]
+
+    @contextmanager
+    def dense_as_stored(self) -> Iterator[None]:
+        """For a while, the dense parameters as the store has them.
+
+        A trainer's own have moved on (geo), or have not heard of the others' last steps (async): with them, every
+        trainer would score another model.
+        """
+        values = self.block.values
+        own = values.copy()
+        if len(values):
+            self.store.pull_dense(DENSE, values).wait()
+        try:
+            yield
+        finally:
+            values[:] = own
 
     def buffers(self) -> dict[str, npt.NDArray[Any]]:
         """What a checkpoint must hold besides tables and the block: buffers and frozen parameters."""

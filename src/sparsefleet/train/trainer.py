@@ -110,6 +110,7 @@ class Trainer:
                     for number in range(state.epoch, epochs):
                         run.epoch(number, communicator)
                         if test is not None:
+                            run.status.resting("scoring")
                             scored = self.evaluate_everywhere(model, test)
                             for reporter in self.reporters:
                                 reporter.evaluated(run.progress.step, scored)
@@ -118,6 +119,7 @@ class Trainer:
                     raise
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
+            run.status.resting("done")
         except BaseException:
             self.store.give_up()
             raise
@@ -153,9 +155,13 @@ class Trainer:
         self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()
     ) -> dict[str, float]:
         """Metrics over the shares of all trainers of the job, exactly those of one process; all must call it."""
-        mine = self.measure(model, data, fetch=fetch)
         self._evaluations += 1
-        return merged_metrics(self.store, f"evaluation {self._evaluations}", mine).values()
+        name = f"evaluation {self._evaluations}"
+        session = self._bind(model)
+        self.store.barrier(name)  # whoever still trains changes what the others would score
+        with session.dense_as_stored():
+            mine = self.measure(model, data, fetch=fetch)
+        return merged_metrics(self.store, name, mine).values()
 
     def infer_from_dataset(
         self,
@@ -225,9 +231,12 @@ class Trainer:
         return self._take_state(model, self.load(model, path))
 
     def load(self, model: nn.Module, path: str, *, values_only: bool = False) -> RunFacts:
-        """Fill the model's tables and parameters from a checkpoint or a run's newest one."""
+        """Fill the model's tables and parameters from a checkpoint or a run's newest one.
+
+        In a job of several trainers all call it, before the first of them trains.
+        """
         session = self._bind(model)
-        facts = self.store.load(path, values_only=values_only)
+        facts = self.job.load(path, values_only=values_only)
         self.store.pull_dense(DENSE, session.block.values).wait()
         session.load_buffers(facts.buffers)
         return facts
@@ -250,7 +259,7 @@ class Trainer:
         return self._take_state(model, facts)
 
     def _take_state(self, model: nn.Module, facts: RunFacts) -> TrainingState:
-        state = TrainingState.from_facts(facts)
+        state = TrainingState.from_facts(facts, self.job.index, self.job.trainers)
         restore_random_state(state.random_state)
         session = self._bind(model)
         session.step, session.epoch = state.step, state.epoch

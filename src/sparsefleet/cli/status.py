@@ -1,0 +1,226 @@
+"""`sparsefleet status`: what the servers of a running job, and its trainers, do right now."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pyarrow.flight as flight
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sparsefleet.cli.console import console, errors_to_exit
+from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.fleet.roles import parse_endpoints
+from sparsefleet.fleet.security import Security
+from sparsefleet.store.remote_config import RemoteConfig
+from sparsefleet.store.remote_link import ServerLink
+
+PIPED_WIDTH = 200
+_LATE_SECONDS = 3.0
+"""Trainers give a sign of life every second."""
+
+
+@errors_to_exit
+def status(
+    servers: Annotated[str, typer.Argument(help="host:port of the job's servers, separated by commas.")],
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    watch: Annotated[float | None, typer.Option(help="Look again every so many seconds, until Ctrl-C.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a server's answer.")] = 5.0,
+) -> None:
+    """Show tables, speed, latencies and trainers of a running job; with its SPARSEFLEET_TOKEN, where it has one."""
+    if watch is not None and not watch > 0:
+        raise ConfigError(f"--watch {watch:g} must be above 0 seconds")
+    security = Security.from_environment()
+    config = RemoteConfig(
+        parse_endpoints("servers", servers), timeout=timeout, token=security.token, tls_root_certs=security.roots
+    )
+    links = [ServerLink(config, index) for index in range(len(config.endpoints))]
+    if watch is None:
+        report = look(links)
+        _print(report, json_output)
+        raise typer.Exit(0 if report.complete else 1)
+    try:
+        _watch(links, watch, json_output)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None  # how one leaves a watch
+
+
+@dataclass(frozen=True)
+class Report:
+    """One look at all servers."""
+
+    answers: Mapping[str, Mapping[str, Any]]
+    """By endpoint, of those that answered."""
+    silent: Mapping[str, str]
+    """By endpoint, why there is no answer."""
+
+    @property
+    def complete(self) -> bool:
+        return not self.silent
+
+    def trainers(self) -> dict[str, Mapping[str, Any]]:
+        """Every trainer as the server that heard of it last knows it."""
+        newest: dict[str, Mapping[str, Any]] = {}
+        for answer in self.answers.values():
+            for worker, trainer in answer["workers"].items():
+                if worker not in newest or trainer["last_seen_s"] < newest[worker]["last_seen_s"]:
+                    newest[worker] = trainer
+        return {worker: newest[worker] for worker in sorted(newest, key=int)}
+
+    def to_dict(self) -> dict[str, Any]:
+        servers = [{"endpoint": endpoint, **answer} for endpoint, answer in self.answers.items()]
+        servers += [{"endpoint": endpoint, "error": error} for endpoint, error in self.silent.items()]
+        return {"servers": servers, "trainers": self.trainers()}
+
+
+def look(links: Sequence[ServerLink]) -> Report:
+    """Ask all servers at once: one that is gone costs one time-out, however many there are."""
+
+    def ask(link: ServerLink) -> dict[str, Any] | str:
+        try:
+            return link.action("stats", {})
+        except StoreError as error:
+            return _why(link, error, link.config.timeout)
+
+    with ThreadPoolExecutor(len(links)) as pool:
+        answers = dict(zip((link.endpoint for link in links), pool.map(ask, links), strict=True))
+    return Report(
+        {endpoint: answer for endpoint, answer in answers.items() if not isinstance(answer, str)},
+        {endpoint: answer for endpoint, answer in answers.items() if isinstance(answer, str)},
+    )
+
+
+def _why(link: ServerLink, error: StoreError, seconds: float) -> str:
+    if isinstance(error.__cause__, flight.FlightUnavailableError):
+        return f"{link} cannot be reached: is the job running, is the address right?"
+    if isinstance(error.__cause__, flight.FlightTimedOutError):
+        return f"{link} did not answer within {seconds:g} s: it is stopped, cut off or overloaded"
+    return str(error)
+
+
+def _print(report: Report, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report.to_dict()), flush=True)
+    elif report.answers:
+        # In a pipe, lines are as long as they need be.
+        out = Console(highlight=False)
+        if not out.is_terminal:
+            out.width = PIPED_WIDTH
+        out.print(view(report))
+    for error in report.silent.values():
+        console.print(f"[bold red]error:[/] [red]{escape(error)}[/]", soft_wrap=True)
+
+
+def _watch(links: Sequence[ServerLink], seconds: float, as_json: bool) -> None:
+    out = Console(highlight=False)
+    if as_json or not out.is_terminal:
+        while True:
+            _print(look(links), as_json)
+            time.sleep(seconds)
+    with Live(_live_view(look(links)), console=out, auto_refresh=False) as live:
+        while True:
+            time.sleep(seconds)
+            live.update(_live_view(look(links)), refresh=True)
+
+
+def view(report: Report) -> Group:
+    return Group(_servers(report), Text(), _calls(report), Text(), _trainers(report))
+
+
+def _live_view(report: Report) -> Group:
+    errors = [Text(f"error: {error}", style="red") for error in report.silent.values()]
+    return Group(*([view(report)] if report.answers else []), *errors)
+
+
+def _servers(report: Report) -> Table:
+    table = _table("server", "up", "table", ">rows", ">memory", ">updates", ">misses", ">queue", "last checkpoint")
+    for endpoint, server in report.answers.items():
+        first = (f"{server['index']}  {endpoint}", _clock(server["uptime_s"]))
+        queues = server["queues"]
+        waiting = f"{queues['under_way']} + {queues['held_by_cut'] + queues['waiting_in_round']} waiting"
+        last = (waiting, str(server.get("last_checkpoint") or "-"))
+        lines = [
+            (name, _count(t["rows"]), _bytes(t["memory_bytes"]), _count(t["step"]), _count(t["misses"]))
+            for name, t in server["tables"].items()
+        ]
+        lines += [
+            (f"{name} (dense)", _count(block["values"]), _bytes(block["memory_bytes"]), _count(block["step"]), "")
+            for name, block in server["dense"].items()
+        ]
+        for number, line in enumerate(lines or [("none yet", "", "", "", "")]):
+            table.add_row(*(first if number == 0 else ("", "")), *line, *(last if number == 0 else ("", "")))
+    return table
+
+
+def _calls(report: Report) -> Table:
+    table = _table("server", "call", ">per s", ">rows/s", ">p50", ">p90", ">p99", ">total")
+    for server in report.answers.values():
+        for number, (name, meter) in enumerate(server["calls"].items()):
+            quantiles = meter.get("ms", {})
+            table.add_row(
+                str(server["index"]) if number == 0 else "",
+                name,
+                _count(meter["per_s"]),
+                _count(meter["rows_per_s"]),
+                *(f"{quantiles[q]:.2f} ms" if q in quantiles else "-" for q in ("p50", "p90", "p99")),
+                _count(meter["total"]),
+            )
+    if not table.row_count:
+        table.add_row(*["-"] * len(table.columns))
+    return table
+
+
+def _trainers(report: Report) -> Table:
+    table = _table("trainer", "state", ">epoch", ">step", ">rows/s", ">staleness", ">last seen", "process")
+    for worker, trainer in report.trainers().items():
+        seen = float(trainer["last_seen_s"])
+        present = trainer["state"] in ("present", "resting")
+        state = str(trainer.get("doing", trainer["state"]) if present else trainer["state"])
+        late = present and seen > _LATE_SECONDS
+        table.add_row(
+            worker,
+            Text(state, style="red" if trainer["state"] in ("lost", "dropped") else ""),
+            str(trainer["epoch"] + 1) if "epoch" in trainer else "-",
+            _count(trainer["step"]) if "step" in trainer else "-",
+            _count(trainer["rows_per_s"]) if "rows_per_s" in trainer else "-",
+            f"{trainer['staleness']} steps" if "staleness" in trainer else "-",
+            Text(f"{seen:.1f} s ago", style="yellow" if late else ""),
+            str(trainer["about"]),
+        )
+    if not table.row_count:
+        table.add_row("none has come yet", *[""] * 7)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    """Columns of numbers are marked by `>`: they stand to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return table
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:,.1f} TB"
+
+
+def _clock(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

@@ -1,0 +1,136 @@
+"""`sparsefleet train` with many processes: start them all, or play the one role that the environment gives.
+
+```
+sparsefleet train --servers 2 --workers 2 …      the parent: starts `sparsefleet train …` once per role, and waits
+  TRAINING_ROLE=PSERVER … sparsefleet train …    a server
+  TRAINING_ROLE=TRAINER … sparsefleet train …    a trainer
+```
+The same holds for processes that a scheduler or a person starts: the variables alone make the role.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+
+from sparsefleet import fleet, launch
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.data.files import list_files
+from sparsefleet.data.split import split_files
+from sparsefleet.fleet.roles import TRAINING_ROLE, Role
+from sparsefleet.fleet.strategy import Resolved
+from sparsefleet.launch.process import last_lines
+from sparsefleet.launch.view import view_for
+from sparsefleet.store.base import ParameterStore
+from sparsefleet.train import FitResult
+
+LOG_FOLDER = "log"
+ROLE_LOG_SECONDS = 5.0
+"""A trainer's log gets a line this often; the launcher shows the last one."""
+REPORT_SECONDS = 10.0
+"""Beyond the time-out after which peers notice a loss: to write down what they noticed."""
+
+
+def check_counts(servers: int | None, workers: int | None, role: Role) -> None:
+    """Refuse counts that make no job."""
+    if (servers is None) != (workers is None):
+        raise ConfigError("--servers and --workers go together: give both, or none to train in one process")
+    for name, count in (("--servers", servers), ("--workers", workers)):
+        if count is not None and count < 1:
+            raise ConfigError(f"{name} {count} must be 1 or above; give neither to train in one process")
+    if servers is not None and role.kind != "single":
+        raise ConfigError(
+            f"--servers starts a job of its own, but the environment makes this process {role} of one "
+            f"({TRAINING_ROLE}); leave --servers and --workers out, or unset the variables"
+        )
+
+
+def check_inputs(paths: Sequence[str | None], workers: int, pipe_command: str | None) -> None:
+    """Refuse files that are not there, or too few of them, before any process is started."""
+    for path in paths:
+        if path is not None:
+            split_files(list_files(path), 0, workers, cuttable=pipe_command is None)
+
+
+def launch_roles(
+    context: typer.Context, servers: int, workers: int, strategy: Resolved, log_dir: Path
+) -> tuple[int, dict[str, Any]]:
+    """Run this very command once per role. The exit status, and what the first trainer says of the whole job."""
+    command = [sys.executable, "-m", "sparsefleet", "train", *handed_on(context), "--json"]
+    settings = launch.RunSettings(
+        log_dir=log_dir,
+        timeout=strategy.timeout + REPORT_SECONDS,
+        keep_going=strategy.lost_trainer == "drop",
+    )
+    log = log_dir / "workerlog.0"
+    log.unlink(missing_ok=True)  # of an earlier job: its result is not ours
+    view = view_for(program="sparsefleet train", show_result=False)
+    outcome = launch.run_local(lambda role: command, servers, workers, settings, view=view)
+    return outcome.exit_code, _result(log)
+
+
+def handed_on(context: typer.Context) -> list[str]:
+    """The options that the user has given, but for those that are the parent's own."""
+    arguments = []
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE" or name in ("servers", "workers", "json_output"):
+            continue
+        arguments.append(parameter.opts[0] if value is True else f"{parameter.opts[0]}={value}")
+    return arguments
+
+
+def _result(log: Path) -> dict[str, Any]:
+    for line in last_lines(log, 1):
+        try:
+            result = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(result, dict):
+            return result
+    return {}
+
+
+def log_to_stderr() -> None:
+    """What servers and connections have to say belongs into a role's log."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def serve() -> NoReturn:
+    """A server's whole life. It starts empty: a run that is resumed has its first trainer tell all servers to load."""
+    fleet.init_server()
+    fleet.run_server()
+
+
+def share(path: str, pipe_command: str | None) -> list[str]:
+    """This trainer's part of the input; in one process, all of it."""
+    return fleet.split_files(list_files(path), cuttable=pipe_command is None)
+
+
+def whole_job(store: ParameterStore, result: FitResult) -> dict[str, Any]:
+    """Rows, speed and checkpoint of all trainers together. All call it."""
+    mine = {
+        "rows": result.rows,
+        "seconds": result.seconds,
+        "skipped": dict(result.skipped),
+        "model": result.checkpoint,
+    }
+    parts: list[Mapping[str, Any]] = store.reduce("result", mine)
+    rows, seconds = sum(part["rows"] for part in parts), max(part["seconds"] for part in parts)
+    return {
+        "rows": rows,
+        "steps": result.steps,
+        "seconds": seconds,
+        "samples_per_s": rows / seconds if seconds else 0.0,
+        "skipped": dict(sum((Counter(part["skipped"]) for part in parts), Counter[str]())),
+        "model": next((part["model"] for part in parts if part["model"]), None),
+        "trainers": len(parts),
+    }

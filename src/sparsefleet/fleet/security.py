@@ -1,0 +1,57 @@
+"""Who may talk to the servers, from the environment: the shared secret and the certificates.
+
+```
+SPARSEFLEET_TOKEN      every process: the shared secret
+SPARSEFLEET_TLS_CERT   servers: file with this server's certificate (PEM), with
+SPARSEFLEET_TLS_KEY    servers: file with its private key (PEM)
+SPARSEFLEET_TLS_ROOTS  trainers, status: file with the certificates that servers are checked against (PEM)
+SPARSEFLEET_INSECURE   servers: 1 to listen beyond this machine without a token
+```
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.store.wire.auth import TOKEN_VARIABLE
+
+CERTIFICATE_VARIABLE = "SPARSEFLEET_TLS_CERT"
+KEY_VARIABLE = "SPARSEFLEET_TLS_KEY"
+ROOTS_VARIABLE = "SPARSEFLEET_TLS_ROOTS"
+INSECURE_VARIABLE = "SPARSEFLEET_INSECURE"
+
+
+@dataclass(frozen=True)
+class Security:
+    token: str | None = field(default=None, repr=False)
+    certificate: bytes | None = field(default=None, repr=False)
+    key: bytes | None = field(default=None, repr=False)
+    roots: bytes | None = field(default=None, repr=False)
+    insecure: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Security:
+        given = os.environ if environment is None else environment
+        if bool(given.get(CERTIFICATE_VARIABLE)) != bool(given.get(KEY_VARIABLE)):
+            raise ConfigError(f"{CERTIFICATE_VARIABLE} and {KEY_VARIABLE} go together: set both or none")
+        return cls(
+            token=given.get(TOKEN_VARIABLE) or None,
+            certificate=_file(given, CERTIFICATE_VARIABLE),
+            key=_file(given, KEY_VARIABLE),
+            roots=_file(given, ROOTS_VARIABLE),
+            insecure=given.get(INSECURE_VARIABLE) == "1",
+        )
+
+
+def _file(environment: Mapping[str, str], variable: str) -> bytes | None:
+    path = environment.get(variable)
+    if not path:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{variable}={path!r} cannot be read: {error.strerror or error}") from None

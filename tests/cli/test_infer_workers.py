@@ -1,0 +1,130 @@
+"""`sparsefleet infer --workers N`: the same numbers and the same predictions as one process, however it is cut."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from command_line import CommandLine, wait_until
+from typer.testing import CliRunner
+
+from sparsefleet.cli.app import app
+from sparsefleet.core.schema import CRITEO
+from sparsefleet.data.open import open_reader
+from sparsefleet.data.split import ordered_shares
+from sparsefleet.models import CTRDNN, CTRDNNConfig
+from sparsefleet.optim import Adagrad
+from sparsefleet.train import SavePolicy, Trainer
+
+
+@pytest.fixture(scope="module")
+def model(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    network = CTRDNN(config=CTRDNNConfig(embedding_size=4, hidden=(64, 64)))
+    rows = open_reader(str(clicks / "train"), CRITEO, batch_size=100)
+    Trainer(Adagrad(0.05)).fit(network, rows, 1, save=SavePolicy(str(folder)))
+    return folder
+
+
+def infer(*words: object) -> Any:
+    return CliRunner().invoke(app, ["infer", *map(str, words)])
+
+
+def measured(*words: object) -> dict[str, Any]:
+    done = infer(*words, "--json")
+    assert done.exit_code == 0, done.output
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(2, "parquet"), (3, "csv")])
+def test_metrics_and_predictions_are_those_of_one_process(
+    model: Path, clicks: Path, tmp_path: Path, workers: int, kind: str
+) -> None:
+    one, many = tmp_path / f"one.{kind}", tmp_path / f"many.{kind}"
+    alone = measured(model, "--data", clicks / "train", "--output", one)
+    # Another length of batches too: no row's score may depend on its neighbours.
+    several = measured(model, "--data", clicks / "train", "--output", many, "--workers", workers, "--batch-size", 333)
+    assert several["auc"] == alone["auc"]
+    assert several["logloss"] == pytest.approx(alone["logloss"], rel=1e-12)
+    assert several["rows"] == alone["rows"] == 2000
+    assert several["accuracy"] == alone["accuracy"]
+    if kind == "csv":
+        assert many.read_bytes() == one.read_bytes()
+    else:
+        assert pq.read_table(many).equals(pq.read_table(one))
+        assert len(np.unique(pq.read_table(one)["probability"])) > 1000, "the order shows"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([one.name, many.name]), "nothing is left behind"
+
+
+def test_one_file_is_cut_and_skipped_rows_are_counted(model: Path, clicks: Path, tmp_path: Path) -> None:
+    lines = (clicks / "test" / "part-0").read_bytes().splitlines(keepends=True)
+    rows = tmp_path / "rows"
+    rows.write_bytes(b"".join([*lines[:100], b"nonsense\n", *lines[100:600], b"more\tnonsense\n", *lines[600:]]))
+    alone = measured(model, "--data", rows, "--on-bad-row", "skip")
+    several = measured(model, "--data", rows, "--on-bad-row", "skip", "--workers", 2)
+    assert several["auc"] == alone["auc"]
+    assert (several["rows"], several["skipped"]) == (alone["rows"], alone["skipped"]) == (700, 2)
+
+
+def test_an_error_of_a_worker_is_the_commands_error(model: Path, clicks: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.write_bytes((clicks / "test" / "part-0").read_bytes() + b"nonsense\n")
+    done = infer(model, "--data", bad, "--workers", 2, "--output", tmp_path / "out.csv")
+    assert done.exit_code == 1
+    message = " ".join(done.stderr.split())
+    assert "error: worker 1 of 2 failed:" in message
+    assert f"{bad}" in message
+    assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workers", "0"], "--workers 0 must be 1 or above"),
+        (["--workers", "2", "--output", "p.txt"], "the name must end in .csv or .parquet"),
+        (["--workers", "2", "--output", "/nowhere/p.csv"], "there is no folder /nowhere"),
+        (["--workers", "9999"], "use fewer workers"),
+    ],
+)
+def test_what_cannot_work_is_refused(model: Path, clicks: Path, words: list[str], message: str) -> None:
+    done = infer(model, "--data", clicks / "test", *words)
+    assert done.exit_code == 1
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_the_command(cli: CommandLine, model: Path, clicks: Path, how: signal.Signals) -> None:
+    # A command that never ends: workers are surely at work when the signal comes.
+    process = cli.start(
+        "infer", model, "--data", clicks / "train", "--workers", 2, "--pipe-command", "touch started; sleep 300"
+    )
+    wait_until(lambda: (cli.folder / "started").exists())
+    process.send_signal(how)
+    done = cli.finish(process, 30)
+    assert done.returncode == (-9 if how == signal.SIGKILL else 130)
+    wait_until(lambda: not cli.left(), 30)
+
+
+def test_shares_are_in_the_order_of_the_input(tmp_path: Path) -> None:
+    sizes = {"a": 10, "b": 400, "c": 10, "d": 300, "e": 20}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(b"x\n" * (size // 2))
+    files = [str(tmp_path / name) for name in sizes]
+    whole = ordered_shares(files, 2, cuttable=False)
+    assert whole == [files[:2], files[2:]]
+    assert ordered_shares(files, 5, cuttable=False) == [[file] for file in files]
+    cut = ordered_shares(files, 2)
+    assert cut == [[files[0], f"{files[1]}#bytes=0:360"], [f"{files[1]}#bytes=360:400", *files[2:]]]
+    zipped = tmp_path / "z.gz"
+    zipped.write_bytes(gzip.compress(b"x\n" * 500))
+    assert ordered_shares([*files, str(zipped)], 2)[1][-1] == str(zipped)
+    with pytest.raises(Exception, match=r"1 file for 2 workers, and .*z\.gz cannot be cut"):
+        ordered_shares([zipped], 2)

@@ -1,0 +1,142 @@
+"""`sparsefleet status` against real servers: what it prints, and what it says of servers that do not answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from server_processes import Servers, servers
+from typer.testing import CliRunner
+
+from sparsefleet.cli.app import app
+from sparsefleet.core.initializer import Constant
+from sparsefleet.optim import SGD
+from sparsefleet.store.remote import RemoteStore
+from sparsefleet.table.spec import TableSpec
+
+
+def status(*words: object) -> Any:
+    return CliRunner().invoke(app, ["status", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[Servers, RemoteStore]]:
+    """Two servers that trainer 0 of 2 works with."""
+    with servers() as made:
+        made.start(2)
+        store = made.store(worker=0, workers=2, heartbeat=0.1)
+        store.create_table(TableSpec("ads", 4, SGD(), Constant(0.0), 0))
+        store.create_dense("dense", np.zeros(10, np.float32), SGD(), [("w", (10,))])
+        keys = np.arange(1000, dtype=np.uint64)
+        store.pull("ads", keys).wait()
+        store.push("ads", keys, np.ones((1000, 4), np.float32)).wait()
+        store.report({"doing": "training", "epoch": 0, "step": 1234, "rows_per_s": 5678.0, "staleness": 3})
+        time.sleep(0.5)
+        yield made, store
+
+
+def test_tables_calls_and_trainers_are_shown(running: tuple[Servers, RemoteStore]) -> None:
+    made, _ = running
+    done = status(",".join(made.endpoints))
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.stdout.splitlines()]
+    calls = {"pull", "push"}
+    rows = [int(line[line.index("ads") + 1]) for line in lines if "ads" in line and not calls & set(line)]
+    assert sum(rows) == 1000
+    assert len(rows) == 2, "one line per server"
+    for endpoint in made.endpoints:
+        assert endpoint in done.stdout
+    assert any(line[:2] == ["pull", "ads"] or line[1:3] == ["pull", "ads"] for line in lines)
+    assert "p99" in done.stdout
+    (trainer,) = (line for line in lines if "training" in line)
+    assert trainer[:8] == ["0", "training", "1", "1,234", "5,678", "3", "steps", trainer[7]]
+    assert f"process {os.getpid()}" in done.stdout
+
+
+def test_json_holds_everything(running: tuple[Servers, RemoteStore]) -> None:
+    made, _ = running
+    report = json.loads(status(",".join(made.endpoints), "--json").stdout)
+    assert [server["endpoint"] for server in report["servers"]] == made.endpoints
+    assert sum(server["tables"]["ads"]["rows"] for server in report["servers"]) == 1000
+    assert report["servers"][0]["calls"]["push ads"]["ms"]["p99"] > 0
+    assert set(report["servers"][0]["queues"]) >= {"under_way", "held_by_cut", "waiting_in_round"}
+    assert report["trainers"]["0"]["step"] == 1234
+    assert report["trainers"]["0"]["staleness"] == 3
+    assert report["trainers"]["0"]["last_seen_s"] < 5
+
+
+def test_looking_makes_nobody_a_trainer(running: tuple[Servers, RemoteStore]) -> None:
+    made, store = running
+    status(",".join(made.endpoints))
+    assert list(store.stats()["workers"]) == ["0"]
+
+
+def test_a_server_that_is_not_there(running: tuple[Servers, RemoteStore]) -> None:
+    made, _ = running
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        gone = f"127.0.0.1:{held.getsockname()[1]}"
+        done = status(f"{made.endpoints[0]},{gone}", "--timeout", 2)
+    assert done.exit_code == 1
+    assert f"error: server 1 ({gone}) cannot be reached: is the job running" in " ".join(done.stderr.split())
+    assert made.endpoints[0] in done.stdout, "the others are shown all the same"
+
+
+def test_a_server_that_stands_still() -> None:
+    with servers() as made:
+        made.start(1)
+        made.processes[0].send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        done = status(made.endpoints[0], "--timeout", 1, "--json")
+        assert time.monotonic() - began < 10
+        assert done.exit_code == 1
+        assert "did not answer within 1 s" in " ".join(done.stderr.split())
+        (server,) = json.loads(done.stdout)["servers"]
+        assert "did not answer" in server["error"]
+
+
+def test_the_token_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with servers() as made:
+        made.start(1, env={"SPARSEFLEET_TOKEN": "secret"})
+        refused = status(made.endpoints[0])
+        assert refused.exit_code == 1
+        assert "SPARSEFLEET_TOKEN" in refused.stderr
+        monkeypatch.setenv("SPARSEFLEET_TOKEN", "secret")
+        done = status(made.endpoints[0])
+        assert done.exit_code == 0
+        assert "none has come yet" in done.stdout
+
+
+def test_watching_looks_again_until_interrupted(running: tuple[Servers, RemoteStore], cli: Any) -> None:
+    made, store = running
+    process = cli.start("status", ",".join(made.endpoints), "--watch", 0.1, "--json")
+    steps = [json.loads(process.stdout.readline())["trainers"]["0"]["step"]]
+    store.report({"step": 2000})
+    while steps[-1] != 2000 and len(steps) < 100:
+        steps.append(json.loads(process.stdout.readline())["trainers"]["0"]["step"])
+    assert steps[-1] == 2000
+    store.report({"doing": "training", "epoch": 0, "step": 1234, "rows_per_s": 5678.0, "staleness": 3})
+    process.send_signal(signal.SIGINT)
+    assert cli.finish(process, 20).returncode == 0
+    assert steps[0] == 1234
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nonsense"], "'nonsense' is not an address; write host:port"),
+        (["127.0.0.1:1,127.0.0.1:1"], "more than once"),
+        (["127.0.0.1:1", "--watch", "0"], "--watch 0 must be above 0"),
+    ],
+)
+def test_bad_arguments(words: list[str], message: str) -> None:
+    done = status(*words)
+    assert done.exit_code == 1
+    assert message in " ".join(done.stderr.split())
