@@ -10,7 +10,7 @@ from sparsefleet.data.tools.synth import SynthSpec, synth
 
 
 @pytest.fixture(scope="session")
-def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Criteo-like files: train/ (4 files, 2,000 rows), test/ (1 file, 700 rows)."""
     folder = tmp_path_factory.mktemp("clicks") / "data"
     synth(folder, SynthSpec(rows=2000, test_rows=700, parts=4, seed=3))
@@ -18,6 +18,6 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Iterator[CommandLine]:
+def shell(tmp_path: Path) -> Iterator[CommandLine]:
     with command_line(tmp_path) as made:
         yield made

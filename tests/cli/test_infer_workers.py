@@ -25,11 +25,11 @@ from sparsefleet.train import SavePolicy, Trainer
 
 
 @pytest.fixture(scope="module")
-def model(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(small_clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     network = CTRDNN(config=CTRDNNConfig(embedding_size=4, hidden=(64, 64)))
-    rows = open_reader(str(clicks / "train"), CRITEO, batch_size=100)
+    rows = open_reader(str(small_clicks / "train"), CRITEO, batch_size=100)
     Trainer(Adagrad(0.05)).fit(network, rows, 1, save=SavePolicy(str(folder)))
     return folder
 
@@ -46,12 +46,14 @@ def measured(*words: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("workers", "kind"), [(2, "parquet"), (3, "csv")])
 def test_metrics_and_predictions_are_those_of_one_process(
-    model: Path, clicks: Path, tmp_path: Path, workers: int, kind: str
+    model: Path, small_clicks: Path, tmp_path: Path, workers: int, kind: str
 ) -> None:
     one, many = tmp_path / f"one.{kind}", tmp_path / f"many.{kind}"
-    alone = measured(model, "--data", clicks / "train", "--output", one)
+    alone = measured(model, "--data", small_clicks / "train", "--output", one)
     # Another length of batches too: no row's score may depend on its neighbours.
-    several = measured(model, "--data", clicks / "train", "--output", many, "--workers", workers, "--batch-size", 333)
+    several = measured(
+        model, "--data", small_clicks / "train", "--output", many, "--workers", workers, "--batch-size", 333
+    )
     assert several["auc"] == alone["auc"]
     assert several["logloss"] == pytest.approx(alone["logloss"], rel=1e-12)
     assert several["rows"] == alone["rows"] == 2000
@@ -64,8 +66,8 @@ def test_metrics_and_predictions_are_those_of_one_process(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([one.name, many.name]), "nothing is left behind"
 
 
-def test_one_file_is_cut_and_skipped_rows_are_counted(model: Path, clicks: Path, tmp_path: Path) -> None:
-    lines = (clicks / "test" / "part-0").read_bytes().splitlines(keepends=True)
+def test_one_file_is_cut_and_skipped_rows_are_counted(model: Path, small_clicks: Path, tmp_path: Path) -> None:
+    lines = (small_clicks / "test" / "part-0").read_bytes().splitlines(keepends=True)
     rows = tmp_path / "rows"
     rows.write_bytes(b"".join([*lines[:100], b"nonsense\n", *lines[100:600], b"more\tnonsense\n", *lines[600:]]))
     alone = measured(model, "--data", rows, "--on-bad-row", "skip")
@@ -74,9 +76,9 @@ def test_one_file_is_cut_and_skipped_rows_are_counted(model: Path, clicks: Path,
     assert (several["rows"], several["skipped"]) == (alone["rows"], alone["skipped"]) == (700, 2)
 
 
-def test_an_error_of_a_worker_is_the_commands_error(model: Path, clicks: Path, tmp_path: Path) -> None:
+def test_an_error_of_a_worker_is_the_commands_error(model: Path, small_clicks: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
-    bad.write_bytes((clicks / "test" / "part-0").read_bytes() + b"nonsense\n")
+    bad.write_bytes((small_clicks / "test" / "part-0").read_bytes() + b"nonsense\n")
     done = infer(model, "--data", bad, "--workers", 2, "--output", tmp_path / "out.csv")
     assert done.exit_code == 1
     message = " ".join(done.stderr.split())
@@ -94,23 +96,25 @@ def test_an_error_of_a_worker_is_the_commands_error(model: Path, clicks: Path, t
         (["--workers", "9999"], "use fewer workers"),
     ],
 )
-def test_what_cannot_work_is_refused(model: Path, clicks: Path, words: list[str], message: str) -> None:
-    done = infer(model, "--data", clicks / "test", *words)
+def test_what_cannot_work_is_refused(model: Path, small_clicks: Path, words: list[str], message: str) -> None:
+    done = infer(model, "--data", small_clicks / "test", *words)
     assert done.exit_code == 1
     assert message in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_worker_outlives_the_command(cli: CommandLine, model: Path, clicks: Path, how: signal.Signals) -> None:
+def test_no_worker_outlives_the_command(
+    shell: CommandLine, model: Path, small_clicks: Path, how: signal.Signals
+) -> None:
     # A command that never ends: workers are surely at work when the signal comes.
-    process = cli.start(
-        "infer", model, "--data", clicks / "train", "--workers", 2, "--pipe-command", "touch started; sleep 300"
+    process = shell.start(
+        "infer", model, "--data", small_clicks / "train", "--workers", 2, "--pipe-command", "touch started; sleep 300"
     )
-    wait_until(lambda: (cli.folder / "started").exists())
+    wait_until(lambda: (shell.folder / "started").exists())
     process.send_signal(how)
-    done = cli.finish(process, 30)
+    done = shell.finish(process, 30)
     assert done.returncode == (-9 if how == signal.SIGKILL else 130)
-    wait_until(lambda: not cli.left(), 30)
+    wait_until(lambda: not shell.left(), 30)
 
 
 def test_shares_are_in_the_order_of_the_input(tmp_path: Path) -> None:

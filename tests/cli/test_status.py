@@ -114,9 +114,9 @@ def test_the_token_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "none has come yet" in done.stdout
 
 
-def test_watching_looks_again_until_interrupted(running: tuple[Servers, RemoteStore], cli: Any) -> None:
+def test_watching_looks_again_until_interrupted(running: tuple[Servers, RemoteStore], shell: Any) -> None:
     made, store = running
-    process = cli.start("status", ",".join(made.endpoints), "--watch", 0.1, "--json")
+    process = shell.start("status", ",".join(made.endpoints), "--watch", 0.1, "--json")
     steps = [json.loads(process.stdout.readline())["trainers"]["0"]["step"]]
     store.report({"step": 2000})
     while steps[-1] != 2000 and len(steps) < 100:
@@ -124,7 +124,7 @@ def test_watching_looks_again_until_interrupted(running: tuple[Servers, RemoteSt
     assert steps[-1] == 2000
     store.report({"doing": "training", "epoch": 0, "step": 1234, "rows_per_s": 5678.0, "staleness": 3})
     process.send_signal(signal.SIGINT)
-    assert cli.finish(process, 20).returncode == 0
+    assert shell.finish(process, 20).returncode == 0
     assert steps[0] == 1234
 
 

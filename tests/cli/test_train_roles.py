@@ -19,59 +19,60 @@ from sparsefleet.launch.addresses import HeldEndpoints
 from sparsefleet.metrics import ClickMetrics
 
 
-def train(clicks: Path, *more: object) -> tuple[object, ...]:
-    return ("train", "--data", clicks / "train", "--test-data", clicks / "test", *SMALL, *more)
+def train(small_clicks: Path, *more: object) -> tuple[object, ...]:
+    return ("train", "--data", small_clicks / "train", "--test-data", small_clicks / "test", *SMALL, *more)
 
 
-def test_geo_with_two_servers_and_two_trainers_and_no_script(cli: CommandLine, clicks: Path) -> None:
+def test_geo_with_two_servers_and_two_trainers_and_no_script(shell: CommandLine, small_clicks: Path) -> None:
     job = ("--servers", 2, "--workers", 2, "--mode", "geo", "--k-steps", 5, "--save", "model", "--json")
-    done = cli.run(*train(clicks, *job))
+    done = shell.run(*train(small_clicks, *job))
     assert done.returncode == 0, done.stderr
-    assert cli.left() == []
+    assert shell.left() == []
     result = json.loads(done.stdout)
     assert (result["rows"], result["test_rows"], result["trainers"]) == (2000, 700, 2)
     assert result["samples_per_s"] > 0
     assert 0 < result["test_auc"] < 1
-    logs = cli.folder / "log"
+    logs = shell.folder / "log"
     assert sorted(path.name for path in logs.iterdir()) == ["serverlog.0", "serverlog.1", "workerlog.0", "workerlog.1"]
     assert json.loads((logs / "workerlog.0").read_text().splitlines()[-1]) == result
     assert f"test AUC {result['test_auc']:.4f}   best possible 0.8" in done.stderr
     assert "2 trainers together: 2,000 rows" in done.stderr
-    checkpoint = Checkpoint.open(latest(cli.folder / "model"))
+    checkpoint = Checkpoint.open(latest(shell.folder / "model"))
     assert str(checkpoint.location) == result["model"]
     assert [table.rule["name"] for table in checkpoint.manifest.tables] == ["sgd"]
-    assert (cli.folder / "model" / "metrics.jsonl").exists()
+    assert (shell.folder / "model" / "metrics.jsonl").exists()
 
-    again = cli.result("infer", "model", "--data", clicks / "test")
+    again = shell.result("infer", "model", "--data", small_clicks / "test")
     assert again["auc"] == result["test_auc"], "what the trainers scored on the servers is what was saved"
     assert again["logloss"] == pytest.approx(result["test_logloss"], rel=1e-12)
 
 
-def test_a_run_is_resumed_on_other_servers_and_in_one_process(cli: CommandLine, clicks: Path) -> None:
+def test_a_run_is_resumed_on_other_servers_and_in_one_process(shell: CommandLine, small_clicks: Path) -> None:
     alone = ("--threads", 1, "--learning-rate", 0.01)
-    first = cli.result(*train(clicks, *alone, "--save", "model"))
+    first = shell.result(*train(small_clicks, *alone, "--save", "model"))
     job = ("--servers", 2, "--workers", 2, "--mode", "sync", "--learning-rate", 0.01)
-    second = cli.result(*train(clicks, *job, "--save", "more", "--resume", "model", "--epochs", 2))
+    second = shell.result(*train(small_clicks, *job, "--save", "more", "--resume", "model", "--epochs", 2))
     assert (first["rows"], second["rows"]) == (2000, 2000), "only the epoch that was missing"
     assert (first["steps"], second["steps"]) == (20, 30), "a trainer makes half the steps"
     assert second["test_auc"] > first["test_auc"]
-    training = Checkpoint.open(latest(cli.folder / "more")).manifest.extra["training"]
+    training = Checkpoint.open(latest(shell.folder / "more")).manifest.extra["training"]
     assert training["epoch"] == 2
     assert ClickMetrics.from_dict(training["metrics"]).rows == 4000, "of all trainers, and of the first run"
-    third = cli.result(*train(clicks, *alone, "--resume", "more", "--epochs", 2))
+    third = shell.result(*train(small_clicks, *alone, "--resume", "more", "--epochs", 2))
     assert third["rows"] == 0
     assert third["test_auc"] == second["test_auc"]
-    assert cli.left() == []
+    assert shell.left() == []
 
 
-def test_four_processes_by_hand(cli: CommandLine, clicks: Path) -> None:
+def test_four_processes_by_hand(shell: CommandLine, small_clicks: Path) -> None:
     with HeldEndpoints.free(2) as held:
         roles = [Role.server(0, 2, held.endpoints), Role.server(1, 2, held.endpoints)]
         roles += [Role.worker(0, 2, held.endpoints), Role.worker(1, 2, held.endpoints)]
         started = [
-            cli.start(*train(clicks, "--mode", "sync", "--json"), environment=role.environment()) for role in roles
+            shell.start(*train(small_clicks, "--mode", "sync", "--json"), environment=role.environment())
+            for role in roles
         ]
-        ended = [cli.finish(process) for process in started]
+        ended = [shell.finish(process) for process in started]
     assert [done.returncode for done in ended] == [0] * 4, "\n".join(done.stderr for done in ended)
     assert "all trainers have stopped" in ended[0].stderr
     results = [json.loads(done.stdout) for done in ended[2:]]
@@ -79,19 +80,19 @@ def test_four_processes_by_hand(cli: CommandLine, clicks: Path) -> None:
     assert results[0]["rows"] == 2000
 
 
-def test_a_trainer_that_fails_fails_the_job_and_its_message_is_shown(cli: CommandLine, clicks: Path) -> None:
-    bad = cli.folder / "bad"
+def test_a_trainer_that_fails_fails_the_job_and_its_message_is_shown(shell: CommandLine, small_clicks: Path) -> None:
+    bad = shell.folder / "bad"
     bad.mkdir()
-    for part in (clicks / "train").iterdir():
+    for part in (small_clicks / "train").iterdir():
         (bad / part.name).write_bytes(part.read_bytes())
     with (bad / "part-3").open("a") as file:
         file.write("not a row\n")
     job = ("--servers", 1, "--workers", 2, "--mode", "sync", "--timeout", 3)
-    done = cli.run("train", "--data", bad, *SMALL, *job)
+    done = shell.run("train", "--data", bad, *SMALL, *job)
     assert done.returncode == 1
     assert "failed first: exit status 1" in done.stderr
     assert "part-3" in done.stderr
-    assert cli.left() == []
+    assert shell.left() == []
 
 
 @pytest.mark.parametrize(
@@ -109,28 +110,28 @@ def test_a_trainer_that_fails_fails_the_job_and_its_message_is_shown(cli: Comman
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(
-    clicks: Path, options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_clicks: Path, options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = invoke("train", "--data", clicks / "train", *options)
+    done = invoke("train", "--data", small_clicks / "train", *options)
     assert done.exit_code == 1
     assert message in " ".join(done.stderr.split())
     assert not (tmp_path / "log").exists()
 
 
-def test_servers_cannot_be_asked_for_within_a_job(clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_cannot_be_asked_for_within_a_job(small_clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in Role.worker(1, 2, ["127.0.0.1:1"]).environment().items():
         monkeypatch.setenv(name, value)
-    done = invoke("train", "--data", clicks / "train", "--servers", 1, "--workers", 1)
+    done = invoke("train", "--data", small_clicks / "train", "--servers", 1, "--workers", 1)
     assert done.exit_code == 1
     assert "the environment makes this process worker 1" in " ".join(done.stderr.split())
 
 
-def test_a_contradictory_environment_names_its_variable(clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contradictory_environment_names_its_variable(small_clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ROLE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRAINING_ROLE", "TRAINER")
-    done = invoke("train", "--data", clicks / "train")
+    done = invoke("train", "--data", small_clicks / "train")
     assert done.exit_code == 1
     assert "PADDLE_TRAINERS_NUM is not set" in done.stderr
 
