@@ -70,7 +70,7 @@ def assert_same_checkpoints(one, other):
 def state_of(path) -> TrainingState:
     manifest = Checkpoint.open(str(path)).manifest
     training = manifest.extra["training"]
-    return TrainingState(manifest.step, training["epoch"], manifest.positions["0"], training["metrics"])
+    return TrainingState(manifest.step, training["epoch"], manifest.positions.get("0", {}), training["metrics"])
 
 
 def every(folder, steps=None, **settings) -> SavePolicy:

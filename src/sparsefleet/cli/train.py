@@ -127,6 +127,9 @@ def train(
     if save_every and (workers or role.worker_num) > 1:
         raise ConfigError("--save-every saves one trainer's moment; with several trainers --save does so per epoch")
     rows = schema_for(data, schema, sparse_feature_dim)
+    if threads is None:
+        threads = 2 if role.kind == "single" and not workers else 1
+    trainer = Trainer(job, threads=threads, precision=precision, seed=seed)
     torch.manual_seed(seed)
     model = _network(rows, preset, embedding_size, hidden, init_range)
     if servers and workers:
@@ -141,9 +144,7 @@ def train(
         train_roles.log_to_stderr()
     if role.is_server:
         train_roles.serve()
-    threads = threads or (2 if role.kind == "single" else 1)
     reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
-    trainer = Trainer(job, threads=threads, precision=precision, seed=seed)
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
     with sigterm_interrupts():
         train_rows = reading.open(train_roles.share(data, pipe_command), rows, seed if shuffle else None)
