@@ -40,6 +40,11 @@ class Options:
     connect_timeout: float = 20.0
     lost_trainer: str | None = None
     save: str | None = None
+    start_from: str | None = None
+    """A checkpoint, for fleet.init_server."""
+    save_to: str | None = None
+    """Where the first worker saves in the end."""
+    first_key: int = 0
     hold: str | None = None
     """A file that must exist before training goes on after the second step."""
 
@@ -180,16 +185,18 @@ def _script(options: Options) -> None:
     )
     optimizer = fleet.distributed_optimizer(optim.SGD(1e-2), strategy)
     if fleet.is_server():
-        fleet.init_server()
+        fleet.init_server(options.start_from)
         fleet.run_server()
     fleet.init_worker()
     trainer = Trainer(optimizer)
     result = trainer.fit(
         small_model(),
-        Given(batches(options.steps, seed=fleet.worker_index())),
+        Given(batches(options.steps, seed=fleet.worker_index(), first_key=options.first_key)),
         options.epochs,
         save=SavePolicy(options.save) if options.save else None,
         fetch=[Steps(["step"], period_batches=1)],
     )
+    if options.save_to and fleet.is_first_worker():
+        fleet.save_persistables(options.save_to)
     fleet.stop_worker()
     print(json.dumps({"rows": result.rows, "auc": result.train["auc"], "lost": len(result.lost)}))
