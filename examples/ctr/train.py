@@ -38,7 +38,7 @@ def main() -> None:
     args = arguments()
     fleet.init()
     name = args.optimizer or ("sgd" if args.mode == "geo" else "adam")
-    rate = args.learning_rate or (1e-4 if name == "sgd" else 1e-3)
+    rate = args.learning_rate or (3e-4 if name == "sgd" else 1e-3)
     strategy = fleet.DistributedStrategy(mode=args.mode, timeout=args.timeout)
     optimizer = fleet.distributed_optimizer(optim.by_name(name, rate), strategy)
     if fleet.is_server():

@@ -165,6 +165,7 @@ class Cluster:
         threads: int = 1,
         epochs: int = 1,
         model: Callable[[], CTRDNN] = small_model,
+        limit: float = LIMIT,
         **settings: Any,
     ) -> list[Outcome]:
         """One trainer per reader, all at once; the first error of any is raised."""
@@ -184,7 +185,7 @@ class Cluster:
                 **settings,
             )
 
-        in_threads([lambda worker=worker: work(worker) for worker in range(count)])
+        in_threads([lambda worker=worker: work(worker) for worker in range(count)], limit)
         return [outcome for outcome in outcomes if outcome is not None]
 
 

@@ -3,8 +3,10 @@
 For a row and for the dense block alike, with `old` = what the server had when we last spoke:
     send    delta = (local - old) / trainers;  old += delta
     receive local += server - old;  old = server
-So what a trainer changes goes out little by little: 1/trainers of it, then as much of the rest, each time the row is
-touched again. At the end of an epoch the whole rest goes out, of all rows: nothing that was learnt is left behind.
+So what a trainer changes goes out little by little: 1/trainers of it, then as much of the rest each time the row is
+touched again. At the end of an epoch all rows that hold something back send such a share, touched or not, and the dense
+block becomes the servers' own. (To send the whole rest then was tried: for what several trainers have learnt alike it
+goes too far, and nothing corrects it any more; test AUC fell by .01.)
 
 Only the rows a trainer has met are copied. Threads of a trainer go on while one of them exchanges: whatever they add
 meanwhile stays in `local` and goes out with the next delta.
@@ -44,7 +46,7 @@ class GeoCommunicator(Communicator):
         self._copies = {name: _LocalCopy(spec, self.store) for name, spec in parameters.tables.items()}
         self._dense = DenseTable(parameters.dense_name, parameters.dense_values, parameters.dense_rule)
         self._old_dense = parameters.dense_values.copy()
-        self._steps = 0
+        self._steps = self._flushed = 0
         self._counting, self._exchanging = threading.Lock(), threading.Lock()
 
     def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
@@ -73,12 +75,16 @@ class GeoCommunicator(Communicator):
         return self._steps % self.config.k_steps
 
     def flush(self) -> None:
-        """Send the whole rest of what was learnt here, take in the others'."""
+        """Send a share of whatever was not sent yet, take in the others'. Without new steps, only take in."""
         with self._exchanging:
-            rest = {table: copy.owed() for table, copy in self._copies.items()}
+            learnt, self._flushed = self._steps != self._flushed, self._steps
+            rest = {table: copy.owed() if learnt else _NO_KEYS for table, copy in self._copies.items()}
             longest = max((len(keys) for keys in rest.values()), default=0)
             for start in range(0, max(longest, 1), REST_ROWS):
-                self._exchange({table: keys[start : start + REST_ROWS] for table, keys in rest.items()}, 1)
+                share = {table: keys[start : start + REST_ROWS] for table, keys in rest.items()}
+                self._exchange(share, self.config.trainers)
+            # What is scored and saved is the servers' model, the same for all trainers.
+            np.copyto(self.parameters.dense_values, self._old_dense)
 
     def _exchange(self, keys: Mapping[str, U64], parts: int) -> None:
         """Send 1/parts of what these rows and the dense block have changed here."""

@@ -131,6 +131,7 @@ class Fleet:
                 workers=role.worker_num,
                 timeout=strategy.timeout,
                 connect_timeout=strategy.connect_timeout,
+                heartbeat=min(1.0, strategy.timeout / 5),
                 token=security.token,
                 tls_root_certs=security.roots,
             )

@@ -26,7 +26,7 @@ class DistributedStrategy:
     send_queue_size: int = 4
     staleness: int | None = None
     dense_refresh: int = 1
-    k_steps: int = 100
+    k_steps: int = 4
     timeout: float = 60.0
     """Seconds without a sign of life after which a server or trainer counts as lost."""
     connect_timeout: float = 120.0

@@ -1,0 +1,112 @@
+"""What the modes learn: test AUC against one process with the same settings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_jobs import cluster
+
+from sparsefleet import optim
+from sparsefleet.core.schema import CRITEO
+from sparsefleet.data.files import list_files
+from sparsefleet.data.open import open_reader
+from sparsefleet.data.split import split_files
+from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.fleet import DistributedStrategy
+from sparsefleet.models import CTRDNN, CTRDNNConfig
+from sparsefleet.train import Trainer
+
+
+def model():
+    torch.manual_seed(0)
+    return CTRDNN(config=CTRDNNConfig(hidden=(128, 64)))
+
+
+class Study:
+    """One data set, one rule and one batch size, for all modes and for one process."""
+
+    def __init__(self, folder, rows, test_rows, batch_size):
+        self.folder, self.batch_size = folder / "d", batch_size
+        synth(self.folder, SynthSpec(rows, test_rows, parts=4, seed=1))
+
+    def reader(self, part, worker=0, workers=1, size=None):
+        files = split_files(list_files(self.folder / part), worker, workers)
+        return open_reader(files, CRITEO, batch_size=size or self.batch_size)
+
+    def one_process(self, rule, size=None):
+        result = Trainer(rule).fit(model(), self.reader("train", size=size), test=self.reader("test", size=1000))
+        return result.test["auc"]
+
+    def job(self, rule, **settings):
+        """Two servers, two trainers."""
+        with cluster(2) as fleet:
+            outcomes = fleet.train(
+                [self.reader("train", worker, 2) for worker in range(2)],
+                rule,
+                DistributedStrategy(**settings),
+                test=[self.reader("test", worker, 2, 1000) for worker in range(2)],
+                model=model,
+                limit=900.0,
+            )
+        return outcomes[0].result.test["auc"]
+
+
+ADAM, SGD = optim.Adam(1e-3), optim.SGD(1e-3)
+
+
+class TestSmall:
+    """Some seconds' worth, with wide bounds."""
+
+    @pytest.fixture(scope="class")
+    def study(self, tmp_path_factory):
+        return Study(tmp_path_factory.mktemp("small"), 24_000, 8_000, 100)
+
+    @pytest.fixture(scope="class")
+    def adam(self, study):
+        return study.one_process(ADAM)
+
+    def test_sync_and_the_joint_batch(self, study):
+        assert study.job(ADAM, mode="sync") == pytest.approx(study.one_process(ADAM, size=200), abs=0.006)
+
+    @pytest.mark.parametrize("mode", ["half_async", "async"])
+    def test_the_other_modes(self, study, adam, mode):
+        assert adam > 0.7
+        assert study.job(ADAM, mode=mode) == pytest.approx(adam, abs=0.015)
+
+    def test_geo(self, study):
+        assert study.job(SGD, mode="geo") == pytest.approx(study.one_process(SGD), abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+class TestFourHundredThousandRows:
+    """The bounds that DistributedStrategy's defaults are chosen for."""
+
+    @pytest.fixture(scope="class")
+    def study(self, tmp_path_factory):
+        return Study(tmp_path_factory.mktemp("large"), 400_000, 40_000, 200)
+
+    @pytest.fixture(scope="class")
+    def adam(self, study):
+        return said("one process", study.one_process(ADAM))
+
+    def test_sync_and_the_joint_batch(self, study):
+        joint = said("one process, joint batch", study.one_process(ADAM, size=400))
+        assert said("sync", study.job(ADAM, mode="sync")) == pytest.approx(joint, abs=0.002)
+
+    def test_half_async(self, study, adam):
+        assert said("half_async", study.job(ADAM, mode="half_async")) == pytest.approx(adam, abs=0.005)
+
+    def test_three_runs_of_async(self, study, adam):
+        runs = [said("async", study.job(ADAM, mode="async")) for _ in range(3)]
+        assert runs == pytest.approx([adam] * 3, abs=0.005)
+        assert max(runs) - min(runs) < 0.003
+
+    def test_geo(self, study):
+        sgd = said("one process, SGD", study.one_process(SGD))
+        assert said("geo", study.job(SGD, mode="geo")) == pytest.approx(sgd, abs=0.005)
+
+
+def said(what, auc):
+    print(f"{what}: test AUC {auc:.4f}")
+    return auc
