@@ -200,11 +200,14 @@ class Trainer:
         session.load_buffers(facts.buffers)
         return facts
 
-    def save(self, path: str) -> None:
-        """Write a checkpoint of the parameters as they are now, and of where the last run stands."""
+    def save(self, path: str, *, drop_state: bool = False) -> None:
+        """Write a checkpoint of the parameters as they are now, and of where the last run stands.
+
+        drop_state: without optimizer state, for scoring only.
+        """
         if self._run is None or self._session is None:
             raise ConfigError("there is nothing to save yet: call fit first")
-        self.store.save(path, self._run.facts({}))
+        self.store.save(path, self._run.facts({}), drop_state=drop_state)
 
     def _bind(self, model: nn.Module) -> Session:
         if self._session is None or self._session.model is not model:
