@@ -5,16 +5,18 @@ BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -type f 2>/dev/null)
 DATA   ?= runs/quickstart/data
 MODEL  ?= runs/quickstart/model
+MODE   ?= async
 
-.PHONY: help setup train test test-all lint bench native clean
+.PHONY: help setup train train-distributed test test-all lint bench native clean
 
 help:
-	@echo "make train     set up, generate Criteo-like data, train, evaluate, say where the model is"
-	@echo "make test      set up, lint, type-check, run the tests"
-	@echo "make test-all  the tests that take longer too"
-	@echo "make bench     print the table of speed ratios (benchmarks/local.py)"
-	@echo "make native    build the native module in place, for work on the sources"
-	@echo "make clean     remove the environment and everything built"
+	@echo "make train               set up, generate Criteo-like data, train, evaluate, say where the model is"
+	@echo "make train-distributed   the same on 2 servers and 2 trainers of this host (MODE=async)"
+	@echo "make test                set up, lint, type-check, run the tests"
+	@echo "make test-all            the tests that take longer too"
+	@echo "make bench               print the table of speed ratios (benchmarks/local.py)"
+	@echo "make native              build the native module in place, for work on the sources"
+	@echo "make clean               remove the environment and everything built"
 
 $(VENV)/.ready: $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
@@ -24,9 +26,14 @@ $(VENV)/.ready: $(NATIVE)
 
 setup: $(VENV)/.ready
 
-train: setup
-	@test -f $(DATA)/schema.json || $(BIN)/sparsefleet data synth --rows 400000 --test-rows 40000 --parts 4 --out $(DATA) --seed 1
+$(DATA)/schema.json: | setup
+	$(BIN)/sparsefleet data synth --rows 400000 --test-rows 40000 --parts 4 --out $(DATA) --seed 1
+
+train: setup $(DATA)/schema.json
 	$(BIN)/sparsefleet train --data $(DATA)/train --test-data $(DATA)/test --threads 2 --save $(MODEL)
+
+train-distributed: setup $(DATA)/schema.json
+	$(BIN)/sparsefleet train --servers 2 --workers 2 --mode $(MODE) --data $(DATA)/train --test-data $(DATA)/test --save $(MODEL)-$(MODE) --log-dir runs/quickstart/log
 
 lint: setup
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     init_server, run_server = FLEET.init_server, FLEET.run_server
     init_worker, stop_worker, barrier_worker = FLEET.init_worker, FLEET.stop_worker, FLEET.barrier_worker
     train_from_dataset, infer_from_dataset = FLEET.train_from_dataset, FLEET.infer_from_dataset
-    save_persistables = FLEET.save_persistables
+    save_persistables, save_inference_model = FLEET.save_persistables, FLEET.save_inference_model
 
 __all__ = ["DistributedStrategy", "PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker"]
 

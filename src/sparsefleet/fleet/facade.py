@@ -164,6 +164,10 @@ class Fleet:
         """A checkpoint of everything: rows, optimizer state, dense parameters. One trainer calls it."""
         self._trainer().save(str(dirname))
 
+    def save_inference_model(self, dirname: str) -> None:
+        """A checkpoint without optimizer state, for scoring: a fraction of the size. One trainer calls it."""
+        self._trainer().save(str(dirname), drop_state=True)
+
     def _trainer(self) -> Trainer:
         trainer = self._known_job().trainer
         if trainer is None:

@@ -56,16 +56,22 @@ class Saving:
         self._state.gate.advance(owner, lanes, reached, patience)
         return {}
 
-    def write(self, owner: str, directory: str, patience: float) -> dict[str, Any]:
+    def write(self, owner: str, directory: str, drop_state: bool, patience: float) -> dict[str, Any]:
         def work() -> dict[str, Any]:
             holdings = self._state.holdings
             tables, blocks = holdings.tables(), holdings.blocks()
-            files = write_shards(locate(directory), self._state.config.index, tables, blocks)
+            shard = self._state.config.index
+            files = write_shards(locate(directory), shard, tables, blocks, drop_state=drop_state)
             self._state.gate.check(owner)
+            infos = [
+                TableInfo.of(table.spec, table.step, drop_state=drop_state) for table in sorted(tables, key=_table_name)
+            ]
             return {
                 "files": [entry.to_dict() for entry in files],
-                "tables": [asdict(TableInfo.of(table.spec, table.step)) for table in sorted(tables, key=_table_name)],
-                "blocks": [block.info.to_dict() for block in sorted(blocks, key=lambda held: held.table.name)],
+                "tables": [asdict(info) for info in infos],
+                "blocks": [
+                    block.info(drop_state).to_dict() for block in sorted(blocks, key=lambda held: held.table.name)
+                ],
             }
 
         self._state.gate.check(owner)

@@ -141,7 +141,8 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _write(self, data: Data) -> Data:
         patience = need_seconds(data, "patience", MAX_PATIENCE)
-        return self._saving.write(need_text(data, "owner"), need_text(data, "directory"), patience)
+        drop_state = data.get("drop_state") is True
+        return self._saving.write(need_text(data, "owner"), need_text(data, "directory"), drop_state, patience)
 
     def _saved(self, data: Data) -> None:
         self._state.last_checkpoint = need_text(data, "path")

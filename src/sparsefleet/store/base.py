@@ -119,8 +119,11 @@ class ParameterStore(ABC):
         """Return when every trainer has called it with this name."""
 
     @abstractmethod
-    def save(self, path: str, facts: RunFacts) -> None:
-        """Write a checkpoint of all tables and blocks at one moment; nobody pushes meanwhile."""
+    def save(self, path: str, facts: RunFacts, *, drop_state: bool = False) -> None:
+        """Write a checkpoint of all tables and blocks at one moment; nobody pushes meanwhile.
+
+        drop_state: without optimizer state, for scoring only.
+        """
 
     @abstractmethod
     def load(self, path: str, *, values_only: bool = False) -> RunFacts:

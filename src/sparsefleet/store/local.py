@@ -79,12 +79,13 @@ class LocalStore(ParameterStore):
     def barrier(self, name: str, timeout: float | None = None) -> None:
         """Nothing to wait for: this process is the only trainer."""
 
-    def save(self, path: str, facts: RunFacts) -> None:
+    def save(self, path: str, facts: RunFacts, *, drop_state: bool = False) -> None:
         tables, blocks = list(self._sparse.values()), self._held_blocks()
         with begin(path) as draft:
-            files = write_shards(draft.directory, 0, tables, blocks) + write_buffers(draft.directory, facts.buffers)
-            infos = [TableInfo.of(table.spec, table.step) for table in tables]
-            commit(draft, manifest_of(facts, infos, [block.info for block in blocks], files))
+            files = write_shards(draft.directory, 0, tables, blocks, drop_state=drop_state)
+            files += write_buffers(draft.directory, facts.buffers)
+            infos = [TableInfo.of(table.spec, table.step, drop_state=drop_state) for table in tables]
+            commit(draft, manifest_of(facts, infos, [block.info(drop_state) for block in blocks], files))
 
     def load(self, path: str, *, values_only: bool = False) -> RunFacts:
         checkpoint = Checkpoint.open(latest(path))

@@ -116,8 +116,8 @@ class RemoteStore(ParameterStore):
     def barrier(self, name: str, timeout: float | None = None) -> None:
         self._meetings.meet("barrier", name, None, self._seconds(timeout))
 
-    def save(self, path: str, facts: RunFacts) -> None:
-        remote_saving.save(self._links, path, facts, self.incarnation)
+    def save(self, path: str, facts: RunFacts, *, drop_state: bool = False) -> None:
+        remote_saving.save(self._links, path, facts, self.incarnation, drop_state=drop_state)
 
     def load(self, path: str, *, values_only: bool = False) -> RunFacts:
         return remote_saving.load(self._links, path, values_only=values_only)

@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def save(links: Sequence[ServerLink], path: str, facts: RunFacts, owner: str) -> None:
+def save(links: Sequence[ServerLink], path: str, facts: RunFacts, owner: str, *, drop_state: bool = False) -> None:
     with begin(path) as draft, _Frozen(links, owner) as frozen:
         frozen.make_equal()
-        request = {"owner": owner, "directory": str(draft.directory)}
+        request = {"owner": owner, "directory": str(draft.directory), "drop_state": drop_state}
         answers = _on_all(links, lambda link: _finished(link, "write", request, frozen.check))
         files = [_file(entry, link) for link, answer in zip(links, answers, strict=True) for entry in answer["files"]]
         files += write_buffers(draft.directory, facts.buffers)

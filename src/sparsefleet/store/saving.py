@@ -35,24 +35,30 @@ class HeldBlock:
     """Of the whole block."""
     start: int = 0
 
-    @property
-    def info(self) -> BlockInfo:
-        return BlockInfo.of(self.table.name, self.layout, self.table.rule, self.table.step)
+    def info(self, drop_state: bool = False) -> BlockInfo:
+        table = self.table
+        return BlockInfo.of(table.name, self.layout, table.rule, table.step, drop_state=drop_state)
 
 
 def write_shards(
-    directory: Location, shard: int, tables: Iterable[SparseTable], blocks: Iterable[HeldBlock]
+    directory: Location,
+    shard: int,
+    tables: Iterable[SparseTable],
+    blocks: Iterable[HeldBlock],
+    *,
+    drop_state: bool = False,
 ) -> list[FileEntry]:
     """Write what this process holds into a draft's directory; nobody pushes meanwhile."""
     files: list[FileEntry] = []
     for table in tables:
-        spec = table.spec
-        files += write_sparse_shard(directory, spec.name, shard, table.scan(), spec.dim, table.state_width)
-    pieces = [
-        (DensePiece(block.table.name, block.start, block.table.values, block.table.state), block.info.layout)
-        for block in blocks
-        if len(block.table)
-    ]
+        spec, state_width = table.spec, 0 if drop_state else table.state_width
+        files += write_sparse_shard(directory, spec.name, shard, table.scan(), spec.dim, state_width)
+    pieces = []
+    for block in blocks:
+        if len(block.table):
+            state = block.table.state[:0] if drop_state else block.table.state
+            piece = DensePiece(block.table.name, block.start, block.table.values, state)
+            pieces.append((piece, block.info().layout))
     return files + write_dense(directory, shard, pieces)
 
 

@@ -241,11 +241,14 @@ class Trainer:
         session.load_buffers(facts.buffers)
         return facts
 
-    def save(self, path: str) -> None:
-        """Write a checkpoint of the parameters as they are now, and of where the last run stands."""
+    def save(self, path: str, *, drop_state: bool = False) -> None:
+        """Write a checkpoint of the parameters as they are now, and of where the last run stands.
+
+        drop_state: without optimizer state, for scoring only.
+        """
         if self._run is None:
             raise ConfigError("there is nothing to save yet: call fit first")
-        self.store.save(path, self._run.facts(self._run.state()))
+        self.store.save(path, self._run.facts(self._run.state()), drop_state=drop_state)
 
     def _resume(self, model: nn.Module, data: Reader, path: str) -> TrainingState:
         facts = self.load(model, path)
