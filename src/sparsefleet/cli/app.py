@@ -6,6 +6,7 @@ import typer
 
 from sparsefleet import __version__
 from sparsefleet.cli import checkpoint, data
+from sparsefleet.cli.export import export
 from sparsefleet.cli.infer import infer
 from sparsefleet.cli.train import train
 
@@ -19,6 +20,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.command()(train)
 app.command()(infer)
+app.command()(export)
 
 
 @app.callback(invoke_without_command=True)
