@@ -8,6 +8,7 @@ from sparsefleet import __version__
 from sparsefleet.cli import checkpoint, data
 from sparsefleet.cli.export import export
 from sparsefleet.cli.infer import infer
+from sparsefleet.cli.serve import serve
 from sparsefleet.cli.train import train
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.command()(train)
 app.command()(infer)
 app.command()(export)
+app.command()(serve)
 
 
 @app.callback(invoke_without_command=True)

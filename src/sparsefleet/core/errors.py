@@ -37,4 +37,4 @@ class StoreError(SparseFleetError):
 
 
 class BundleError(SparseFleetError):
-    """A bundle that is missing, damaged, of another version, or does not fit together; or a model that cannot be one."""
+    """A bundle that is missing, damaged, of another version or does not fit together; a model that cannot be one."""

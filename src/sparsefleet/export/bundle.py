@@ -94,8 +94,8 @@ class Bundle:
             missing = [name for name in embedding.slots if name not in slots]
             if missing:
                 raise BundleError(
-                    f"{where}: the embedding {embedding.input!r} is over slot {', '.join(map(repr, missing))}; the schema "
-                    f"has {', '.join(slots)}: files of two bundles?"
+                    f"{where}: the embedding {embedding.input!r} is over slot {', '.join(map(repr, missing))}; the "
+                    f"schema has {', '.join(slots)}: files of two bundles?"
                 )
             table = self.tables.get(embedding.table)
             if table is None or table.dim != embedding.dim:

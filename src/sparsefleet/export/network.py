@@ -195,7 +195,7 @@ def _compare(wrapped: _FromPooled, graph: bytes, info: NetworkInfo, widths: list
             if got.shape != want.shape:
                 raise BundleError(
                     f"the exported graph gives shape {list(got.shape)} for {rows} rows where torch gives "
-                    f"{list(want.shape)}: the model's forward depends on the number of rows in a way that ONNX cannot say"
+                    f"{list(want.shape)}: the model depends on the number of rows in a way that ONNX cannot say"
                 )
             worst = max(worst, float(np.abs(got - want).max()))
             if not worst <= TOLERANCE:

@@ -104,9 +104,9 @@ def encoded(values: F32, dtype: RowType, table: str) -> U8:
     count, dim = values.shape
     out = np.zeros((count, row_stride(dtype, dim)), np.uint8)
     if dtype is RowType.FLOAT32:
-        out[:] = np.ascontiguousarray(values, "<f4").view(np.uint8).reshape(count, -1)
+        out[:] = np.ascontiguousarray(values, "<f4").view(np.uint8).reshape(count, 4 * dim)
     elif dtype is RowType.FLOAT16:
-        out[:, : 2 * dim] = values.astype("<f2").view(np.uint8).reshape(count, -1)
+        out[:, : 2 * dim] = values.astype("<f2").view(np.uint8).reshape(count, 2 * dim)
     else:
         scale = (np.abs(values).max(axis=1, initial=0.0) / np.float32(127)).astype("<f4")
         steps = np.divide(values, scale[:, None], out=np.zeros_like(values), where=scale[:, None] > 0)

@@ -1,7 +1,7 @@
 """Raw rows, as they stand in a log line or a request, into a Batch: the same keys and numbers as in training.
 
-A row is an object {field: value}, or a list of values in the schema's order (dense features, then slots). It must have every
-field of the schema and no other (the label may be there and is not looked at):
+A row is an object {field: value}, or a list of values in the schema's order (dense features, then slots). It must have
+every field of the schema and no other (the label may be there and is not looked at):
 
 - a dense feature: a number, decimal text, or null (or empty text): missing;
 - a slot: text (hashed), a whole number (a key already), a list of these, or null: no value. Empty text is a value.
@@ -206,7 +206,7 @@ class RowParser:
     def _numbers(self, place: int, column: Column, context: bool = False) -> Sequence[float] | F32:
         if NUMBERS.issuperset(map(type, column)):
             try:
-                return np.array(column, np.float64)  # type: ignore[return-value]  # None becomes NaN: missing
+                return np.array(column, np.float64)  # None becomes NaN: missing
             except OverflowError:
                 pass
         return [self._number(place, value, None if context else row) for row, value in enumerate(column)]
