@@ -12,6 +12,7 @@ Legend: B rows, n dense features, S slots.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ import numpy as np
 from sparsefleet.core.batch import F32, I64, U64, Batch
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.schema import Schema
-from sparsefleet.kernels.request import hash_column
+from sparsefleet.kernels.request import PlainRequests, hash_column
 from sparsefleet.kernels.text import feature_key
 
 DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -58,10 +59,21 @@ class RowParser:
     def __init__(self, schema: Schema, *, max_rows: int = 10_000, allow_missing: bool = False) -> None:
         """`allow_missing`: a field that a row leaves out counts as null."""
         self.schema, self.max_rows, self.allow_missing = schema, max_rows, allow_missing
+        self._plain = PlainRequests(
+            schema, max_rows=max_rows, max_text=MAX_TEXT, max_values=MAX_VALUES, allow_missing=allow_missing
+        )
         self._names = (*schema.dense_names, *schema.slot_names)
         self._place = {name: index for index, name in enumerate(self._names)}
         self._minimum = np.array([[f.minimum] for f in schema.dense], np.float64).reshape(-1, 1)
         self._diff = np.array([[f.diff] for f in schema.dense], np.float64).reshape(-1, 1)
+
+    def body(self, body: bytes) -> Batch:
+        """A request as it came, JSON text: natively where it is plain, else with a close look."""
+        found = self._plain.parse(body)
+        if found is None:
+            return self.request(parse_json(body))
+        dense, keys, offsets = found
+        return Batch(np.full(len(dense), np.nan, np.float32), dense, keys, offsets, self.schema.slot_names)
 
     def request(self, document: Any) -> Batch:
         """The body of a request: {"rows": […]}, or {"context": {…}, "candidates": […]}."""
@@ -285,6 +297,17 @@ class RowParser:
                 np.arange(len(found)) - np.repeat(ends - lengths, lengths) + np.repeat(starts_BS[:, slot], lengths)
             ] = found
         return {"keys": keys, "offsets": offsets}
+
+
+def parse_json(body: bytes) -> Any:
+    try:
+        return json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number; send null for a missing one")
 
 
 def _kind(value: Any) -> str:

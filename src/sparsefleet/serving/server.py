@@ -65,6 +65,10 @@ def serve(config: ServeConfig) -> None:
 def _listen(config: ServeConfig) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+        listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot listen on {config.host}, port {config.port}: {error}") from error
+    # Connections inherit it. asyncio would set it on sockets of its own making only, and head and body of an answer are
+    # two writes: the second would wait for the client's delayed acknowledgement, 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

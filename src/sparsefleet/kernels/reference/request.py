@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from sparsefleet.core.batch import U64
+from sparsefleet.core.batch import F32, U64
 from sparsefleet.kernels.reference.text import feature_key
 
 
@@ -17,3 +18,8 @@ def hash_column(values: Sequence[str], prefix: bytes, seed: int, dim: int, out: 
         except UnicodeEncodeError:
             return False
     return True
+
+
+def format_floats(values: F32) -> bytes | None:
+    """Equal to the native one once it is read back; the native one may write 1e-05 where this writes 1e-5."""
+    return ("[" + ",".join(map(str, values)) + "]").encode() if all(map(math.isfinite, values)) else None
