@@ -6,4 +6,6 @@ NB_MODULE(_native, m) {
     sparsefleet::bind_text(m);
     sparsefleet::bind_rows(m);
     sparsefleet::bind_table(m);
+    sparsefleet::bind_bundle(m);
+    sparsefleet::bind_request(m);
 }

@@ -1,4 +1,7 @@
-"""The command line: `sparsefleet data|train|infer|status|checkpoint`. Messages go to stderr, results to stdout."""
+"""The command line: `sparsefleet data|train|infer|status|checkpoint|export|serve`.
+
+Messages go to stderr, results to stdout.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,15 @@ def main() -> None:
     import sys
 
     try:
-        from sparsefleet.cli.app import app  # late: `import sparsefleet.cli` alone stays cheap
+        # Late imports: `import sparsefleet.cli` alone stays cheap, and a machine that serves needs no torch.
+        if sys.argv[1:2] == ["serve"]:
+            from sparsefleet.cli.serve import only_serve
 
-        app()
+            only_serve()()
+        else:
+            from sparsefleet.cli.app import app
+
+            app()
     except KeyboardInterrupt:  # while torch was being imported, which takes seconds
         os._exit(INTERRUPTED)
     except SystemExit as end:

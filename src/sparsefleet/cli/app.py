@@ -6,7 +6,9 @@ import typer
 
 from sparsefleet import __version__
 from sparsefleet.cli import checkpoint, data
+from sparsefleet.cli.export import export
 from sparsefleet.cli.infer import infer
+from sparsefleet.cli.serve import serve
 from sparsefleet.cli.status import status
 from sparsefleet.cli.train import train
 
@@ -21,6 +23,8 @@ app.add_typer(checkpoint.app, name="checkpoint")
 app.command()(train)
 app.command()(infer)
 app.command()(status)
+app.command()(export)
+app.command()(serve)
 
 
 @app.callback(invoke_without_command=True)

@@ -34,3 +34,7 @@ class CheckpointError(SparseFleetError):
 
 class StoreError(SparseFleetError):
     """A parameter store that refused or failed a call."""
+
+
+class BundleError(SparseFleetError):
+    """A bundle that is missing, damaged, of another version or does not fit together; a model that cannot be one."""

@@ -9,4 +9,5 @@ from sparsefleet.core.batch import Batch
 
 def dense_input(batch: Batch) -> torch.Tensor:
     """The normalised dense features [B, n]."""
-    return torch.from_numpy(batch.dense)
+    given: object = batch.dense  # a tensor already where the model is traced for export
+    return given if isinstance(given, torch.Tensor) else torch.from_numpy(batch.dense)

@@ -1,0 +1,278 @@
+"""Serving speed as ratios in one run: a server process, and clients on the same machine. See benchmarks/serving.md.
+
+    python benchmarks/serving.py            about two minutes
+    python benchmarks/serving.py --quick    shorter, noisier
+
+A request is what an ad ranker sends: one context (13 dense features, 16 slots) and 100 candidates (10 slots each); also
+measured is the same as 100 whole rows. Measured against it: ONNX Runtime alone on ready arrays of 100 rows, in process,
+on all cores. Clients send ready bytes and only look at the answer's status and length: they share the server's cores.
+
+On a machine that others use too, requests a second say more about them than about us. So processor time per request is
+told as well, clients included, against that of ONNX Runtime alone: the ratio of throughputs on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from parts.common import criteo_files
+from sparsefleet.core.schema import CRITEO
+from sparsefleet.data.open import open_reader
+from sparsefleet.export import export_checkpoint
+from sparsefleet.models import CTRDNN
+from sparsefleet.optim import Adam
+from sparsefleet.serving import Predictor
+from sparsefleet.train import SavePolicy, Trainer
+
+CANDIDATES = 100
+NAMES = (*CRITEO.dense_names, *CRITEO.slot_names)
+SHARED = NAMES[:29]
+
+
+def bundle(folder: Path, rows: int) -> tuple[Path, list[dict[str, Any]]]:
+    """A trained CTR-DNN of the reference size, and raw rows to ask about."""
+    data = criteo_files(folder, rows)
+    torch.manual_seed(0)
+    reader = open_reader(str(data / "train"), CRITEO, batch_size=1000)
+    Trainer(Adam(1e-3), threads=2).fit(CTRDNN(), reader, save=SavePolicy(str(folder / "run")))
+    export_checkpoint(folder / "run", folder / "bundle")
+    raw = []
+    for file in sorted((data / "test").iterdir()):
+        for line in file.read_text().splitlines():
+            fields = line.split("\t")[1:]
+            dense = [int(text) if text else None for text in fields[:13]]
+            raw.append(dict(zip(NAMES, [*dense, *fields[13:]], strict=True)))
+    return folder / "bundle", raw
+
+
+def requests(raw: list[dict[str, Any]], whole: bool, count: int = 50) -> list[bytes]:
+    """HTTP requests, ready to send."""
+    made = []
+    for number in range(count):
+        rows = [raw[(number * CANDIDATES + index) % len(raw)] for index in range(CANDIDATES)]
+        if whole:
+            body = json.dumps({"rows": rows})
+        else:
+            context = {name: rows[0][name] for name in SHARED}
+            candidates = [{name: row[name] for name in NAMES if name not in context} for row in rows]
+            body = json.dumps({"context": context, "candidates": candidates})
+        head = (
+            "POST /v1/predict HTTP/1.1",
+            "host: x",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+        )
+        made.append(("\r\n".join(head) + "\r\n\r\n" + body).encode())
+    return made
+
+
+def _alone(path: Path, raw: list[dict[str, Any]], seconds: float, callers: int, threads: int) -> float:
+    """Requests' worth of rows a second."""
+    predictor = Predictor(path, threads=threads)
+    batch = predictor.parser.rows(raw[:CANDIDATES])
+    random = np.random.default_rng(0)
+    network = predictor.bundle.network
+    inputs = {
+        entry.input: random.standard_normal((CANDIDATES, len(entry.slots) * entry.dim)).astype(np.float32)
+        for entry in network.embeddings
+    }
+    if network.dense:
+        inputs[network.dense.input] = batch.dense
+    counts = [0] * callers
+    end = time.perf_counter() + seconds
+
+    def run(index: int) -> None:
+        while time.perf_counter() < end:
+            predictor._session.run([network.output], inputs)
+            counts[index] += 1
+
+    workers = [threading.Thread(target=run, args=(index,)) for index in range(callers)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / seconds
+
+
+@contextlib.contextmanager
+def server(path: Path) -> Iterator[tuple[tuple[str, int], int]]:
+    command = [sys.executable, "-m", "sparsefleet", "serve", str(path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        host, _, port = json.loads(process.stdout.readline())["url"].removeprefix("http://").partition(":")
+        yield (host, int(port)), process.pid
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def processor_seconds(pid: int) -> float:
+    """That a process and this one have used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + time.process_time()
+
+
+class Client:
+    """One connection; sends a request's bytes and reads its answer."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address, timeout=30)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, request: bytes) -> None:
+        self._socket.sendall(request)
+        data = self._socket.recv(65536)
+        if not data.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(data[:500].decode(errors="replace"))
+        while b"\r\n\r\n" not in data:
+            data += self._socket.recv(65536)
+        head, _, body = data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        left = length - len(body)
+        while left > 0:
+            left -= len(self._socket.recv(65536))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def throughput(address: tuple[str, int], made: list[bytes], clients: int, seconds: float) -> float:
+    """Requests a second with so many clients that each ask again when they are answered."""
+    counts = [0] * clients
+    end = time.perf_counter() + seconds
+
+    def run(index: int) -> None:
+        client, number = Client(address), index
+        while time.perf_counter() < end:
+            client.ask(made[number % len(made)])
+            counts[index] += 1
+            number += clients
+        client.close()
+
+    workers = [threading.Thread(target=run, args=(index,)) for index in range(clients)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / seconds
+
+
+def latencies(
+    address: tuple[str, int], made: list[bytes], rate: float, seconds: float, clients: int = 8
+) -> list[float]:
+    """Seconds from when a request was due to its answer, at a steady rate: a late start counts as waiting."""
+    found: list[float] = []
+    lock, started = threading.Lock(), time.perf_counter() + 0.1
+    total = int(rate * seconds)
+    next_number = iter(range(total))
+
+    def run() -> None:
+        client, mine = Client(address), []
+        while True:
+            with lock:
+                number = next(next_number, None)
+            if number is None:
+                break
+            due = started + number / rate
+            time.sleep(max(0.0, due - time.perf_counter()))
+            client.ask(made[number % len(made)])
+            mine.append(time.perf_counter() - due)
+        client.close()
+        with lock:
+            found.extend(mine)
+
+    workers = [threading.Thread(target=run) for _ in range(clients)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return found
+
+
+@dataclass(frozen=True)
+class Round:
+    """Requests a second, and processor seconds per request: of ONNX Runtime alone, and served."""
+
+    alone: float
+    served: float
+    alone_cpu: float
+    served_cpu: float
+
+
+def one_round(
+    path: Path, raw: list[dict[str, Any]], address: tuple[str, int], pid: int, made: list[bytes], seconds: float
+) -> Round:
+    before = time.process_time()
+    spread = _alone(path, raw, seconds / 2, 1, os.cpu_count() or 1)
+    apart = _alone(path, raw, seconds / 2, os.cpu_count() or 1, 1)
+    alone_cpu = (time.process_time() - before) / ((spread + apart) * seconds / 2)
+    before = processor_seconds(pid)
+    served = throughput(address, made, 8, seconds)
+    return Round(max(spread, apart), served, alone_cpu, (processor_seconds(pid) - before) / (served * seconds))
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    arguments.add_argument("--quick", action="store_true", help="shorter runs, noisier figures")
+    quick = arguments.parse_args().quick
+    seconds, rounds = (2.0, 1) if quick else (5.0, 5)
+    table = Table(
+        "what", "figure", "against", "ratio", "wanted", "", title=f"Serving, {CANDIDATES} candidates a request"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        path, raw = bundle(Path(name), 20_000 if quick else 200_000)
+        forms = {"context + candidates": requests(raw, whole=False), "whole rows": requests(raw, whole=True)}
+        with server(path) as (address, pid):
+            throughput(address, forms["whole rows"], 4, 1.0)  # warm
+            found: dict[str, list[Round]] = {form: [] for form in forms}
+            for _ in range(rounds):
+                for form, made in forms.items():
+                    found[form].append(one_round(path, raw, address, pid, made, seconds))
+            for form, taken in found.items():
+                alone, served = (statistics.median(getattr(r, what) for r in taken) for what in ("alone", "served"))
+                ratio = statistics.median(r.served / r.alone for r in taken)
+                row = (f"{form}: throughput", f"{served:,.0f} requests/s", f"ONNX Runtime alone {alone:,.0f}/s")
+                table.add_row(*row, f"{ratio:.2f}", "≥ 0.6", _mark(ratio >= 0.6))
+                theirs, ours = (
+                    statistics.median(getattr(r, what) for r in taken) for what in ("alone_cpu", "served_cpu")
+                )
+                ratio = statistics.median(r.alone_cpu / r.served_cpu for r in taken)
+                row = (f"{form}: processor time", f"{1e3 * ours:.2f} ms", f"ONNX Runtime alone {1e3 * theirs:.2f} ms")
+                table.add_row(*row, f"{ratio:.2f}", "≥ 0.6", _mark(ratio >= 0.6))
+            for form, made in forms.items():
+                rate = statistics.median(r.served for r in found[form]) / 2
+                waits = sorted(latencies(address, made, rate, 2 * seconds))
+                median, p99 = waits[len(waits) // 2], waits[int(len(waits) * 0.99)]
+                row = (f"{form}: p99 at {rate:,.0f} requests/s", f"{1e3 * p99:.1f} ms", f"median {1e3 * median:.1f} ms")
+                table.add_row(*row, f"{p99 / median:.1f}", "≤ 5", _mark(p99 <= 5 * median))
+    Console(width=150).print(table)
+
+
+def _mark(met: bool) -> str:
+    return "[green]yes[/]" if met else "[red]no[/]"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""`sparsefleet serve`: answer predictions over HTTP from a bundle. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sparsefleet.cli.console import console, errors_to_exit
+from sparsefleet.core.errors import SparseFleetError
+
+
+@errors_to_exit
+def serve(
+    bundle: Annotated[
+        str,
+        typer.Argument(help="A bundle, or a folder of bundles with a file `current` that names one: it is followed."),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    threads: Annotated[int, typer.Option(help="Requests scored at a time.")] = 2,
+    sparse: Annotated[str, typer.Option(help="Where rows come from: mmap, the bundle's own files.")] = "mmap",
+    check: Annotated[
+        str, typer.Option(help="Check of a bundle before it serves: full, or quick (not the rows).")
+    ] = "full",
+    max_body: Annotated[int, typer.Option(help="Bytes that a request may have.")] = 16 << 20,
+    max_rows: Annotated[int, typer.Option(help="Rows that a JSON request may have.")] = 10_000,
+    batch_rows: Annotated[int, typer.Option(help="Rows scored together at most.")] = 1024,
+    watch_seconds: Annotated[float, typer.Option(help="How often `current` is looked at.")] = 2.0,
+    allow_missing: Annotated[bool, typer.Option(help="A field that a row leaves out counts as null.")] = False,
+) -> None:
+    """Serve predictions: POST /v1/predict, GET /v1/model, /healthz, /metrics; POST /v1/reload, /v1/rollback."""
+    try:
+        from sparsefleet.serving.config import ServeConfig
+        from sparsefleet.serving.server import serve as run
+    except ImportError as error:
+        raise SparseFleetError(f"serving needs more packages ({error}): pip install 'sparsefleet[serve]'") from error
+    config = ServeConfig(
+        bundle=bundle,
+        host=host,
+        port=port,
+        threads=threads,
+        sparse=sparse,
+        check=check,
+        max_body=max_body,
+        max_rows=max_rows,
+        batch_rows=batch_rows,
+        allow_missing=allow_missing,
+        watch_seconds=watch_seconds,
+    )
+    console.print(f"serving {bundle}; SIGTERM or Ctrl-C ends it", markup=False)
+    run(config)
+
+
+def only_serve() -> typer.Typer:
+    """An application of this command alone, for machines that serve and have no torch."""
+    app = typer.Typer(name="sparsefleet", pretty_exceptions_show_locals=False)
+    app.command("serve")(serve)
+    app.callback()(lambda: None)
+    return app

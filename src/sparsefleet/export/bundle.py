@@ -1,0 +1,211 @@
+"""Bundle: an opened bundle. Its description has been checked and its rows files are mapped. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparsefleet.core.errors import BundleError, ConfigError
+from sparsefleet.core.schema import Schema
+from sparsefleet.export import manifest as manifests
+from sparsefleet.export.json_fields import document
+from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, NetworkInfo
+from sparsefleet.export.rows_file import RowsFile, RowsHeader
+from sparsefleet.kernels.bundle_rows import RowType
+
+MAX_GRAPH_BYTES = 2 << 30
+"""What one protobuf message can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    path: Path
+    manifest: BundleManifest
+    schema: Schema
+    network: NetworkInfo
+    graph: bytes
+    """The ONNX model."""
+    tables: Mapping[str, RowsFile]
+
+    @staticmethod
+    def open(path: str | os.PathLike[str], *, full: bool = False) -> Bundle:
+        """Check what can be checked without reading the rows; with `full`, those too."""
+        folder = Path(os.path.abspath(os.path.expanduser(path)))
+        manifest = manifests.parse_manifest(_manifest_bytes(folder), str(folder / manifests.MANIFEST))
+        for entry in manifest.files:
+            _check_size(folder, entry)
+        small = {
+            name: _read(folder, manifest.file(name), limit)
+            for name, limit in (
+                (manifests.NETWORK, manifests.MAX_BYTES),
+                (manifests.SCHEMA, manifests.MAX_BYTES),
+                (manifests.GRAPH, MAX_GRAPH_BYTES),
+            )
+        }
+        where = str(folder / manifests.SCHEMA)
+        try:
+            schema = Schema.from_dict(document(small[manifests.SCHEMA], where), where)
+        except ConfigError as error:
+            raise BundleError(str(error)) from error
+        except (TypeError, AttributeError, ValueError) as error:
+            raise BundleError(f"{where}: a field is mistyped: {error}") from error
+        _check_schema_types(schema, where)
+        network = manifests.parse_network(small[manifests.NETWORK], str(folder / manifests.NETWORK))
+        bundle = Bundle(
+            path=folder,
+            manifest=manifest,
+            schema=schema,
+            network=network,
+            graph=small[manifests.GRAPH],
+            tables={table.name: _open_rows(folder, table, manifest) for table in manifest.tables},
+        )
+        bundle._check_together()
+        if full:
+            bundle.check_rows()
+        return bundle
+
+    @property
+    def name(self) -> str:
+        """The model's version."""
+        return self.manifest.name
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self.manifest.files)
+
+    def check_rows(self) -> None:
+        """Read every rows file from end to end: its checksum, and that a search finds every key."""
+        for table in self.manifest.tables:
+            rows, entry = self.tables[table.name], self.manifest.file(table.path)
+            found = rows.checksum()
+            if found != entry.checksum:
+                raise _damaged(rows.path, found, entry)
+            if not rows.ordered():
+                raise BundleError(f"{rows.path}: damaged: its keys are not in the order that searches rely on")
+
+    def _check_together(self) -> None:
+        where, slots = str(self.path / manifests.NETWORK), self.schema.slot_names
+        for embedding in self.network.embeddings:
+            missing = [name for name in embedding.slots if name not in slots]
+            if missing:
+                raise BundleError(
+                    f"{where}: the embedding {embedding.input!r} is over slot {', '.join(map(repr, missing))}; the "
+                    f"schema has {', '.join(slots)}: files of two bundles?"
+                )
+            table = self.tables.get(embedding.table)
+            if table is None or table.dim != embedding.dim:
+                has = "there is no such table" if table is None else f"that table's rows have {table.dim} values"
+                raise BundleError(
+                    f"{where}: the embedding {embedding.input!r} reads {embedding.dim} values a row from table "
+                    f"{embedding.table!r}; {has}"
+                )
+        dense = self.network.dense
+        if dense is not None and dense.features != len(self.schema.dense):
+            raise BundleError(
+                f"{where}: the network takes {dense.features} dense features; the schema has {len(self.schema.dense)}"
+            )
+
+
+def _check_schema_types(schema: Schema, where: str) -> None:
+    """`Schema` takes the file's word for types; nobody may trip over them later."""
+    numbers = [number for feature in schema.dense for number in (feature.minimum, feature.diff)]
+    texts = [feature.name for feature in schema.dense] + [slot.name for slot in schema.slots] + [schema.label]
+    texts += [slot.hash_prefix for slot in schema.slots if slot.hash_prefix is not None]
+    whole = [schema.sparse_feature_dim, schema.hash_seed]
+    if (
+        not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+        or not all(isinstance(text, str) and _encodes(text) for text in texts)
+        or not all(isinstance(number, int) and not isinstance(number, bool) and number < 2**64 for number in whole)
+        or not schema.slots
+    ):
+        raise BundleError(f"{where}: a name is not text, a number not a number, or there are no slots")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _open_rows(folder: Path, table: BundleTable, manifest: BundleManifest) -> RowsFile:
+    rows = RowsFile(folder / table.path)
+    dtype = RowType[table.dtype.upper()]
+    expected = RowsHeader.of(dtype, table.dim, table.rows, manifest.id, table.name)
+    found = rows.header
+    if found.bundle_id != expected.bundle_id:
+        raise BundleError(
+            f"{rows.path}: it belongs to bundle {found.bundle_id.hex()}, not to this one ({manifest.id}): files of two "
+            "bundles?"
+        )
+    if found.table_hash != expected.table_hash:
+        raise BundleError(f"{rows.path}: it holds another table than {table.name!r}: files swapped?")
+    if (found.dtype, found.dim, found.rows) != (dtype, table.dim, table.rows):
+        raise BundleError(
+            f"{rows.path}: {found.rows} rows of {found.dim} {found.dtype.name.lower()}; the manifest says "
+            f"{table.rows} of {table.dim} {table.dtype}"
+        )
+    return rows
+
+
+def _manifest_bytes(folder: Path) -> bytes:
+    path = folder / manifests.MANIFEST
+    try:
+        with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BundleError(f"{path}: not a regular file")
+            return file.read(manifests.MAX_BYTES + 1)
+    except FileNotFoundError:
+        hint = _hint(folder)
+        raise BundleError(f"no bundle at {folder}: it holds no {manifests.MANIFEST}{hint}") from None
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _hint(folder: Path) -> str:
+    if not folder.is_dir():
+        return "; there is no such directory"
+    if any(re.fullmatch(r"step-\d+", entry.name) for entry in folder.iterdir()):
+        return "; it is a run's folder of checkpoints: `sparsefleet export` makes a bundle of one"
+    return ", so it is none, or half written or half copied"
+
+
+def _check_size(folder: Path, entry: BundleFile) -> None:
+    path = folder / entry.path
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise BundleError(
+            f"{path}: {error.strerror or error}; the manifest lists it with {entry.bytes} bytes: half copied?"
+        ) from error
+    real, root = os.path.realpath(path), os.path.realpath(folder)
+    if os.path.commonpath([real, root]) != root:
+        raise BundleError(f"{path}: it leads out of the bundle's directory")
+    if not stat.S_ISREG(found.st_mode):
+        raise BundleError(f"{path}: not a regular file")
+    if found.st_size != entry.bytes:
+        raise BundleError(f"{path}: {found.st_size} bytes; the manifest says {entry.bytes}: damaged or half copied")
+
+
+def _read(folder: Path, entry: BundleFile, limit: int) -> bytes:
+    path = folder / entry.path
+    if entry.bytes > limit:
+        raise BundleError(f"{path}: {entry.bytes} bytes; at most {limit} are allowed")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error.strerror or error}") from error
+    found = f"crc32:{zlib.crc32(data):08x}"
+    if found != entry.checksum:
+        raise _damaged(path, found, entry)
+    return data
+
+
+def _damaged(path: Path, found: str, entry: BundleFile) -> BundleError:
+    return BundleError(f"{path}: damaged: its checksum is {found}; the manifest says {entry.checksum}")

@@ -1,0 +1,264 @@
+"""From a checkpoint, or a running job's store, to a bundle."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import sparsefleet
+from sparsefleet.checkpoint import AnyPath, Checkpoint, latest
+from sparsefleet.checkpoint.draft import CheckpointDraft, begin
+from sparsefleet.checkpoint.manifest import now
+from sparsefleet.checkpoint.storage import locate
+from sparsefleet.checkpoint.storage.local import LocalStorage
+from sparsefleet.core.errors import BundleError, CheckpointError, ConfigError
+from sparsefleet.core.schema import Schema
+from sparsefleet.export import manifest as manifests
+from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, Origin
+from sparsefleet.export.network import Network, export_network
+from sparsefleet.export.rows_file import RowsHeader
+from sparsefleet.export.rows_writer import RowsWriter, count_rows
+from sparsefleet.kernels.bundle_rows import RowType
+from sparsefleet.models import registry
+from sparsefleet.nn.embedding import tables as tables_of
+from sparsefleet.store.base import ParameterStore, RunFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote."""
+
+    path: Path
+    manifest: BundleManifest
+    difference: float
+    """The largest between torch and ONNX Runtime on random inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    rows: str
+    min_seen: int
+    name: str | None
+    progress: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        if self.rows not in manifests.DTYPES:
+            raise ConfigError(f"rows={self.rows!r} is not a type of rows; choose {', '.join(manifests.DTYPES)}")
+        if self.min_seen < 0:
+            raise ConfigError(f"min_seen={self.min_seen} must be 0 or above")
+        if self.name is not None and not manifests.NAME.fullmatch(self.name):
+            raise ConfigError(f"name={self.name!r:.80}: wanted are 1 to 200 characters, no control characters")
+
+
+def export_checkpoint(
+    checkpoint_path: AnyPath,
+    out: str | os.PathLike[str],
+    *,
+    rows: str = "float32",
+    min_seen: int = 0,
+    model: nn.Module | None = None,
+    schema: Schema | None = None,
+    name: str | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Exported:
+    """Make a bundle of a checkpoint, or of a run's newest one.
+
+    `rows`: how values are kept: float32, float16 or int8. `min_seen`: leave out rows that training met fewer times.
+    `model`: your own module where the checkpoint does not hold one of the project's. `name`: the version that servers
+    tell; by default the checkpoint's step and the start of the bundle's id.
+    """
+    options = _Options(rows, min_seen, name, progress)
+    target = _target(out)
+    checkpoint = Checkpoint.open(latest(checkpoint_path))
+    return _export(checkpoint, _model_of(checkpoint, model), _schema_of(checkpoint, schema), target, options)
+
+
+def export_model(
+    model: nn.Module,
+    source: ParameterStore | AnyPath,
+    out: str | os.PathLike[str],
+    *,
+    rows: str = "float32",
+    min_seen: int = 0,
+    schema: Schema | None = None,
+    name: str | None = None,
+    step: int = 0,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Exported:
+    """Make a bundle of your own module, whose tables and dense parameters are in a store or a checkpoint.
+
+    From a store, the moment is that of a checkpoint: nobody may push meanwhile. `schema` may be left out where a
+    checkpoint holds it; `step` is told in the manifest where a store is exported.
+    """
+    if not isinstance(source, ParameterStore):
+        return export_checkpoint(
+            source, out, rows=rows, min_seen=min_seen, model=model, schema=schema, name=name, progress=progress
+        )
+    options = _Options(rows, min_seen, name, progress)
+    target = _target(out)
+    if schema is None:
+        raise ConfigError("schema=None: a store does not know what its input looks like; give the reader's schema")
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    buffers = {key: value.detach().numpy() for key, value in model.state_dict().items() if key not in trained}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.rows-", dir=target.parent) as folder:
+        path = os.path.join(folder, "store")
+        store_facts = RunFacts(step=step, schema=schema.to_dict(), model=registry.describe(model), buffers=buffers)
+        source.save(path, store_facts)
+        checkpoint = Checkpoint.open(path)
+        return _export(checkpoint, _model_of(checkpoint, model), schema, target, options)
+
+
+def _export(checkpoint: Checkpoint, model: nn.Module, schema: Schema, target: Path, options: _Options) -> Exported:
+    options.progress("network")
+    network = export_network(model, schema.slot_names, len(schema.dense))
+    origin = Origin(checkpoint.location.name, checkpoint.manifest.step, checkpoint.manifest.created)
+    bundle_id = _bundle_id(checkpoint, schema, network, options)
+    with begin(str(target)) as draft:
+        folder = Path(draft.directory.path)
+        _write(folder / manifests.GRAPH, network.graph)
+        _write(folder / manifests.NETWORK, network.info.to_json())
+        _write(folder / manifests.SCHEMA, (json.dumps(schema.to_dict(), indent=1) + "\n").encode())
+        tables = []
+        for name, users in tables_of(model).items():
+            options.progress(f"table {name}")
+            tables.append(_write_table(checkpoint, name, users[0].dim, bundle_id, folder, options))
+        paths = (manifests.GRAPH, manifests.NETWORK, manifests.SCHEMA, *(table.path for table in tables))
+        manifest = BundleManifest(
+            name=options.name or f"step-{origin.step:08d}-{bundle_id[:8]}",
+            id=bundle_id,
+            checkpoint=origin,
+            tables=tuple(tables),
+            min_seen=options.min_seen,
+            files=tuple(_entry(folder, path) for path in paths),
+            created=now(),
+            sparsefleet=sparsefleet.__version__,
+        )
+        _commit(draft, manifest)
+    return Exported(target, manifest, network.difference)
+
+
+def _commit(draft: CheckpointDraft, manifest: BundleManifest) -> None:
+    data = manifest.to_json()
+    manifests.parse_manifest(data, "the manifest to be written")  # one that nobody could open must not replace one
+    try:
+        draft.publish(data)
+    except OSError as error:
+        raise BundleError(f"cannot write {draft.target}: {error.strerror or error}") from error
+
+
+def _write_table(
+    checkpoint: Checkpoint, name: str, dim: int, bundle_id: str, folder: Path, options: _Options
+) -> BundleTable:
+    info = checkpoint.manifest.table(name)
+    if info.dim != dim:
+        raise BundleError(
+            f"{checkpoint.location}: table {name!r} was saved with rows of {info.dim} values; the model's have {dim}"
+        )
+    kept, dropped = checkpoint.row_count(name), 0
+    if options.min_seen:
+        kept, dropped = count_rows(checkpoint.sparse_rows(name, read_state=False), options.min_seen)
+    path = f"sparse/{name}.rows"
+    header = RowsHeader.of(RowType[options.rows.upper()], dim, kept, bundle_id, name)
+    writer = RowsWriter(folder / path, header, options.min_seen, name)
+    try:
+        writer.write(lambda keep: checkpoint.sparse_rows(name, keep, read_state=False))
+    except OSError as error:
+        raise BundleError(f"cannot write the rows of table {name!r}: {error.strerror or error}") from error
+    return BundleTable(name, dim, options.rows, kept, dropped, path)
+
+
+def _target(out: str | os.PathLike[str]) -> Path:
+    """Where the bundle is to be; never in place of something that is no bundle."""
+    location = locate(os.fspath(out))
+    if not isinstance(location.storage, LocalStorage) or not location.name:
+        raise ConfigError(f"out={os.fspath(out)!r}: bundles are memory-mapped, so write to a local path and copy it")
+    target = Path(location.path)
+    if target.is_dir() and any(target.iterdir()):
+        try:
+            is_bundle = json.loads((target / manifests.MANIFEST).read_bytes()).get("format") == manifests.FORMAT
+        except (OSError, ValueError, AttributeError):
+            is_bundle = False
+        if not is_bundle:
+            raise BundleError(f"cannot export to {target}: that directory holds other things and no bundle")
+    elif target.exists() and not target.is_dir():
+        raise BundleError(f"cannot export to {target}: there is a file of that name")
+    return target
+
+
+def _schema_of(checkpoint: Checkpoint, given: Schema | None) -> Schema:
+    saved = checkpoint.manifest.schema
+    if given is not None:
+        return given
+    if saved is None:
+        raise CheckpointError(
+            f"{checkpoint.location} does not say what its input looks like (no schema): give the reader's with schema="
+        )
+    return Schema.from_dict(saved, where=f"{checkpoint.location}: schema")
+
+
+def _model_of(checkpoint: Checkpoint, given: nn.Module | None) -> nn.Module:
+    """The model with the checkpoint's dense parameters and buffers; a given one is not changed."""
+    description = checkpoint.manifest.model
+    if given is None and description.get("name") == "custom":
+        raise CheckpointError(
+            f"{checkpoint.location} holds a model of your own ({description.get('class')}): export it from a script "
+            "with sparsefleet.export.export_model(model, checkpoint, out)"
+        )
+    model = registry.build(description) if given is None else copy.deepcopy(given)
+    saved = {**checkpoint.dense(), **checkpoint.buffers()}
+    mine = model.state_dict()
+    if set(mine) != set(saved):
+        raise BundleError(
+            f"{checkpoint.location} does not fit the model: only in the model: {sorted(set(mine) - set(saved))}; "
+            f"only in the checkpoint: {sorted(set(saved) - set(mine))}"
+        )
+    for name, tensor in mine.items():
+        if tuple(tensor.shape) != saved[name].shape:
+            raise BundleError(
+                f"{checkpoint.location}: {name!r} has shape {list(saved[name].shape)}; "
+                f"the model's has {list(tensor.shape)}"
+            )
+    # New tensors: a copied parameter may share its memory with the store's block.
+    model.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in saved.items()}, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def _bundle_id(checkpoint: Checkpoint, schema: Schema, network: Network, options: _Options) -> str:
+    facts = [
+        checkpoint.manifest.to_json().decode(),
+        schema.to_dict(),
+        hashlib.sha256(network.graph).hexdigest(),
+        options.rows,
+        options.min_seen,
+        options.name,
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise BundleError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _entry(folder: Path, path: str) -> BundleFile:
+    crc = size = 0
+    with (folder / path).open("rb") as file:
+        while chunk := file.read(4 << 20):
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+    return BundleFile(path, size, f"crc32:{crc:08x}")

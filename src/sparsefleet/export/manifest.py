@@ -1,0 +1,216 @@
+"""What a bundle says of itself: manifest.json and network.json. FORMAT.md describes every field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparsefleet.core.errors import BundleError
+from sparsefleet.export.json_fields import Fields, document, once, plain_text, short
+
+FORMAT, NETWORK_FORMAT = "sparsefleet-bundle", "sparsefleet-network"
+VERSION = 1
+MAX_BYTES = 16 << 20
+
+MANIFEST, NETWORK, GRAPH, SCHEMA = "manifest.json", "network.json", "model.onnx", "schema.json"
+DTYPES = ("float32", "float16", "int8")
+POOLINGS = ("sum", "mean")
+ZEROS = "zeros"
+MAX_DIM = 65536
+
+NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+ID = re.compile(r"[0-9a-f]{32}")
+CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}")
+CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFile:
+    path: str
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class BundleTable:
+    name: str
+    dim: int
+    dtype: str
+    rows: int
+    dropped: int
+    """Rows of the checkpoint left out because they were met too rarely."""
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The checkpoint that a bundle was made from."""
+
+    name: str
+    step: int
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
+class BundleManifest:
+    name: str
+    """The model's version, told with every answer."""
+    id: str
+    checkpoint: Origin
+    tables: tuple[BundleTable, ...]
+    min_seen: int
+    files: tuple[BundleFile, ...]
+    created: str
+    sparsefleet: str
+
+    def file(self, path: str) -> BundleFile:
+        return next(entry for entry in self.files if entry.path == path)
+
+    def to_json(self) -> bytes:
+        return _json({"format": FORMAT, "version": VERSION, **asdict(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInput:
+    """One input of the network: the pooled rows of one SparseEmbedding, [B, len(slots) * dim]."""
+
+    input: str
+    module: str
+    table: str
+    dim: int
+    slots: tuple[str, ...]
+    pooling: str
+    missing: str = ZEROS
+    """What a slot without values gives."""
+    unknown: str = ZEROS
+    """What a value gives whose key the table does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseInput:
+    input: str
+    features: int
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkInfo:
+    output: str
+    dense: DenseInput | None
+    embeddings: tuple[EmbeddingInput, ...]
+    parameters: tuple[tuple[str, str], ...]
+    """(name in the model, name in the graph) of the tensors that the graph holds unchanged."""
+
+    def to_json(self) -> bytes:
+        return _json({"format": NETWORK_FORMAT, "version": VERSION, **asdict(self)})
+
+
+def parse_manifest(data: bytes, where: str) -> BundleManifest:
+    fields = Fields(_document(data, where), where)
+    fields.header(FORMAT, VERSION, "bundle")
+    created = "a UTC time such as 2026-01-31T12:00:00Z"
+    origin = fields.child("checkpoint")
+    manifest = BundleManifest(
+        name=fields.text("name", NAME, "1 to 200 characters, no control characters"),
+        id=fields.text("id", ID, "32 hexadecimal digits"),
+        checkpoint=Origin(origin.text("name"), origin.integer("step"), origin.text("created", CREATED, created)),
+        tables=fields.items("tables", _table),
+        min_seen=fields.integer("min_seen"),
+        files=fields.items("files", _file),
+        created=fields.text("created", CREATED, created),
+        sparsefleet=fields.text("sparsefleet"),
+    )
+    origin.end()
+    fields.end()
+    paths = [entry.path for entry in manifest.files]
+    once(paths, "file", where)
+    once([table.name for table in manifest.tables], "table", where)
+    once([table.path for table in manifest.tables], "rows file", where)
+    for needed in (GRAPH, NETWORK, SCHEMA, *(table.path for table in manifest.tables)):
+        if needed not in paths:
+            raise BundleError(f"{where}: file {short(needed)} is not listed")
+    return manifest
+
+
+def parse_network(data: bytes, where: str) -> NetworkInfo:
+    fields = Fields(_document(data, where), where)
+    fields.header(NETWORK_FORMAT, VERSION, "network description")
+    network = NetworkInfo(
+        output=fields.text("output"),
+        dense=_dense(fields),
+        embeddings=fields.items("embeddings", _embedding),
+        parameters=fields.items("parameters", _parameter),
+    )
+    fields.end()
+    inputs = [embedding.input for embedding in network.embeddings]
+    once(inputs + ([network.dense.input] if network.dense else []), "input", where)
+    return network
+
+
+def _dense(fields: Fields) -> DenseInput | None:
+    if fields.take("dense") is None:
+        return None
+    dense = fields.child("dense")
+    result = DenseInput(dense.text("input"), dense.integer("features", 1, 1 << 20))
+    dense.end()
+    return result
+
+
+def _embedding(item: Any, where: str) -> EmbeddingInput:
+    fields = Fields(item, where)
+    embedding = EmbeddingInput(
+        input=fields.text("input"),
+        module=fields.text("module"),
+        table=fields.text("table"),
+        dim=fields.integer("dim", 1, MAX_DIM),
+        slots=fields.items("slots", plain_text),
+        pooling=fields.choice("pooling", POOLINGS),
+        missing=fields.choice("missing", (ZEROS,)),
+        unknown=fields.choice("unknown", (ZEROS,)),
+    )
+    fields.end()
+    if not embedding.slots:
+        raise fields.fail("slots", "is empty; an embedding has at least one slot")
+    return embedding
+
+
+def _parameter(item: Any, where: str) -> tuple[str, str]:
+    if not (isinstance(item, list) and len(item) == 2 and all(isinstance(name, str) for name in item)):
+        raise BundleError(f"{where}: wanted is [name in the model, name in the graph], got {short(item)}")
+    return item[0], item[1]
+
+
+def _table(item: Any, where: str) -> BundleTable:
+    fields = Fields(item, where)
+    table = BundleTable(
+        name=fields.text("name"),
+        dim=fields.integer("dim", 1, MAX_DIM),
+        dtype=fields.choice("dtype", DTYPES),
+        rows=fields.integer("rows"),
+        dropped=fields.integer("dropped"),
+        path=fields.path("path"),
+    )
+    fields.end()
+    return table
+
+
+def _file(item: Any, where: str) -> BundleFile:
+    fields = Fields(item, where)
+    checksum = "'crc32:' and 8 hexadecimal digits"
+    entry = BundleFile(fields.path("path"), fields.integer("bytes"), fields.text("checksum", CHECKSUM, checksum))
+    fields.end()
+    if entry.path == MANIFEST:
+        raise fields.fail("path", "is the manifest, which cannot list itself")
+    return entry
+
+
+def _document(data: bytes, where: str) -> Any:
+    if len(data) > MAX_BYTES:
+        raise BundleError(f"{where}: {len(data)} bytes; at most {MAX_BYTES} are allowed")
+    return document(data, where)
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()

@@ -1,0 +1,220 @@
+"""A model's dense network as an ONNX graph: from pooled embeddings and dense features to click probabilities.
+
+The model runs once on symbolic tensors. Its embeddings, which in training look rows up and pool them, hand out the
+graph's inputs instead; so everything from there to the probability is in the graph, and nothing else is: no label, no
+loss, no lookup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparsefleet.core.errors import BundleError
+from sparsefleet.export.manifest import DenseInput, EmbeddingInput, NetworkInfo
+from sparsefleet.nn.embedding import SparseEmbedding
+from sparsefleet.nn.objective import probabilities_of
+
+DENSE, OUTPUT = "dense", "probability"
+TOLERANCE = 1e-5
+CHECKED_ROWS = (1, 3, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    graph: bytes
+    info: NetworkInfo
+    difference: float
+    """The largest between torch and ONNX Runtime on random inputs."""
+
+
+class TracedBatch:
+    """What a model gets for its batch while it is traced."""
+
+    def __init__(self, dense: torch.Tensor, slots: tuple[str, ...]) -> None:
+        self.dense, self.slots = dense, slots
+
+    def __len__(self) -> int:
+        return self.dense.shape[0]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise BundleError(
+            f"the model uses batch.{name} in its forward pass; a bundle's network gets pooled embeddings and "
+            "dense_input(batch) only: look values up with SparseEmbedding, and keep labels out of forward"
+        )
+
+
+class _FromPooled(nn.Module):
+    """The model as a function of tensors: (dense, pooled…) -> probabilities [B]."""
+
+    def __init__(self, model: nn.Module, embeddings: Sequence[SparseEmbedding], slots: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self._embeddings, self._slots = tuple(embeddings), slots
+
+    def forward(self, dense: torch.Tensor, pooled: list[torch.Tensor]) -> torch.Tensor:
+        for module, tensor in zip(self._embeddings, pooled, strict=True):
+            module.forward = lambda batch, given=tensor: given  # type: ignore[method-assign, misc]
+        try:
+            output = self.model(TracedBatch(dense, self._slots))
+        finally:
+            for module in self._embeddings:
+                del module.forward
+        return probabilities_of(self.model, output).float()
+
+
+def export_network(model: nn.Module, slots: tuple[str, ...], dense_features: int) -> Network:
+    """Trace the model (in eval mode), and refuse the graph unless ONNX Runtime computes from it what torch does."""
+    named = [(name, module) for name, module in model.named_modules() if isinstance(module, SparseEmbedding)]
+    if not named:
+        raise BundleError("the model has no SparseEmbedding: there is nothing to look up for a prediction")
+    for name, module in named:
+        missing = [slot for slot in module.slots if slot not in slots]
+        if missing:
+            raise BundleError(
+                f"embedding {name!r} is over slot {', '.join(map(repr, missing))}, which the schema does not have"
+            )
+    wrapped = _FromPooled(model, [module for _, module in named], slots).eval()
+    names = [f"pooled_{index}" for index in range(len(named))]
+    widths = [len(module.slots) * module.dim for _, module in named]
+    proto = _traced(wrapped, names, widths, dense_features)
+    used = {entry.name for entry in proto.graph.input}
+    unused = [name for (name, _), given in zip(named, names, strict=True) if given not in used]
+    if unused:
+        raise BundleError(f"embedding {', '.join(map(repr, unused))} has no influence on the prediction; remove it")
+    info = NetworkInfo(
+        output=OUTPUT,
+        dense=DenseInput(DENSE, dense_features) if DENSE in used else None,
+        embeddings=tuple(
+            EmbeddingInput(given, name, module.table, module.dim, module.slots, module.pooling)
+            for (name, module), given in zip(named, names, strict=True)
+        ),
+        parameters=_unchanged(model, proto),
+    )
+    graph: bytes = proto.SerializeToString(deterministic=True)
+    return Network(graph, info, _compare(wrapped, graph, info, widths, dense_features))
+
+
+def _traced(wrapped: _FromPooled, names: list[str], widths: list[int], dense_features: int) -> Any:
+    rows = 3
+    batch = torch.export.Dim("batch")
+    example = (torch.zeros(rows, dense_features), [torch.zeros(rows, width) for width in widths])
+    try:
+        with torch.no_grad(), _quiet():
+            program = torch.onnx.export(
+                wrapped,
+                example,
+                dynamo=True,
+                input_names=[DENSE, *names],
+                output_names=[OUTPUT],
+                dynamic_shapes=({0: batch}, [{0: batch} for _ in widths]),
+                verbose=False,
+            )
+    except BundleError:
+        raise
+    except Exception as error:  # whatever the exporter chokes on
+        cause = _our_error(error)
+        if cause is not None:
+            raise cause from error
+        text = str(error).strip().splitlines()
+        raise BundleError(
+            f"torch cannot export this model to ONNX: {type(error).__name__}: {text[0] if text else 'no reason given'}"
+        ) from error
+    proto = program.model_proto if program is not None else None
+    if proto is None:
+        raise BundleError("torch's ONNX exporter gave no model")
+    return _pruned(proto)
+
+
+def _our_error(error: BaseException | None) -> BundleError | None:
+    """The exporter wraps what a model's forward raises, several layers deep."""
+    while error is not None:
+        if isinstance(error, BundleError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _pruned(proto: Any) -> Any:
+    """Without unused inputs and tensors, and without notes on where in which script each operator came from."""
+    graph = proto.graph
+    used = {name for node in graph.node for name in node.input} | {entry.name for entry in graph.output}
+    for entries in (graph.input, graph.initializer):
+        kept = [entry for entry in entries if entry.name in used]
+        del entries[:]
+        entries.extend(kept)
+    for part in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        for field in ("metadata_props", "doc_string"):
+            with contextlib.suppress(ValueError):
+                part.ClearField(field)
+    return proto
+
+
+def _unchanged(model: nn.Module, proto: Any) -> tuple[tuple[str, str], ...]:
+    """The model's tensors that stand in the graph under their names, with the values they have."""
+    import onnx.numpy_helper
+
+    state = model.state_dict()
+    found = []
+    for initializer in proto.graph.initializer:
+        name = initializer.name.removeprefix("model.")
+        if name in state and np.array_equal(onnx.numpy_helper.to_array(initializer), state[name].numpy()):
+            found.append((name, str(initializer.name)))
+    return tuple(sorted(found))
+
+
+def _compare(wrapped: _FromPooled, graph: bytes, info: NetworkInfo, widths: list[int], dense_features: int) -> float:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    random, worst = np.random.default_rng(0), 0.0
+    for rows in CHECKED_ROWS:
+        for scale in (0.0, 0.05, 1.0):
+            pooled = [(scale * random.standard_normal((rows, width))).astype(np.float32) for width in widths]
+            dense = random.random((rows, dense_features), np.float32)
+            inputs = {entry.input: array for entry, array in zip(info.embeddings, pooled, strict=True)}
+            if info.dense is not None:
+                inputs[info.dense.input] = dense
+            (got,) = session.run([info.output], inputs)
+            with torch.no_grad():
+                want = wrapped(torch.from_numpy(dense), [torch.from_numpy(array) for array in pooled]).numpy()
+            if want.shape != (rows,):
+                raise BundleError(
+                    f"the model's probabilities have shape {list(want.shape)} for {rows} rows; wanted is [B]"
+                )
+            if got.shape != want.shape:
+                raise BundleError(
+                    f"the exported graph gives shape {list(got.shape)} for {rows} rows where torch gives "
+                    f"{list(want.shape)}: the model depends on the number of rows in a way that ONNX cannot say"
+                )
+            worst = max(worst, float(np.abs(got - want).max()))
+            if not worst <= TOLERANCE:
+                raise BundleError(
+                    f"the exported graph does not compute what the model does: probabilities differ by {worst:.3g} "
+                    f"(allowed is {TOLERANCE:g}) on {rows} random rows"
+                )
+    return worst
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter speaks to its developers; what matters to users is raised."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

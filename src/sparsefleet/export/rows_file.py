@@ -1,0 +1,165 @@
+"""Rows files: header, mapping, lookup. FORMAT.md specifies the bytes; `rows_writer.py` writes them.
+
+Legend: U keys asked for, D values a row.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import BundleError
+from sparsefleet.kernels import bundle_rows as kernels
+from sparsefleet.kernels.bundle_rows import U8, Found, RowsLayout, RowType
+from sparsefleet.kernels.text import xxh64
+
+MAGIC = b"SFROWS\r\n"
+VERSION = 1
+HEADER = struct.Struct("<8sIIIIQQIIQQQQ16sQ20s")
+HEADER_BYTES = 128
+ALIGNMENT = 64
+MAX_BITS = 40
+KEYS_A_BUCKET = 4
+_TYPES = {RowType.FLOAT32: 4, RowType.FLOAT16: 2, RowType.INT8: 1}
+
+
+def row_stride(dtype: RowType, dim: int) -> int:
+    used = dim * _TYPES[dtype] + (4 if dtype is RowType.INT8 else 0)
+    return (used + 3) // 4 * 4
+
+
+def _aligned(offset: int) -> int:
+    return (offset + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class RowsHeader:
+    dtype: RowType
+    dim: int
+    rows: int
+    bundle_id: bytes
+    """16 bytes."""
+    table_hash: int
+    seed: int = 0
+
+    @staticmethod
+    def of(dtype: RowType, dim: int, rows: int, bundle_id: str, table: str) -> RowsHeader:
+        return RowsHeader(dtype, dim, rows, bytes.fromhex(bundle_id), xxh64(table.encode()))
+
+    @property
+    def bits(self) -> int:
+        return min(MAX_BITS, max(0, (self.rows - 1) // KEYS_A_BUCKET).bit_length())
+
+    @property
+    def layout(self) -> RowsLayout:
+        directory = _aligned(HEADER_BYTES)
+        keys = _aligned(directory + 8 * (2**self.bits + 1))
+        values = _aligned(keys + 8 * self.rows)
+        stride = row_stride(self.dtype, self.dim)
+        return RowsLayout(directory, keys, values, self.rows, self.seed, self.bits, self.dim, stride, self.dtype)
+
+    @property
+    def file_bytes(self) -> int:
+        layout = self.layout
+        return layout.values + layout.rows * layout.stride
+
+    def to_bytes(self) -> bytes:
+        at = self.layout
+        head = HEADER.pack(
+            *(MAGIC, VERSION, self.dtype, self.dim, at.stride, self.rows, self.seed, self.bits, 0),
+            *(at.directory, at.keys, at.values, self.file_bytes, self.bundle_id, self.table_hash, bytes(20)),
+        )
+        return head + struct.pack("<I", zlib.crc32(head))
+
+    @staticmethod
+    def from_bytes(raw: bytes, where: str) -> RowsHeader:
+        if len(raw) < HEADER_BYTES or raw[:8] != MAGIC:
+            raise BundleError(f"{where}: not a rows file: it does not start with the magic bytes")
+        (_, version, dtype, dim, stride, rows, seed, bits, zero, *offsets, bundle_id, table_hash, rest) = HEADER.unpack(
+            raw[: HEADER.size]
+        )
+        if version != VERSION:
+            raise BundleError(f"{where}: rows file version {version}; this release reads version {VERSION}")
+        (crc,) = struct.unpack("<I", raw[HEADER.size : HEADER_BYTES])
+        if crc != zlib.crc32(raw[: HEADER.size]):
+            raise BundleError(f"{where}: the header is damaged: its checksum does not fit")
+        if dtype not in list(RowType) or not 1 <= dim <= 65536 or rows > 2**48:
+            raise BundleError(f"{where}: absurd header: dtype {dtype}, dim {dim}, {rows} rows")
+        header = RowsHeader(RowType(dtype), dim, rows, bundle_id, table_hash, seed)
+        at = header.layout
+        # All of it follows from dtype, dim and rows; anything else was not written by this version.
+        if (stride, bits, zero, rest) != (at.stride, at.bits, 0, bytes(20)) or tuple(offsets) != (
+            *(at.directory, at.keys, at.values),
+            header.file_bytes,
+        ):
+            raise BundleError(
+                f"{where}: the header's parts do not fit {rows} rows of {dim} values: "
+                f"stride {stride}, bits {bits}, offsets {offsets}"
+            )
+        return header
+
+
+class RowsFile:
+    """A mapped rows file. Pages are read when they are needed and shared with every process that maps the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise BundleError(f"cannot open {path}: {error.strerror}") from error
+        try:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode):
+                raise BundleError(f"{path}: not a regular file")
+            self.header = RowsHeader.from_bytes(os.pread(handle, HEADER_BYTES, 0), str(path))
+            if found.st_size != self.header.file_bytes:
+                raise BundleError(
+                    f"{path}: {found.st_size} bytes where its header says {self.header.file_bytes}: "
+                    "cut short or half copied"
+                )
+            mapping = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise BundleError(f"cannot map {path}: {error}") from error
+        finally:
+            os.close(handle)
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapping.madvise(mmap.MADV_RANDOM)  # neighbours in the file are not asked for together
+        # The array keeps the mapping alive as long as anybody looks into it.
+        self.data: U8 = np.frombuffer(mapping, np.uint8)
+        self._layout = self.header.layout
+
+    def __len__(self) -> int:
+        return self.header.rows
+
+    @property
+    def dim(self) -> int:
+        return self.header.dim
+
+    def lookup(self, keys: U64) -> tuple[F32, Found]:
+        """Rows [U, D] as float32, zeros where there is none, and which were found [U]."""
+        return kernels.lookup_rows(self.data, self._layout, keys)
+
+    def keys(self) -> U64:
+        """All keys, in the file's order; a view."""
+        at = self._layout
+        return self.data[at.keys : at.keys + 8 * at.rows].view("<u8")
+
+    def ordered(self) -> bool:
+        """Whether a search finds every key: walks all of them."""
+        return kernels.check_order(self.data, self._layout)
+
+    def checksum(self) -> str:
+        """Of the whole file; reads all of it."""
+        crc, step = 0, 16 << 20
+        for start in range(0, len(self.data), step):
+            crc = zlib.crc32(self.data[start : start + step].data, crc)
+        return f"crc32:{crc:08x}"

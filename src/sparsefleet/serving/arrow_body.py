@@ -1,0 +1,101 @@
+"""An Arrow IPC stream as a request's body, for bulk: columns by name, as in Parquet files."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pyarrow as pa
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import DataError
+from sparsefleet.core.schema import Schema
+from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, slot_keys
+from sparsefleet.serving.rows import RequestError
+
+CONTENT_TYPE = "application/vnd.apache.arrow.stream"
+MAX_ROWS = 5_000_000
+_DICTIONARY, _RECORDS = 2, 3
+
+
+def batch_of_stream(body: bytes, schema: Schema) -> Batch:
+    try:
+        table = _read(body)
+        check_types(table.schema, schema, False, "the Arrow stream")
+        surplus = [name for name in table.schema.names if name not in _names(schema)]
+        if surplus:
+            raise RequestError(f"the model has no field {surplus[0]!r}; it has {', '.join(_names(schema))}", surplus[0])
+        if len(set(table.schema.names)) != len(table.schema.names):
+            raise RequestError("the Arrow stream has two columns of one name")
+        return _batch(table, schema)
+    except DataError as error:
+        raise RequestError(str(error)) from error
+    except (pa.ArrowException, struct.error, ValueError, TypeError, KeyError, OverflowError, OSError) as error:
+        raise RequestError(f"the body is not a readable Arrow stream: {str(error) or type(error).__name__}") from error
+
+
+def _names(schema: Schema) -> tuple[str, ...]:
+    return (*schema.dense_names, *schema.slot_names, schema.label)
+
+
+def _read(body: bytes) -> pa.Table:
+    _refuse_compressed(body)
+    with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+        batches, rows = [], 0
+        for batch in reader:
+            rows += batch.num_rows
+            if rows > MAX_ROWS:
+                raise RequestError(f"the Arrow stream has more than {MAX_ROWS} rows; send them in several requests")
+            batch.validate(full=True)  # offsets of unknown origin
+            batches.append(batch)
+        return pa.Table.from_batches(batches, schema=reader.schema)
+
+
+def _batch(table: pa.Table, schema: Schema) -> Batch:
+    rows = table.num_rows
+    refusals = Refusals(rows)
+    columns = {name: _whole(table.column(name)) for name in (*schema.dense_names, *schema.slot_names)}
+    dense = [dense_values(columns[feature.name], feature, refusals) for feature in schema.dense]
+    slots = {slot.name: slot_keys(columns[slot.name], slot, schema, refusals) for slot in schema.slots}
+    if refusals.counts():
+        first = refusals.first()
+        raise RequestError(f"row {first.row}: field {first.column!r}: {first.reason}", first.column, first.row)
+    stacked = np.stack(dense, axis=1) if dense else np.empty((rows, 0), np.float32)
+    return Batch.from_slots(slots, dense=np.ascontiguousarray(stacked))
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    joined = column.combine_chunks()
+    if isinstance(joined, pa.ChunkedArray):
+        return joined.chunk(0) if joined.num_chunks else pa.array([], column.type)
+    return joined
+
+
+def _refuse_compressed(body: bytes) -> None:
+    """A few kilobytes can unfold to gigabytes; the body's limit is to mean something."""
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+        metadata = message.metadata.to_pybytes()
+        root = struct.unpack_from("<I", metadata, 0)[0]
+        kind_at, header_at = _field(metadata, root, 1), _field(metadata, root, 2)
+        if kind_at is None or header_at is None or metadata[kind_at] not in (_DICTIONARY, _RECORDS):
+            continue
+        header = header_at + struct.unpack_from("<I", metadata, header_at)[0]
+        if metadata[kind_at] == _DICTIONARY:
+            data_at = _field(metadata, header, 1)
+            if data_at is None:
+                continue
+            header = data_at + struct.unpack_from("<I", metadata, data_at)[0]
+        if _field(metadata, header, 3) is not None:
+            raise RequestError(
+                "the Arrow stream is compressed; send it uncompressed (IpcWriteOptions(compression=None))"
+            )
+
+
+def _field(metadata: bytes, table: int, index: int) -> int | None:
+    """Where a flatbuffer table's field lies; None where it is absent."""
+    vtable = table - struct.unpack_from("<i", metadata, table)[0]
+    size = struct.unpack_from("<H", metadata, vtable)[0]
+    if 4 + 2 * index >= size:
+        return None
+    offset = struct.unpack_from("<H", metadata, vtable + 4 + 2 * index)[0]
+    return table + offset if offset else None

@@ -1,0 +1,260 @@
+"""The HTTP face of a server: routes, bodies, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sparsefleet.core.batch import F32
+from sparsefleet.core.errors import BundleError, SparseFleetError
+from sparsefleet.kernels.request import format_floats
+from sparsefleet.serving import arrow_body
+from sparsefleet.serving.batcher import MicroBatcher, OverloadedError
+from sparsefleet.serving.config import ServeConfig
+from sparsefleet.serving.metrics import Metrics
+from sparsefleet.serving.pointer import follow
+from sparsefleet.serving.predictor import Predictor
+from sparsefleet.serving.rows import RequestError, parse_json
+from sparsefleet.serving.source import SourceError
+from sparsefleet.serving.versions import Versions
+
+MAX_ADMIN_BODY = 1 << 16
+LARGE_BODY = 256 << 10
+"""A body above this is parsed in a thread, so that others need not wait for it."""
+
+
+class HttpError(Exception):
+    def __init__(self, status: int, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.facts = {name: value for name, value in facts.items() if value is not None}
+
+
+class Service:
+    """What the routes work on. Made on the event loop, at start-up."""
+
+    def __init__(self, config: ServeConfig, first: Predictor, pointer: Any = None) -> None:
+        self.config, self.metrics = config, Metrics()
+        self.versions = Versions(config, self.metrics, first)
+        self.batcher = MicroBatcher(config.threads, config.batch_rows, config.max_waiting_rows, self.metrics)
+        self._follow = (
+            asyncio.create_task(follow(pointer, self.versions, config.watch_seconds, _tell)) if pointer else None
+        )
+
+    async def close(self) -> None:
+        if self._follow is not None:
+            self._follow.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._follow
+        self.batcher.close()
+
+    # -- predictions -------------------------------------------------------------------------------------------------
+
+    async def predict(self, request: Request) -> Response:
+        body = await self._body(request, self.config.max_body)
+        with self.versions.hold() as predictor:
+            if request.headers.get("content-type", "").partition(";")[0].strip() == arrow_body.CONTENT_TYPE:
+                batch = await asyncio.to_thread(arrow_body.batch_of_stream, body, predictor.bundle.schema)
+            elif len(body) > LARGE_BODY:
+                batch = await asyncio.to_thread(predictor.parser.body, body)
+            else:
+                batch = predictor.parser.body(body)
+            scores = await self.batcher.score(predictor, batch)
+            self.metrics.predicted(predictor.version)
+            answer = _answer_bytes(predictor.version, scores)
+        return Response(answer, media_type="application/json")
+
+    # -- what it is and how it does ----------------------------------------------------------------------------------
+
+    async def model(self, request: Request) -> Response:
+        return JSONResponse(self.describe())
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "version": self.versions.current.version})
+
+    async def show_metrics(self, request: Request) -> Response:
+        text = self.metrics.text(self.versions.current.version, self.batcher.waiting_rows)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def describe(self) -> dict[str, Any]:
+        current, previous = self.versions.current, self.versions.previous
+        bundle, config = current.bundle, self.config
+        return {
+            "version": current.version,
+            "id": bundle.manifest.id,
+            "bundle": str(bundle.path),
+            "created": bundle.manifest.created,
+            "checkpoint": {
+                "name": bundle.manifest.checkpoint.name,
+                "step": bundle.manifest.checkpoint.step,
+                "created": bundle.manifest.checkpoint.created,
+            },
+            "previous": previous.version if previous else None,
+            "dense": list(bundle.schema.dense_names),
+            "slots": list(bundle.schema.slot_names),
+            "schema": bundle.schema.to_dict(),
+            "tables": [
+                {"name": table.name, "dim": table.dim, "rows": table.rows, "dtype": table.dtype}
+                for table in bundle.manifest.tables
+            ],
+            "missing": "zeros",
+            "unknown": "zeros",
+            "sparse": {"kind": config.sparse.partition(":")[0], **current.source.stats()},
+            "limits": {"body_bytes": config.max_body, "rows": config.max_rows},
+        }
+
+    # -- versions ----------------------------------------------------------------------------------------------------
+
+    async def reload(self, request: Request) -> Response:
+        self._allow_admin(request)
+        document = parse_json(await self._body(request, MAX_ADMIN_BODY))
+        allowed = {"bundle", "other_schema"}
+        if not isinstance(document, dict) or not isinstance(document.get("bundle"), str) or document.keys() - allowed:
+            raise HttpError(400, 'the body must be {"bundle": path}, with "other_schema": true where that is meant')
+        if not isinstance(document.get("other_schema", False), bool):
+            raise HttpError(400, '"other_schema" must be true or false', field="other_schema")
+        taken = await self.versions.load(document["bundle"], other_schema=document.get("other_schema", False))
+        _tell(f"now serving {taken.version} from {taken.bundle.path}")
+        return JSONResponse(self._switched())
+
+    async def roll_back(self, request: Request) -> Response:
+        self._allow_admin(request)
+        await self._body(request, MAX_ADMIN_BODY)
+        taken = await self.versions.roll_back()
+        _tell(f"rolled back to {taken.version} from {taken.bundle.path}")
+        return JSONResponse(self._switched())
+
+    def _switched(self) -> dict[str, Any]:
+        previous = self.versions.previous
+        return {"version": self.versions.current.version, "previous": previous.version if previous else None}
+
+    def _allow_admin(self, request: Request) -> None:
+        if self.config.token:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self.config.token.encode()):
+                raise HttpError(403, "switching versions needs the header Authorization: Bearer <SPARSEFLEET_TOKEN>")
+        # A page in a browser on this machine could send such a request; it would come with its origin.
+        elif not _is_loopback(request.client.host if request.client else "") or "origin" in request.headers:
+            raise HttpError(
+                403,
+                "versions are switched from this machine only, unless the server was started with SPARSEFLEET_TOKEN",
+            )
+
+    async def _body(self, request: Request, limit: int) -> bytes:
+        """The body, unless it is longer than allowed or does not come."""
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > limit:
+            raise HttpError(413, f"the body has {declared} bytes; at most {limit} are allowed")
+        chunks, size = [], 0
+        try:
+            async with asyncio.timeout(self.config.body_timeout):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > limit:
+                        raise HttpError(413, f"the body has more than {limit} bytes, which is the most allowed")
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise HttpError(408, f"the body did not come within {self.config.body_timeout:g} seconds") from None
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _answer_bytes(version: str, scores: F32) -> bytes:
+    text = format_floats(scores)
+    if text is None:
+        raise HttpError(500, f"version {version} gave a score that is not a number", version=version)
+    return b'{"version": ' + json.dumps(version).encode() + b', "scores": ' + text + b"}"
+
+
+def application(config: ServeConfig, first: Predictor, pointer: Any = None) -> ASGIApp:
+    """The ASGI application; its threads start and end with it."""
+    services: list[Service] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        services.append(Service(config, first, pointer))
+        try:
+            yield
+        finally:
+            await services.pop().close()
+
+    def route(path: str, method: str, handler: Callable[[Service, Request], Awaitable[Response]]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            service = services[-1]
+            started, status = time.perf_counter(), 500
+            try:
+                response = await _answer(handler, service, request)
+                status = response.status_code
+                return response
+            finally:
+                service.metrics.answered(path, status, time.perf_counter() - started)
+
+        return Route(path, endpoint, methods=[method])
+
+    routed = Starlette(
+        routes=[
+            route("/v1/predict", "POST", Service.predict),
+            route("/v1/model", "GET", Service.model),
+            route("/v1/reload", "POST", Service.reload),
+            route("/v1/rollback", "POST", Service.roll_back),
+            route("/healthz", "GET", Service.health),
+            route("/metrics", "GET", Service.show_metrics),
+        ],
+        lifespan=lifespan,
+    )
+    predict = next(entry for entry in routed.routes if isinstance(entry, Route) and entry.path == "/v1/predict")
+
+    async def directly(scope: Scope, receive: Receive, send: Send) -> None:
+        # Routing and middleware for everyone cost a tenth of a millisecond, which is much beside one prediction.
+        if scope["type"] == "http" and scope["path"] == "/v1/predict" and scope["method"] == "POST":
+            response = await predict.endpoint(Request(scope, receive))
+            await response(scope, receive, send)
+        else:
+            await routed(scope, receive, send)
+
+    return directly
+
+
+async def _answer(
+    handler: Callable[[Service, Request], Awaitable[Response]], service: Service, request: Request
+) -> Response:
+    try:
+        return await handler(service, request)
+    except HttpError as error:
+        # The rest of a body that is too long is not read: the connection cannot go on.
+        close = {"connection": "close"} if error.status in (408, 413) else None
+        return JSONResponse({"error": error.message, **error.facts}, error.status, headers=close)
+    except RequestError as error:
+        facts = {name: value for name, value in (("field", error.field), ("row", error.row)) if value is not None}
+        return JSONResponse({"error": str(error), **facts}, 400)
+    except BundleError as error:
+        return JSONResponse({"error": str(error), "version": service.versions.current.version}, 409)
+    except (OverloadedError, SourceError) as error:
+        return JSONResponse({"error": str(error)}, 503, headers={"retry-after": "1"})
+    except ClientDisconnect:
+        return Response(status_code=499)
+    except SparseFleetError as error:
+        return JSONResponse({"error": str(error)}, 400)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,169 @@
+"""Predictor: a bundle in use. Raw rows or batches in, click probabilities out. Needs no torch.
+
+Legend: B rows, U unique keys, D values a row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, I64, Batch
+from sparsefleet.core.errors import BundleError, ConfigError
+from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.manifest import EmbeddingInput
+from sparsefleet.kernels.rows import I32, pool_forward, select_slots, unique_keys
+from sparsefleet.serving.mmap import MappedSource
+from sparsefleet.serving.rows import RowParser
+from sparsefleet.serving.source import SparseSource
+
+CHUNK_ROWS = 4096
+"""Rows scored at a time; more are cut, so that memory stays bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    probabilities: F32
+    """[B]"""
+    keys: int
+    """Distinct keys looked up."""
+    unknown: int
+    """Those of them that no table held."""
+
+
+class Predictor:
+    """Threads may share one. Each call runs in the thread that makes it."""
+
+    def __init__(
+        self,
+        bundle: Bundle | str | os.PathLike[str],
+        *,
+        source: SparseSource | None = None,
+        threads: int = 1,
+        max_rows: int | None = None,
+        allow_missing: bool = False,
+    ) -> None:
+        """`source`: where rows come from; by default the bundle's own files. `threads`: of ONNX Runtime, per call.
+
+        `max_rows`: refuse requests of more rows. `allow_missing`: a field that a row leaves out counts as null.
+        """
+        self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+        self.source = source or MappedSource(self.bundle)
+        self.parser = RowParser(self.bundle.schema, max_rows=max_rows or 2**31, allow_missing=allow_missing)
+        self._session = _open_session(self.bundle, threads)
+        self._slots = self.bundle.schema.slot_names
+        self._tables = [_Table(name, self._slots, self.bundle) for name in self.bundle.tables]
+
+    @property
+    def version(self) -> str:
+        return self.bundle.name
+
+    def predict(self, rows: Sequence[Any]) -> F32:
+        """Probabilities [B] of raw rows: dicts of field values, or lists of values in the schema's order."""
+        return self.predict_batch(self.parser.rows(rows))
+
+    def predict_candidates(self, context: dict[str, Any], candidates: Sequence[Any]) -> F32:
+        """Probabilities [B] of candidates that share the fields of one context."""
+        return self.predict_batch(self.parser.candidates(context, candidates))
+
+    def predict_batch(self, batch: Batch) -> F32:
+        return self.score(batch).probabilities
+
+    def score(self, batch: Batch) -> Scores:
+        if batch.slots != self._slots or batch.dense.shape[1] != len(self.bundle.schema.dense):
+            raise ConfigError(
+                f"a batch of slots {', '.join(batch.slots)} and {batch.dense.shape[1]} dense features; the model has "
+                f"{', '.join(self._slots)} and {len(self.bundle.schema.dense)}"
+            )
+        if len(batch) <= CHUNK_ROWS:
+            return self._score(batch) if len(batch) else Scores(np.empty(0, np.float32), 0, 0)
+        parts = [
+            self._score(batch.rows(start, min(start + CHUNK_ROWS, len(batch))))
+            for start in range(0, len(batch), CHUNK_ROWS)
+        ]
+        return Scores(
+            np.concatenate([part.probabilities for part in parts]),
+            sum(part.keys for part in parts),
+            sum(part.unknown for part in parts),
+        )
+
+    def _score(self, batch: Batch) -> Scores:
+        inputs: dict[str, F32] = {}
+        network = self.bundle.network
+        if network.dense is not None:
+            inputs[network.dense.input] = batch.dense
+        asked = missed = 0
+        for table in self._tables:
+            keys, offsets = table.bags(batch)
+            unique, inverse = unique_keys(keys)
+            rows, found = self.source.rows(table.name, unique)
+            asked, missed = asked + len(unique), missed + len(unique) - int(np.count_nonzero(found))
+            for embedding, places in table.embeddings:
+                pooled = np.empty((len(batch), len(places) * embedding.dim), np.float32)
+                mean = embedding.pooling == "mean"
+                pool_forward(rows, inverse, offsets, len(table.slots), places, mean, pooled)
+                inputs[embedding.input] = pooled
+        (probabilities,) = self._session.run([network.output], inputs)
+        return Scores(probabilities, asked, missed)
+
+    def close(self) -> None:
+        self.source.close()
+
+
+class _Table:
+    """One table, the slots of all embeddings on it, and where each embedding finds its own among them."""
+
+    def __init__(self, name: str, all_slots: tuple[str, ...], bundle: Bundle) -> None:
+        users = [entry for entry in bundle.network.embeddings if entry.table == name]
+        self.name = name
+        self.slots = tuple(dict.fromkeys(slot for user in users for slot in user.slots))
+        self._chosen: I32 | None = None
+        if self.slots != all_slots:
+            self._chosen = _places(all_slots, self.slots)
+        self.embeddings: list[tuple[EmbeddingInput, I32]] = [(user, _places(self.slots, user.slots)) for user in users]
+
+    def bags(self, batch: Batch) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], I64]:
+        if self._chosen is None:
+            return batch.keys, batch.offsets
+        return select_slots(batch.keys, batch.offsets, len(batch.slots), self._chosen)
+
+
+def _places(slots: tuple[str, ...], wanted: tuple[str, ...]) -> I32:
+    return np.array([slots.index(name) for name in wanted], np.int32)
+
+
+def _open_session(bundle: Bundle, threads: int) -> Any:
+    """The network in ONNX Runtime, with the inputs and the output that the bundle says it has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    # Threads that wait should not burn the processor that other requests need.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    where = bundle.path / "model.onnx"
+    try:
+        session = onnxruntime.InferenceSession(bundle.graph, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime raises types of its own
+        raise BundleError(f"{where}: ONNX Runtime cannot load it: {str(error).splitlines()[0]}") from error
+    network = bundle.network
+    wanted = {entry.input: len(entry.slots) * entry.dim for entry in network.embeddings}
+    if network.dense is not None:
+        wanted[network.dense.input] = network.dense.features
+    found = {entry.name: (entry.type, entry.shape) for entry in session.get_inputs()}
+    fits = set(found) == set(wanted) and all(
+        kind == "tensor(float)" and len(shape) == 2 and shape[1] == wanted[name]
+        for name, (kind, shape) in found.items()
+    )
+    if not fits:
+        raise BundleError(
+            f"{where}: its inputs are {found}; network.json says {wanted} (values a row): files of two bundles?"
+        )
+    outputs = {entry.name: (entry.type, len(entry.shape)) for entry in session.get_outputs()}
+    if outputs.get(network.output) != ("tensor(float)", 1):
+        raise BundleError(f"{where}: its outputs are {outputs}; network.json says {network.output!r}, float32 [B]")
+    return session

@@ -1,0 +1,43 @@
+"""SparseSource: where a served model's rows come from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.export.bundle import Bundle
+from sparsefleet.kernels.bundle_rows import Found
+
+
+class SourceError(SparseFleetError):
+    """Rows cannot be had at the moment: the request is answered with 503, and the next one may do better."""
+
+
+class SparseSource(ABC):
+    """The rows of one bundle; another version is another source. Called from several threads at once."""
+
+    @abstractmethod
+    def rows(self, table: str, keys: U64) -> tuple[F32, Found]:
+        """Rows [U, D] of unique keys, zeros where the table holds none, and which it holds [U]."""
+
+    def stats(self) -> Mapping[str, Any]:
+        """Counters for /metrics and /v1/model."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027  (a mapping closes itself)
+        """Let go of connections; nobody asks for rows afterwards."""
+
+
+OpenSource = Callable[[Bundle], SparseSource]
+
+
+def source_opener(where: str) -> OpenSource:
+    """What `--sparse` means: `mmap`, the bundle's own files."""
+    if where == "mmap":
+        from sparsefleet.serving.mmap import MappedSource
+
+        return MappedSource
+    raise ConfigError(f"sparse={where!r} is not a place for rows; choose mmap")
