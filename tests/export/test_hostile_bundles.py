@@ -218,7 +218,7 @@ def test_descriptions_of_networks(copy, edit, message):
     ("edit", "message"),
     [
         (lambda s: s.update(version=3), "schema version 3"),
-        (lambda s: s["slots"][0].update(name=7), "a name is not text"),
+        (lambda s: s["slots"][0].update(name=7), "name=7 is mistyped"),
         (lambda s: s["dense"][0].update(diff="x"), "mistyped|not a number"),
         (lambda s: s.update(hash_seed="a"), "mistyped|not a number"),
         (lambda s: s["slots"].pop(), "slot 'C26'"),

@@ -21,7 +21,7 @@ from torch import nn
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.manifest import DenseInput, EmbeddingInput, NetworkInfo
 from sparsefleet.nn.embedding import SparseEmbedding
-from sparsefleet.nn.objective import probabilities_of
+from sparsefleet.nn.objective import probability_graph
 
 DENSE, OUTPUT = "dense", "probability"
 TOLERANCE = 1e-5
@@ -68,7 +68,7 @@ class _FromPooled(nn.Module):
         finally:
             for module in self._embeddings:
                 del module.forward
-        return probabilities_of(self.model, output).float()
+        return probability_graph(self.model, output).float()
 
 
 def export_network(model: nn.Module, slots: tuple[str, ...], dense_features: int) -> Network:

@@ -55,12 +55,28 @@ def probabilities_of(model: nn.Module, output: torch.Tensor) -> F32:
     return click_loss(logits, np.zeros(len(logits), np.float32))[1]
 
 
+def probability_graph(model: nn.Module, output: torch.Tensor) -> torch.Tensor:
+    """[B] click probabilities in torch's own operations: what an exporter traces."""
+    own: Probabilities | None = getattr(model, "probabilities", None)
+    if callable(own):
+        return own(output).float()
+    _check_shape(output)
+    output = output.float()
+    if output.dim() == 2 and output.shape[1] == 2:
+        return torch.softmax(output, 1)[:, 1]
+    return torch.sigmoid(output.reshape(-1))
+
+
 def _logits(output: torch.Tensor) -> F32:
     """[B, 2] or [B, 1]."""
+    _check_shape(output)
+    values: F32 = output.detach().float().contiguous().view(len(output), -1).numpy()
+    return values
+
+
+def _check_shape(output: torch.Tensor) -> None:
     if not (output.dim() == 1 or (output.dim() == 2 and output.shape[1] in (1, 2))):
         raise ConfigError(
             f"a model's output must be [B, 2], [B, 1] or [B]; got {tuple(output.shape)}. "
             "Give the model a loss(output, labels) and a probabilities(output) of its own for anything else."
         )
-    values: F32 = output.detach().float().contiguous().view(len(output), -1).numpy()
-    return values
