@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     split_files, distributed_optimizer = FLEET.split_files, FLEET.distributed_optimizer
     init_server, run_server = FLEET.init_server, FLEET.run_server
     init_worker, stop_worker, barrier_worker = FLEET.init_worker, FLEET.stop_worker, FLEET.barrier_worker
+    exchange = FLEET.exchange
     train_from_dataset, infer_from_dataset = FLEET.train_from_dataset, FLEET.infer_from_dataset
     save_persistables, save_inference_model = FLEET.save_persistables, FLEET.save_inference_model
 
