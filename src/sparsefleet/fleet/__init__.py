@@ -17,7 +17,8 @@ from sparsefleet.fleet.strategy import DistributedStrategy
 if TYPE_CHECKING:
     from sparsefleet.fleet.facade import FLEET
 
-    init, is_server, is_worker, is_first_worker = FLEET.init, FLEET.is_server, FLEET.is_worker, FLEET.is_first_worker
+    init, is_initialized = FLEET.init, FLEET.is_initialized
+    is_server, is_worker, is_first_worker = FLEET.is_server, FLEET.is_worker, FLEET.is_first_worker
     worker_index, worker_num = FLEET.worker_index, FLEET.worker_num
     server_index, server_num, server_endpoints = FLEET.server_index, FLEET.server_num, FLEET.server_endpoints
     split_files, distributed_optimizer = FLEET.split_files, FLEET.distributed_optimizer

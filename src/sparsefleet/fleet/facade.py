@@ -41,6 +41,10 @@ class Fleet:
 
     # -- who am I ------------------------------------------------------------------------------------------------------
 
+    def is_initialized(self) -> bool:
+        """Whether `init` has been called."""
+        return self._role is not None
+
     def is_server(self) -> bool:
         return self._known_role().is_server
 
