@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,20 @@ from sparsefleet.data.loading import Loading
 from sparsefleet.data.pass_reader import sum_counts
 from sparsefleet.data.passes import Pass, check_position
 from sparsefleet.data.row_blocks import BlockBuilder, RowBlocks, join_small
+from sparsefleet.data.row_bytes import Bytes, from_bytes, to_bytes
 from sparsefleet.data.units import UnitPass, check_same_files, units_of
 
 Permutation = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
+
+
+class Peers(Protocol):
+    """The trainers of a job, as `sparsefleet.fleet` knows them."""
+
+    def worker_index(self) -> int: ...
+
+    def worker_num(self) -> int: ...
+
+    def exchange(self, letters: Iterable[tuple[int, Bytes]], /) -> dict[int, list[Bytes]]: ...
 
 
 class InMemoryDataset(FileReader):
@@ -103,16 +114,43 @@ class InMemoryDataset(FileReader):
         self._loaded()
         self._seed = seed
 
-    def global_shuffle(self, fleet: object | None = None, seed: int = 0) -> None:
-        """Shuffle across all trainers of a fleet; without one, the same as `local_shuffle`."""
-        if fleet is not None:
-            raise ConfigError(
-                "global_shuffle across trainers needs parameter servers; without a fleet it is local"
-            )
-        self.local_shuffle(seed)
+    def global_shuffle(self, fleet: Peers | None = None, seed: int = 0) -> None:
+        """Shuffle across all trainers of a fleet, which all call it; without one, the same as `local_shuffle`.
+
+        Every row goes to one trainer, at random; afterwards all have the same number of rows, give or take one per
+        trainer. The rows of all trainers cross the network; while they do, a trainer holds its rows about twice.
+        """
+        if fleet is not None and not all(hasattr(fleet, name) for name in ("worker_index", "worker_num", "exchange")):
+            raise ConfigError(f"global_shuffle(fleet={fleet!r}): give sparsefleet.fleet, after fleet.init_worker()")
+        self.local_shuffle(seed)  # checks the seed, and gives every epoch an order of its own
+        if fleet is None or fleet.worker_num() == 1:
+            return
+        rows, me, trainers = self._loaded(), fleet.worker_index(), fleet.worker_num()
+        numbers = np.random.default_rng([seed, me]).permutation(len(rows))
+        # Where the rows do not go up evenly, each trainer gives the rest to others than its neighbours do.
+        parts = {(me + turn) % trainers: numbers[turn::trainers] for turn in range(trainers)}
+
+        def letters() -> Iterator[tuple[int, Bytes]]:
+            for to, chosen in parts.items():
+                if to != me:
+                    for batch in rows.export(chosen):
+                        yield to, to_bytes(batch)
+
+        received = fleet.exchange(letters())
+
+        def batches() -> Iterator[Batch]:
+            # In the order of the trainers, so that the same seed gives the same rows in the same order.
+            for sender in range(trainers):
+                if sender == me:
+                    yield from rows.export(parts[me])
+                else:
+                    for letter in received.pop(sender):
+                        yield from_bytes(letter, rows.slots, rows.dense_width)
+
+        self.import_rows(batches())
 
     def get_shuffle_data_size(self) -> int:
-        """Rows in memory after a shuffle: with one trainer, the same as before."""
+        """Rows in memory after a shuffle: with one trainer, the same number as before."""
         return self.get_memory_data_size()
 
     def export_rows(self, numbers: npt.NDArray[np.int64] | None = None) -> Iterator[Batch]:

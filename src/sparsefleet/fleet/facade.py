@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from torch import nn
@@ -14,11 +14,13 @@ from sparsefleet.data.split import Path, split_files
 from sparsefleet.fleet.job import FleetJob
 from sparsefleet.fleet.roles import Role
 from sparsefleet.fleet.security import Security
+from sparsefleet.fleet.shuffle import exchange
 from sparsefleet.fleet.strategy import DistributedStrategy
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.server import ServerConfig
 from sparsefleet.server.process import run_server
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
+from sparsefleet.store.wire.frames import Bytes
 from sparsefleet.train import FitResult, Trainer
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ class Fleet:
         self._remote: RemoteStore | None = None
         self._model_path: str | None = None
         self._server_ready = False
+        self._exchanges = 0
 
     def init(self, role: Role | None = None) -> None:
         """Find out which part of the job this process plays: from the environment, unless told."""
@@ -40,6 +43,10 @@ class Fleet:
         self._role = role or Role.from_environment()
 
     # -- who am I ------------------------------------------------------------------------------------------------------
+
+    def is_initialized(self) -> bool:
+        """Whether `init` has been called."""
+        return self._role is not None
 
     def is_server(self) -> bool:
         return self._known_role().is_server
@@ -151,6 +158,18 @@ class Fleet:
     def barrier_worker(self, name: str = "user") -> None:
         """Return when every trainer has come here."""
         self._known_job().store().barrier(name)
+
+    def exchange(self, letters: Iterable[tuple[int, Bytes]]) -> dict[int, list[Bytes]]:
+        """Send bytes to other trainers (by index), and get what each of them sent here. All trainers call it.
+
+        `InMemoryDataset.global_shuffle(fleet)` moves rows with it.
+        """
+        if self._known_role().worker_num == 1:
+            raise ConfigError("exchange() is for jobs of several trainers; this one has no other")
+        if self._remote is None:
+            raise ConfigError("call fleet.init_worker() first: what trainers send each other goes through the servers")
+        self._exchanges += 1
+        return exchange(self._remote, f"exchange {self._exchanges}", letters)
 
     def train_from_dataset(self, model: nn.Module, dataset: Reader, **settings: Any) -> FitResult:
         """One pass over this trainer's dataset; see Trainer.train_from_dataset."""

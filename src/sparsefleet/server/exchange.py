@@ -14,8 +14,9 @@ import numpy as np
 
 from sparsefleet import optim
 from sparsefleet.core.errors import SparseFleetError
-from sparsefleet.server.cut import PushLane
+from sparsefleet.server.cut import SLICE, PushLane
 from sparsefleet.server.holdings import Bound, BoundRows, apply_push
+from sparsefleet.server.mail import Letter
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.wire import FRAME_SCHEMA, Frame, WireError, decode, describe, encode, layout_bytes, read_parts
 from sparsefleet.store.wire.frames import EMPTY, Bytes
@@ -39,6 +40,8 @@ class Exchange:
             "sync": self._sync,
             "geo": self._geo,
             "create_dense": self._create_dense,
+            "put_letter": self._put_letter,
+            "take_letter": self._take_letter,
         }
 
     def run(self, reader: Any) -> None:
@@ -155,6 +158,24 @@ class Exchange:
         )
         return {"created": created}, block.table.values.copy().view(np.uint8)
 
+    def _put_letter(self, frame: Frame, number: int) -> Answer:
+        letter = Letter(self._lane.worker, _flag(frame, "last", False), frame.body)
+        to = _whole_number(frame, "to")
+        if to >= self._state.sessions.workers:
+            raise WireError(f"a letter to worker {to}; there are {self._state.sessions.workers}")
+        self._state.mail.put(self._lane, number, _text(frame, "box"), to, letter, self._on_wait)
+        return {}, EMPTY
+
+    def _take_letter(self, frame: Frame, number: int) -> Answer:
+        expected = frame.header.get("expected")
+        if not isinstance(expected, list) or not all(type(worker) is int for worker in expected):
+            raise WireError(f"expected must list workers; got {expected!r}")
+        box, index = _text(frame, "box"), _whole_number(frame, "number")
+        letter = self._state.mail.take(box, self._lane.worker, index, expected, SLICE if expected else 0.0)
+        if letter is None:
+            return {}, EMPTY
+        return {"sender": letter.sender, "last": letter.last}, letter.body
+
     # ---
 
     def _bind(self, frame: Frame, *, with_values: bool) -> list[Bound]:
@@ -189,6 +210,20 @@ def _sequence(header: dict[str, Any]) -> int:
     if type(number) is not int or not 0 < number < 1 << 62:
         raise WireError(f"a message's seq must be 1 or above; got {number!r}")
     return number
+
+
+def _text(frame: Frame, name: str) -> str:
+    value = frame.header.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= 200:
+        raise WireError(f"{name} must be text of 1 to 200 characters; got {value!r}")
+    return value
+
+
+def _whole_number(frame: Frame, name: str) -> int:
+    value = frame.header.get(name)
+    if type(value) is not int or value < 0:
+        raise WireError(f"{name} must be a whole number, 0 or above; got {value!r}")
+    return value
 
 
 def _flag(frame: Frame, name: str, default: bool) -> bool:

@@ -13,6 +13,7 @@ from sparsefleet.server.config import ServerConfig
 from sparsefleet.server.cut import CutGate, PushLane
 from sparsefleet.server.geo import Geo
 from sparsefleet.server.holdings import Holdings
+from sparsefleet.server.mail import Mail
 from sparsefleet.server.meetings import Meetings
 from sparsefleet.server.meters import Meters
 from sparsefleet.server.rounds import Rounds
@@ -35,6 +36,7 @@ class ServerState:
         self.rounds = Rounds(self.sessions, self.gate)
         self.geo = Geo()
         self.meetings = Meetings(self.sessions)
+        self.mail = Mail(self.sessions)
         self.meters = Meters()
         self.after_apply = after_apply
         """For tests of lost answers: called between applying a push and answering it."""
@@ -76,6 +78,7 @@ class ServerState:
                 "under_way": self.meters.under_way,
                 "held_by_cut": self.gate.waiting,
                 "waiting_in_round": self.rounds.waiting,
+                "mail_bytes": self.mail.held_bytes,
             },
             "geo_subscribed_keys": self.geo.stats(),
             "workers": self.sessions.to_dict(),

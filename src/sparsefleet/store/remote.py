@@ -13,6 +13,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,9 +30,21 @@ from sparsefleet.store.remote_lane import Joined, Lanes, Message
 from sparsefleet.store.remote_link import ServerLink
 from sparsefleet.store.remote_pack import Block, DenseItem, Item, RowItem, pack
 from sparsefleet.store.wire import Frame, differences, read_parts, spec_to_dict
+from sparsefleet.store.wire.frames import EMPTY, Bytes
 from sparsefleet.table.spec import TableSpec
 
 T = TypeVar("T")
+
+LETTER_BYTES = 4 << 20
+"""About as much as a letter carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    sender: int
+    last: bool
+    """The sender has no more for this box."""
+    body: Bytes
 
 
 class RemoteStore(ParameterStore):
@@ -194,6 +207,31 @@ class RemoteStore(ParameterStore):
     def reduce(self, name: str, payload: Mapping[str, Any], timeout: float | None = None) -> list[Any]:
         """Every trainer hands in plain data under this name; all get everyone's, in the order of the trainers."""
         return self._meetings.meet("reduce", name, payload, self._seconds(timeout))
+
+    def send_letter(self, box: str, to: int, body: Bytes, *, last: bool = False) -> Pending[None]:
+        """Leave bytes for another trainer to take; the answer comes when a server has them."""
+
+        def nothing(frames: list[Frame]) -> None:
+            return None
+
+        header = {"op": "put_letter", "box": box, "to": to, "last": last}
+        return self._send(f"letter to worker {to}", {to % self.servers: (header, body, 0)}, nothing)
+
+    def take_letter(self, box: str, number: int, expected: Sequence[int]) -> Letter | None:
+        """This trainer's letter `number` (from 0) of a box, or None where it has not come within a second.
+
+        expected: the trainers that still have letters for us; one that is lost is an error.
+        """
+        header = {"op": "take_letter", "box": box, "number": number, "expected": list(expected)}
+
+        def letter(frames: list[Frame]) -> Letter | None:
+            (frame,) = frames
+            if "sender" not in frame.header:
+                return None
+            return Letter(int(frame.header["sender"]), frame.header.get("last") is True, frame.body.copy())
+
+        server = self.config.worker % self.servers
+        return self._send(f"letters of {box!r}", {server: (header, EMPTY, LETTER_BYTES)}, letter).wait()
 
     def report(self, status: Mapping[str, Any]) -> None:
         """What `stats` shows of this trainer from the next heartbeat on: step, rows_per_s, staleness, …"""

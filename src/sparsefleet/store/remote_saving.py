@@ -48,6 +48,8 @@ def save(links: Sequence[ServerLink], path: str, facts: RunFacts, owner: str, *,
         ]
         frozen.check()
         commit(draft, manifest_of(facts, infos, blocks_there, files))
+    if drop_state:
+        return  # nothing that a run could be resumed from
     for link in links:
         link.last_checkpoint = path
         link.action("saved", {"path": path})

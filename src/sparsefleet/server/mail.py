@@ -1,0 +1,96 @@
+"""Mail: letters from trainer to trainer, for those that exchange rows (global_shuffle).
+
+A letter lies in a box, (name of the exchange, receiver), until the receiver asks for the one after it. So a letter that
+is put again after a lost answer counts once, and one whose delivery was lost is given again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sparsefleet.core.errors import StoreError
+from sparsefleet.server.cut import SLICE, OnWait, PushLane
+from sparsefleet.server.sessions import Sessions
+from sparsefleet.store.wire.frames import Bytes
+
+HELD_BYTES = 256 << 20
+"""Letters that wait on one server; whoever brings more waits too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    sender: int
+    last: bool
+    """The sender has no more for this box."""
+    body: Bytes
+
+
+@dataclass
+class _Box:
+    letters: list[Letter] = field(default_factory=list)
+    taken: int = 0
+    """Letters that the receiver has and that are gone from here."""
+
+
+class Mail:
+    def __init__(self, sessions: Sessions, held_bytes: int = HELD_BYTES) -> None:
+        self._sessions, self._limit = sessions, held_bytes
+        self._boxes: dict[tuple[str, int], _Box] = {}
+        self._last_put: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self.held_bytes = 0
+
+    def put(self, lane: PushLane, number: int, box: str, to: int, letter: Letter, on_wait: OnWait) -> None:
+        """Leave a letter, once there is room; `number` is the message's on its lane."""
+        told = time.monotonic()
+        while True:
+            with self._changed:
+                if number <= self._last_put.get(lane.key, 0):
+                    return
+                if self.held_bytes == 0 or self.held_bytes + len(letter.body) <= self._limit:
+                    # Of its own memory: what arrived belongs to a message.
+                    kept = Letter(letter.sender, letter.last, letter.body.copy())
+                    self._boxes.setdefault((box, to), _Box()).letters.append(kept)
+                    self._last_put[lane.key] = number
+                    self.held_bytes += len(kept.body)
+                    self._changed.notify_all()
+                    return
+                self._changed.wait(SLICE / 4)
+            self._check_alive([to], box)
+            if time.monotonic() - told >= SLICE:
+                told = time.monotonic()
+                on_wait("letters wait to be fetched")
+
+    def take(self, box: str, to: int, number: int, expected: Sequence[int], patience: float) -> Letter | None:
+        """Letter `number` of a box, from 0; None where it has not come yet. Those before it are done with."""
+        until = time.monotonic() + patience
+        with self._changed:
+            mine = self._boxes.setdefault((box, to), _Box())
+            if number < mine.taken:
+                raise StoreError(f"letter {number} of {box!r} is gone: {mine.taken} have been taken")
+            done = mine.letters[: number - mine.taken]
+            del mine.letters[: len(done)]
+            mine.taken += len(done)
+            self.held_bytes -= sum(len(letter.body) for letter in done)
+            if done:
+                self._changed.notify_all()
+            while not mine.letters:
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            if mine.letters:
+                return mine.letters[0]
+            if not expected:  # the receiver has everything
+                self._boxes.pop((box, to), None)
+        self._check_alive(expected, box)
+        return None
+
+    def _check_alive(self, workers: Sequence[int], box: str) -> None:
+        """Whatever the policy for lost trainers is: rows that were on their way to or from one are lost with it."""
+        with self._sessions.changed:
+            if lost := self._sessions.lost_among(workers):
+                raise self._sessions.missing_error(f"exchange {box!r}", lost)
