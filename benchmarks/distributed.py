@@ -51,7 +51,8 @@ CASES = (
 
 
 def rows_per_second(data: Path, folder: Path, *options: object) -> float:
-    command = [sys.executable, "-m", "sparsefleet", "train", "--data", str(data / "train"), "--json", *map(str, options)]
+    train = [sys.executable, "-m", "sparsefleet", "train", "--data", str(data / "train"), "--json"]
+    command = [*train, *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=folder)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
