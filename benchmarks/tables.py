@@ -114,9 +114,7 @@ def main() -> None:
             print(f"no ceiling: {error}")
             ceiling = None
         for size in (260, 2_600, 6_656, 26_000):
-            numbers = [
-                np.unique(rng.integers(0, rows, size, dtype=np.uint64)) for _ in range(2_000_000 // size)
-            ]
+            numbers = [np.unique(rng.integers(0, rows, size, dtype=np.uint64)) for _ in range(2_000_000 // size)]
             numbers = [rng.permutation(batch) for batch in numbers]
             batches = [keys[batch] for batch in numbers]
             grads = rng.standard_normal((size, dim)).astype(np.float32) * np.float32(0.01)
@@ -137,9 +135,7 @@ def main() -> None:
                     ),
                 ]
             print(
-                f"{size:>9,} {cells[0]:>7.1f} {cells[1]:>7.1f}"
-                + " " * 19
-                + " ".join(f"{c:>7.1f}" for c in cells[2:])
+                f"{size:>9,} {cells[0]:>7.1f} {cells[1]:>7.1f}" + " " * 19 + " ".join(f"{c:>7.1f}" for c in cells[2:])
             )
 
 

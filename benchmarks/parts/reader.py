@@ -31,9 +31,7 @@ def lines(folder: Path, scale: Scale) -> Iterator[Line]:
         return rows / (time.perf_counter() - begin)
 
     ours, theirs = in_turn([native, pyarrow], 2 * scale.rounds + 1)
-    yield Line(
-        "read Criteo text", f"{ours / 1e6:.2f} M rows/s", "2 M rows/s", f"{ours / 2e6:.2f}", ">= 1", ours >= 2e6
-    )
+    yield Line("read Criteo text", f"{ours / 1e6:.2f} M rows/s", "2 M rows/s", f"{ours / 2e6:.2f}", ">= 1", ours >= 2e6)
     yield Line(
         "read Criteo text", f"{ours / 1e6:.2f} M rows/s", f"pyarrow CSV + hashing: {theirs / 1e6:.2f} M rows/s",
         f"{ours / theirs:.1f}", ">= 8", ours >= 8 * theirs,

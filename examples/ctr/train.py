@@ -1,7 +1,7 @@
 """CTR-DNN with one script for one process, several processes, or a cluster.
 
-    python train.py --data D/train --test-data D/test                                         one process
-    fleetrun --server_num=2 --worker_num=2 train.py --data D/train --test-data D/test         2 servers, 2 trainers
+python train.py --data D/train --test-data D/test                                         one process
+fleetrun --server_num=2 --worker_num=2 train.py --data D/train --test-data D/test         2 servers, 2 trainers
 """
 
 import argparse
@@ -50,9 +50,7 @@ def main() -> None:
     trainer = Trainer(optimizer, threads=args.threads)
     if args.model and fleet.server_num() == 0:
         trainer.load(model, args.model)
-    rows = open_reader(
-        fleet.split_files(list_files(args.data)), CRITEO, kind=args.reader, batch_size=args.batch_size
-    )
+    rows = open_reader(fleet.split_files(list_files(args.data)), CRITEO, kind=args.reader, batch_size=args.batch_size)
     test = None
     if args.test_data:
         test = open_reader(fleet.split_files(list_files(args.test_data)), CRITEO, batch_size=1000)

@@ -130,9 +130,7 @@ def save(
         manifest = Manifest(
             step=step,
             tables=(
-                TableInfo(
-                    "T", 3, Rule().to_dict(), 6, {"name": "Uniform", "low": -0.01, "high": 0.01}, step=step
-                ),
+                TableInfo("T", 3, Rule().to_dict(), 6, {"name": "Uniform", "low": -0.01, "high": 0.01}, step=step),
             ),
             blocks=(BlockInfo("model", SIZE, LAYOUT, Rule().to_dict(), 2, step),),
             files=tuple(files),

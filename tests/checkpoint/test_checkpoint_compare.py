@@ -34,9 +34,7 @@ def test_show(tmp_path: Path) -> None:
     assert found["positions"] == {"0": {"unit": 3, "rows": 120}}
     assert found["extra"] == {"auc": 0.75}
     files = [
-        file
-        for file in (tmp_path / "step-00000007").rglob("*")
-        if file.is_file() and file.name != "manifest.json"
+        file for file in (tmp_path / "step-00000007").rglob("*") if file.is_file() and file.name != "manifest.json"
     ]
     assert found["bytes"] == sum(file.stat().st_size for file in files)
     json.dumps(found, allow_nan=False)

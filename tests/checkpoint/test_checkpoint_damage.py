@@ -59,9 +59,7 @@ def test_missing_file(path: Path, name: str) -> None:
 def test_truncated_file(path: Path, name: str) -> None:
     size = (path / name).stat().st_size
     os.truncate(path / name, size - 1)
-    with pytest.raises(
-        CheckpointError, match=re.escape(f"{path / name}: {size - 1} bytes; the manifest says {size}")
-    ):
+    with pytest.raises(CheckpointError, match=re.escape(f"{path / name}: {size - 1} bytes; the manifest says {size}")):
         Checkpoint.open(path)
 
 
@@ -110,9 +108,7 @@ def test_flipped_bits_never_load_as_other_numbers(path: Path, name: str, data: s
 
 def test_junk_instead_of_parquet(path: Path) -> None:
     replace_file(path, SPARSE, b"hello" * 100)
-    with pytest.raises(
-        CheckpointError, match=re.escape(f"{path / SPARSE}: damaged or unreadable Parquet file")
-    ):
+    with pytest.raises(CheckpointError, match=re.escape(f"{path / SPARSE}: damaged or unreadable Parquet file")):
         list(Checkpoint.open(path).sparse_rows("T"))
 
 
@@ -232,9 +228,7 @@ def test_safetensors_of_another_kind(path: Path) -> None:
 )
 def test_safetensors_with_a_hostile_header(path: Path, head: bytes) -> None:
     replace_file(path, DENSE, head + b"\0" * 1000)
-    with pytest.raises(
-        CheckpointError, match=re.escape(f"{path / DENSE}: damaged or unreadable safetensors file")
-    ):
+    with pytest.raises(CheckpointError, match=re.escape(f"{path / DENSE}: damaged or unreadable safetensors file")):
         Checkpoint.open(path).dense()
 
 
@@ -248,9 +242,7 @@ def test_link_out_of_the_directory(path: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (path / DENSE).rename(outside)
     (path / DENSE).symlink_to(outside)
-    with pytest.raises(
-        CheckpointError, match=re.escape(f"{path / DENSE}: it leads out of the checkpoint's directory")
-    ):
+    with pytest.raises(CheckpointError, match=re.escape(f"{path / DENSE}: it leads out of the checkpoint's directory")):
         Checkpoint.open(path)
 
 

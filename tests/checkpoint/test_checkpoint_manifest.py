@@ -118,9 +118,7 @@ MANIFEST = Manifest(
     blocks=(BlockInfo("model", 6, (("w", (3, 2)),), Rule("sgd", 0).to_dict(), 0, 77),),
     files=(
         FileEntry("sparse/T/part-00000-000.parquet", 1000, "crc32:0123abcd", "sparse", of="T", rows=10),
-        FileEntry(
-            "dense/model-00000.safetensors", 100, "crc32:00000000", "dense", of="model", start=0, stop=6
-        ),
+        FileEntry("dense/model-00000.safetensors", 100, "crc32:00000000", "dense", of="model", start=0, stop=6),
         FileEntry("buffers.safetensors", 90, "crc32:ffffffff", "buffers"),
     ),
     model={"name": "größer"},

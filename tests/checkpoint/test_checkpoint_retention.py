@@ -48,9 +48,7 @@ def test_latest_passes_over_what_is_damaged(tmp_path: Path) -> None:
 
 def test_latest_of_nothing(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(
-            CheckpointError, match=r"no checkpoint at .*: it holds neither manifest.json nor a step-"
-        ):
+        with pytest.raises(CheckpointError, match=r"no checkpoint at .*: it holds neither manifest.json nor a step-"):
             latest(path)
 
 

@@ -71,9 +71,7 @@ def test_rows_come_back(rows: TableRows, chunk: int, group: int, per_file: int) 
         patch.setattr(sparse, "FILE_ROWS", per_file)
         info = TableInfo("T", rows.dim, {"name": "x"}, rows.state_width, {})
         with begin(f"{folder}/c") as draft:
-            files = write_sparse_shard(
-                draft.directory, "T", 0, chunked(rows, chunk), rows.dim, rows.state_width
-            )
+            files = write_sparse_shard(draft.directory, "T", 0, chunked(rows, chunk), rows.dim, rows.state_width)
             commit(draft, Manifest(step=0, tables=(info,), files=tuple(files)))
         checkpoint = Checkpoint.open(f"{folder}/c")
         checkpoint.verify()
@@ -94,9 +92,7 @@ def test_saved_on_n_servers_loads_on_m(writers: int, readers: int, tmp_path: Pat
     parts = []
     for server in range(readers):
         mine = joined(
-            checkpoint.sparse_rows(
-                "T", keep=lambda keys, s=server: (keys >> np.uint64(7)) % np.uint64(readers) == s
-            )
+            checkpoint.sparse_rows("T", keep=lambda keys, s=server: (keys >> np.uint64(7)) % np.uint64(readers) == s)
         )
         assert ((mine.keys >> np.uint64(7)) % np.uint64(readers) == server).all()
         parts.append(mine)
@@ -160,9 +156,7 @@ def test_dense_file_is_plain_safetensors_with_named_weights(tmp_path: Path) -> N
     values, state = dense_values()
     whole = safetensors.numpy.load_file(tmp_path / "whole/dense/model-00000.safetensors")
     assert sorted(whole) == sorted(
-        f"{part}/{name}"
-        for part in ("values", "state/0", "state/1")
-        for name in ("fc1.weight", "fc1.bias", "scale")
+        f"{part}/{name}" for part in ("values", "state/0", "state/1") for name in ("fc1.weight", "fc1.bias", "scale")
     )
     np.testing.assert_array_equal(whole["values/fc1.weight"], values[:12].reshape(4, 3))
     np.testing.assert_array_equal(whole["state/1/fc1.bias"], state[SIZE + 12 : SIZE + 16])
@@ -233,9 +227,7 @@ def test_reading_needs_the_memory_of_one_row_group(tmp_path: Path) -> None:
 
     with begin(tmp_path / "c") as draft:
         files = write_sparse_shard(draft.directory, "T", 0, rows(), 10, 0)
-        commit(
-            draft, Manifest(step=0, tables=(TableInfo("T", 10, {"name": "sgd"}, 0, {}),), files=tuple(files))
-        )
+        commit(draft, Manifest(step=0, tables=(TableInfo("T", 10, {"name": "sgd"}, 0, {}),), files=tuple(files)))
     before, most, count = pa.total_allocated_bytes(), 0, 0
     for part in Checkpoint.open(tmp_path / "c").sparse_rows("T"):
         most, count = max(most, pa.total_allocated_bytes() - before), count + len(part)
@@ -290,9 +282,7 @@ def test_table_of_another_shape(tmp_path: Path) -> None:
     checkpoint.check_table(Spec(rule=Rule(learning_rate=0.5)))
     with pytest.raises(CheckpointError, match="no table 'U'; it has T"):
         checkpoint.check_table(Spec(name="U"))
-    with pytest.raises(
-        CheckpointError, match=r"/c: table 'T' was saved with rows of 3 values; the model's have 4"
-    ):
+    with pytest.raises(CheckpointError, match=r"/c: table 'T' was saved with rows of 3 values; the model's have 4"):
         checkpoint.check_table(Spec(dim=4))
     with pytest.raises(CheckpointError, match="saved with rows of 3 values"):
         checkpoint.check_table(Spec(dim=4), reset_optimizer=True)
@@ -311,9 +301,7 @@ def test_block_of_another_shape(tmp_path: Path) -> None:
     assert checkpoint.check_block("model", LAYOUT, Rule()).size == SIZE
     with pytest.raises(CheckpointError, match="no dense block 'head'; it has model"):
         checkpoint.check_block("head", LAYOUT, Rule())
-    with pytest.raises(
-        CheckpointError, match=r"'fc1.bias' was saved with shape \[4\]; the model's has \[5\]"
-    ):
+    with pytest.raises(CheckpointError, match=r"'fc1.bias' was saved with shape \[4\]; the model's has \[5\]"):
         checkpoint.check_block("model", [(n, (5,) if n == "fc1.bias" else s) for n, s in LAYOUT], Rule())
     with pytest.raises(CheckpointError, match="has no parameter 'fc2'; the model has"):
         checkpoint.check_block("model", [*LAYOUT, ("fc2", (1,))], Rule())
@@ -330,9 +318,7 @@ def test_block_of_another_shape(tmp_path: Path) -> None:
 
 def test_rows_of_the_wrong_shape_are_not_written(tmp_path: Path) -> None:
     with begin(tmp_path / "c") as draft:
-        with pytest.raises(
-            CheckpointError, match=r"rows of 3 values and 6 floats of state came; .* hold 4 and 6"
-        ):
+        with pytest.raises(CheckpointError, match=r"rows of 3 values and 6 floats of state came; .* hold 4 and 6"):
             write_sparse_shard(draft.directory, "T", 0, [make_rows(3)], 4, 6)
         with pytest.raises(CheckpointError, match=r"table '\.\./T': it names files"):
             write_sparse_shard(draft.directory, "../T", 0, [make_rows(3)], 3, 6)

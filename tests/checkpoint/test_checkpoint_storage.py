@@ -118,9 +118,7 @@ def test_uris_extend_and_keep_their_options() -> None:
 
 
 def test_uri_that_nobody_opens() -> None:
-    with pytest.raises(
-        CheckpointError, match=r"cannot open 'nosuch://a/b'.*give a local path or a URI such as s3://"
-    ):
+    with pytest.raises(CheckpointError, match=r"cannot open 'nosuch://a/b'.*give a local path or a URI such as s3://"):
         locate("nosuch://a/b")
     with pytest.raises(CheckpointError, match="'' is not a path"):
         locate("")

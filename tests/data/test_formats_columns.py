@@ -30,9 +30,7 @@ def parquet(path: Path, columns: dict[str, object], **options: object) -> str:
     return str(path)
 
 
-def joined(
-    form: ParquetFormat | RowsFormat, unit: Unit, policy: str = "error", resume: Mark | None = None
-) -> Batch:
+def joined(form: ParquetFormat | RowsFormat, unit: Unit, policy: str = "error", resume: Mark | None = None) -> Batch:
     return Batch.concat([chunk.batch for chunk in form.read(unit, BadRows(policy), resume)])
 
 
@@ -76,9 +74,7 @@ def test_parquet_text_columns(kind: pa.DataType, tmp_path: Path) -> None:
     if a is None:
         a = pa.array(["u", None, "w", "u"]).dictionary_encode()
     b = pa.array([["u"], [], None, ["v", None, "w"]], pa.list_(pa.string()))
-    file = parquet(
-        tmp_path / "p", {"label": [0.0, 1.0, 0.0, 1.0], "x": [3.0, None, 1.0, 5.0], "a": a, "b": b}
-    )
+    file = parquet(tmp_path / "p", {"label": [0.0, 1.0, 0.0, 1.0], "x": [3.0, None, 1.0, 5.0], "a": a, "b": b})
     batch = joined(ParquetFormat(SCHEMA), Unit(file))
     assert batch.labels.tolist() == [0, 1, 0, 1]
     assert batch.dense[:, 0].tolist() == [1.0, 0.0, 0.0, 2.0]
@@ -154,9 +150,7 @@ BAD_PARQUET = [
 
 
 @pytest.mark.parametrize(("column", "values", "message", "reason"), BAD_PARQUET)
-def test_bad_parquet_rows(
-    column: str, values: list[object], message: str, reason: str, tmp_path: Path
-) -> None:
+def test_bad_parquet_rows(column: str, values: list[object], message: str, reason: str, tmp_path: Path) -> None:
     columns: dict[str, object] = {
         "label": [0, 1, 1],
         "x": [0.0, 1.0, 2.0],

@@ -166,9 +166,7 @@ def test_no_output_at_all(file: str) -> None:
 def test_a_command_that_hangs(tmp_path: Path, file: str) -> None:
     pid = tmp_path / "pid"
     start = time.monotonic()
-    message = failure(
-        f"echo $$ > {pid}; echo {GOOD}; echo waiting for godot >&2; sleep 600", file, timeout=0.5
-    )
+    message = failure(f"echo $$ > {pid}; echo {GOOD}; echo waiting for godot >&2; sleep 600", file, timeout=0.5)
     assert time.monotonic() - start < 10
     assert "no output for 0.5 seconds" in message
     assert "waiting for godot" in message

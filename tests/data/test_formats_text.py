@@ -57,9 +57,7 @@ def rows_of(chunks: Iterator[Chunk]) -> list[tuple[float, list[float], list[list
     return rows
 
 
-def read_all(
-    form: Format, file: str, policy: str = "error"
-) -> list[tuple[float, list[float], list[list[int]]]]:
+def read_all(form: Format, file: str, policy: str = "error") -> list[tuple[float, list[float], list[list[int]]]]:
     return rows_of(form.read(Unit(file), BadRows(policy)))
 
 
@@ -292,9 +290,7 @@ def test_bad_multislot_row(tmp_path: Path) -> None:
         "wrong number of values in a slot": 1,
         "line ends too early": 1,
     }
-    with pytest.raises(
-        BadRowError, match=r"column 1: wrong number of values in a slot: 2 where .* have 1: '2'"
-    ):
+    with pytest.raises(BadRowError, match=r"column 1: wrong number of values in a slot: 2 where .* have 1: '2'"):
         read_all(form, write(tmp_path / "part-1", [lines[3]]))
     with pytest.raises(BadRowError, match="column 5: line ends too early: the layout has 4 slots"):
         read_all(form, write(tmp_path / "part-2", [lines[4]]))

@@ -141,8 +141,7 @@ def test_importing_a_generator_loads_nothing_heavy() -> None:
 
 def test_the_package_offers_the_generators_without_loading_numpy() -> None:
     done = run(
-        "import sys, sparsefleet.data as d; g = d.MultiSlotDataGenerator\n"
-        "print('numpy' in sys.modules, g.__name__)"
+        "import sys, sparsefleet.data as d; g = d.MultiSlotDataGenerator\nprint('numpy' in sys.modules, g.__name__)"
     )
     assert done.stdout == "False MultiSlotDataGenerator\n"
 

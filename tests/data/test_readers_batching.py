@@ -19,9 +19,7 @@ def chunk(first: int, stop: int, line: int = 0, *, offsets: bool = True) -> Chun
     return Chunk(rows(first, stop), lines, lines * 10 if offsets else None)
 
 
-def cut(
-    units: list[list[int]], batch_size: int, *, drop_last: bool = False
-) -> tuple[list[Batch], list[Mark]]:
+def cut(units: list[list[int]], batch_size: int, *, drop_last: bool = False) -> tuple[list[Batch], list[Mark]]:
     """Units given by the sizes of their chunks. Returns batches and marks without a batch."""
     cutter = Cutter(batch_size, drop_last=drop_last)
     batches: list[Batch] = []

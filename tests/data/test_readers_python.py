@@ -148,9 +148,7 @@ def test_an_iterable_that_has_become_shorter_is_an_error() -> None:
         position = reader.position()
     shorter = PyReader(SCHEMA, lambda: map(sample, range(20)), 10)
     shorter.seek(position)
-    with pytest.raises(
-        DataError, match="ended after 20 rows, but the position says that 30 rows had been drawn"
-    ):
+    with pytest.raises(DataError, match="ended after 20 rows, but the position says that 30 rows had been drawn"):
         drain(shorter)
 
 
@@ -264,9 +262,7 @@ def test_every_way_to_write_a_batch_gives_the_same() -> None:
     expected = batch_of({"label": [0, 1, 0], "dense": np.zeros((3, 2)), "a": bags, "b": bags}, SCHEMA)
     assert expected.slot("a")[0].tolist() == [1, 2, 3]
     for way in ways:
-        assert same(
-            batch_of({"label": [0, 1, 0], "dense": np.zeros((3, 2)), "a": way, "b": bags}, SCHEMA), expected
-        )
+        assert same(batch_of({"label": [0, 1, 0], "dense": np.zeros((3, 2)), "a": way, "b": bags}, SCHEMA), expected)
 
 
 def test_tensors_will_do() -> None:
@@ -281,9 +277,7 @@ def test_tensors_will_do() -> None:
     assert batch.labels.tolist() == [0.0, 1.0]
     assert batch.slot("a")[1].tolist() == [0, 2, 4]
     assert batch.slot("b")[1].tolist() == [0, 0, 1]
-    (one,) = drain(
-        Feeder(SCHEMA, [{"label": torch.tensor(1), "a": torch.tensor([7]), "b": torch.tensor(8)}])
-    )[0]
+    (one,) = drain(Feeder(SCHEMA, [{"label": torch.tensor(1), "a": torch.tensor([7]), "b": torch.tensor(8)}]))[0]
     assert one.keys.tolist() == [7, 8]
 
 

@@ -22,9 +22,7 @@ COMMAND = [sys.executable, "-m", "sparsefleet.cli.data"]
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_synth_then_prepare(tmp_path: Path) -> None:

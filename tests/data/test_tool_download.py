@@ -163,9 +163,7 @@ def test_a_file_that_has_changed_starts_anew(server: Server, tmp_path: Path) -> 
 
 def test_a_file_from_elsewhere_is_not_gone_on_with(server: Server, tmp_path: Path) -> None:
     (tmp_path / "data.bin.part").write_bytes(b"junk")
-    (tmp_path / "data.bin.part.json").write_text(
-        '{"url": "http://elsewhere/data.bin", "validator": "\\"v1\\""}'
-    )
+    (tmp_path / "data.bin.part.json").write_text('{"url": "http://elsewhere/data.bin", "validator": "\\"v1\\""}')
     assert fetch(server, tmp_path).file.read_bytes() == BODY
 
 
@@ -212,16 +210,12 @@ def test_passing_trouble_is_retried(server: Server, tmp_path: Path) -> None:
 
 def test_lasting_trouble_is_told(server: Server, tmp_path: Path) -> None:
     server.statuses = [503] * 9
-    with pytest.raises(
-        DataError, match="gave up after 3 attempts: the server answered 503 Service Unavailable"
-    ):
+    with pytest.raises(DataError, match="gave up after 3 attempts: the server answered 503 Service Unavailable"):
         fetch(server, tmp_path, retries=2)
 
 
 def test_not_found(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"/missing: the server answered 404 Not Found; is the address right\?"
-    ):
+    with pytest.raises(DataError, match=r"/missing: the server answered 404 Not Found; is the address right\?"):
         fetch(server, tmp_path, "missing")
     assert len(server.requests) == 1
 
@@ -235,9 +229,7 @@ def test_no_server(tmp_path: Path) -> None:
 
 
 def test_wrong_checksum(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=f"wrong checksum: its SHA-256 is {sha256(BODY)} .*expected 00.*removed"
-    ):
+    with pytest.raises(DataError, match=f"wrong checksum: its SHA-256 is {sha256(BODY)} .*expected 00.*removed"):
         fetch(server, tmp_path, sha256="0" * 64)
     assert not (tmp_path / "data.bin").exists()
     assert fetch(server, tmp_path, sha256=sha256(BODY)).fetched == len(BODY)
@@ -412,7 +404,5 @@ def test_an_archive_that_would_not_fit(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_no_archive(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(
-        ConfigError, match=r"is no archive; .tar, .tar.gz, .tgz, .zip and .gz can be unpacked"
-    ):
+    with pytest.raises(ConfigError, match=r"is no archive; .tar, .tar.gz, .tgz, .zip and .gz can be unpacked"):
         unpack(tmp_path / "a.txt", tmp_path / "out")

@@ -107,9 +107,7 @@ def test_blocks_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     prepare(raw, tmp_path / "pieces", PrepareSpec(parts=3))
     for name in ("train", "test"):
         assert lines_of(tmp_path / "whole" / name) == lines_of(tmp_path / "pieces" / name)
-    assert (tmp_path / "whole" / "schema.json").read_text() == (
-        tmp_path / "pieces" / "schema.json"
-    ).read_text()
+    assert (tmp_path / "whole" / "schema.json").read_text() == (tmp_path / "pieces" / "schema.json").read_text()
 
 
 @given(
@@ -251,9 +249,7 @@ def test_invalid_utf8(tmp_path: Path) -> None:
 
 def test_an_endless_line_needs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raw_rows, "READ_BYTES", 1000)
-    (tmp_path / "raw").write_bytes(
-        row().encode() + b"\n" + b"x" * 300_000 + b"\n" + row("1").encode() + b"\n"
-    )
+    (tmp_path / "raw").write_bytes(row().encode() + b"\n" + b"x" * 300_000 + b"\n" + row("1").encode() + b"\n")
     blocks = list(read_lines(tmp_path / "raw"))
     assert max(len(block.text) for block in blocks) < 70_000
     assert sum(block.text.count(b"\n") for block in blocks) == 3

@@ -134,9 +134,7 @@ def test_train_and_test_rows_differ_but_share_values() -> None:
     model = PlantedModel(3)
     train, test = model.block(TRAIN, 0), model.block(TEST, 0)
     assert not np.array_equal(train.labels, test.labels)
-    frequent = [
-        np.bincount(mix64(b.values[0].astype(np.uint64)) % np.uint64(997)).argmax() for b in (train, test)
-    ]
+    frequent = [np.bincount(mix64(b.values[0].astype(np.uint64)) % np.uint64(997)).argmax() for b in (train, test)]
     assert frequent[0] == frequent[1]
 
 
@@ -300,9 +298,7 @@ def test_out_of_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupted_overwrite_leaves_the_old_data_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_overwrite_leaves_the_old_data_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synth(tmp_path, SMALL)
     before = joined(tmp_path / "train")
 

@@ -222,9 +222,7 @@ def test_rows_created_by_many_threads_are_the_same_as_by_one():
     def work(thread: int):
         mine = np.random.default_rng(thread).permutation(keys)
         for part in np.array_split(mine, 30):
-            np.testing.assert_array_equal(
-                pulled(table, part), native.init_rows(11, part, dim, UNIFORM, -0.5, 0.5)
-            )
+            np.testing.assert_array_equal(pulled(table, part), native.init_rows(11, part, dim, UNIFORM, -0.5, 0.5))
 
     run_threads([lambda t=t: work(t) for t in range(4)])
     assert len(table) == rows

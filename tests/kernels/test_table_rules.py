@@ -71,9 +71,7 @@ def test_a_rule_that_does_not_exist_is_refused(kernels):
     with pytest.raises(ValueError, match="rule kind 9 does not exist"):
         kernels.apply_rule(9, 0.1, hyper(SGD), 1, w, np.empty(0, np.float32), w.copy(), kernels.BlockLocks())
     with pytest.raises(ValueError, match="step must be 1 or above"):
-        kernels.apply_rule(
-            SGD, 0.1, hyper(SGD), 0, w, np.empty(0, np.float32), w.copy(), kernels.BlockLocks()
-        )
+        kernels.apply_rule(SGD, 0.1, hyper(SGD), 0, w, np.empty(0, np.float32), w.copy(), kernels.BlockLocks())
 
 
 def test_blocks_lose_no_update_between_threads():

@@ -413,9 +413,7 @@ def test_multislot_native_equals_reference(lines: list[bytes], final: bool, skip
     dim=st.sampled_from([0, 1, 1000001, 2**63 + 5]),
 )
 @settings(max_examples=200, deadline=None)
-def test_categories_of_every_size_behind_prefixes_of_every_size(
-    head: int, values: list[str], dim: int
-) -> None:
+def test_categories_of_every_size_behind_prefixes_of_every_size(head: int, values: list[str], dim: int) -> None:
     prefixes = [f"{i:x}".encode() * head for i in range(11)]
     out = Columns.allocate(1, 0, 11)
     raw = "\t".join(["1", *values]).encode()

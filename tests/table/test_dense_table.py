@@ -63,8 +63,7 @@ def test_threads_lose_no_update_and_no_step():
         ),
         (
             lambda: DenseTable("net", np.zeros(2, np.float32), optim.SGD()).push(np.zeros(3, np.float32)),
-            "dense block 'net' has 2 values: gradients must be float32 of shape [2]; got float32 of "
-            "shape [3]",
+            "dense block 'net' has 2 values: gradients must be float32 of shape [2]; got float32 of shape [3]",
         ),
         (
             lambda: setattr(DenseTable("net", np.zeros(2, np.float32), optim.SGD()), "step", -1),

@@ -121,9 +121,7 @@ def test_stats_are_plain_numbers():
         ),
         (
             lambda t: t.insert(
-                TableRows(
-                    u64(1), np.zeros((1, 3), np.float32), np.zeros((1, 6), np.float32), np.zeros(1, np.uint32)
-                )
+                TableRows(u64(1), np.zeros((1, 3), np.float32), np.zeros((1, 6), np.float32), np.zeros(1, np.uint32))
             ),
             "state must have shape [1, 0]; got [1, 6]",
         ),

@@ -86,9 +86,7 @@ def prepare_command(
         for reason, count in report.skipped.items():
             print(f"skipped        {count:,}: {reason}")
         schema = Schema.load(out / "schema.json")
-        table = Table(
-            "feature", "blank", "minimum", "95th percentile", "in schema: minimum", "diff", box=None
-        )
+        table = Table("feature", "blank", "minimum", "95th percentile", "in schema: minimum", "diff", box=None)
         for stats, feature in zip(report.integers, schema.dense, strict=True):
             blank = 100 * stats.blanks / (stats.blanks + stats.values)
             measured = ("-" if value is None else f"{value:g}" for value in (stats.minimum, stats.p95))

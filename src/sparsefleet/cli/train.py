@@ -63,15 +63,9 @@ def train(
         int | None,
         _training("Training threads (Hogwild) of a process, each with its reader thread; default 2, with workers 1."),
     ] = None,
-    optimizer: Annotated[
-        str | None, _training(f"{', '.join(optim.RULES)}; default adam, in mode geo sgd.")
-    ] = None,
-    learning_rate: Annotated[
-        float | None, _training("Step size; default 1e-3 (sgd, and preset paddle: 1e-4).")
-    ] = None,
-    lr_decay: Annotated[
-        float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")
-    ] = None,
+    optimizer: Annotated[str | None, _training(f"{', '.join(optim.RULES)}; default adam, in mode geo sgd.")] = None,
+    learning_rate: Annotated[float | None, _training("Step size; default 1e-3 (sgd, and preset paddle: 1e-4).")] = None,
+    lr_decay: Annotated[float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")] = None,
     lr_decay_steps: Annotated[int, _training("Steps between decays.")] = 1000,
     warmup_steps: Annotated[int, _training("Raise the learning rate from zero over this many steps.")] = 0,
     precision: Annotated[str, _training("float32 or bf16, for the dense network.")] = "float32",
@@ -87,9 +81,7 @@ def train(
         str | None,
         _output("Folder for metrics.jsonl (default: the --save folder) and for the logs of all processes (log)."),
     ] = None,
-    tensorboard: Annotated[
-        str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")
-    ] = None,
+    tensorboard: Annotated[str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")] = None,
     servers: Annotated[int | None, _many("Parameter servers to start on this host; with --workers.")] = None,
     workers: Annotated[int | None, _many("Trainers to start on this host; with --servers.")] = None,
     mode: Annotated[
@@ -98,13 +90,9 @@ def train(
     k_steps: Annotated[int, _many("geo: steps between two exchanges.")] = 100,
     max_merge: Annotated[int, _many("async: steps merged into one message.")] = 4,
     send_queue_size: Annotated[int, _many("async: steps that may wait to be sent.")] = 4,
-    staleness: Annotated[
-        int | None, _many("async: a thread waits when so many of its steps are not applied.")
-    ] = None,
+    staleness: Annotated[int | None, _many("async: a thread waits when so many of its steps are not applied.")] = None,
     dense_refresh: Annotated[int, _many("async: messages between two reads of the dense parameters.")] = 1,
-    timeout: Annotated[
-        float, _many("Seconds without a sign of life after which a process counts as lost.")
-    ] = 60.0,
+    timeout: Annotated[float, _many("Seconds without a sign of life after which a process counts as lost.")] = 60.0,
     lost_trainer: Annotated[
         str | None, _many("error: the others stop; drop: they go on. Default: error in sync, else drop.")
     ] = None,

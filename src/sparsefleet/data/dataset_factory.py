@@ -60,9 +60,7 @@ def inputs_of(variables: Any) -> tuple[Schema, Layout | None]:
             f"give one input with all dense values, or one input of width 1 for each"
         )
     features = [
-        DenseFeature(name if width == 1 else f"{name}{index + 1}")
-        for name, width in dense
-        for index in range(width)
+        DenseFeature(name if width == 1 else f"{name}{index + 1}") for name, width in dense for index in range(width)
     ]
     slots = tuple(Slot(name) for name, kind in layout if kind == "sparse")
     return Schema(dense=tuple(features), slots=slots, label=LABEL, sparse_feature_dim=0), tuple(layout)
@@ -73,9 +71,7 @@ def _name_and_width(variable: Any) -> tuple[str, int | None]:
     match variable:
         case str(name):
             if name.startswith("dense"):
-                raise ConfigError(
-                    f"set_use_var: how many values has {name!r}? Say ({name!r}, 13) for thirteen"
-                )
+                raise ConfigError(f"set_use_var: how many values has {name!r}? Say ({name!r}, 13) for thirteen")
             return name, None
         case (str(name), int(width)) if width > 0:
             return name, width

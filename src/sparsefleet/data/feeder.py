@@ -63,15 +63,12 @@ class Feeder(PassReader):
         try:
             items = iter(given)
         except TypeError:
-            raise ConfigError(
-                f"the source gave {type(given).__name__}, which is no iterable of batches"
-            ) from None
+            raise ConfigError(f"the source gave {type(given).__name__}, which is no iterable of batches") from None
         own = items is not given or callable(self._source)
         if not own:
             if self._used_up:
                 raise ConfigError(
-                    "the iterator was used up by an earlier epoch; "
-                    "give a list, or a function that returns a fresh one"
+                    "the iterator was used up by an earlier epoch; give a list, or a function that returns a fresh one"
                 )
             self._used_up = True
 

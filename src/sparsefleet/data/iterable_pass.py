@@ -167,12 +167,7 @@ def spans_of(position: Mapping[str, Any]) -> Spans:
     if not position:
         return spans
     rows, beyond = position.get("rows"), position.get("beyond")
-    if (
-        isinstance(rows, bool)
-        or not isinstance(rows, int)
-        or rows < 0
-        or not isinstance(beyond, list | tuple)
-    ):
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0 or not isinstance(beyond, list | tuple):
         raise ConfigError(f"reader position: rows={rows!r}, beyond={beyond!r:.80} make no sense")
     spans.add(0, rows)
     for span in beyond:

@@ -110,8 +110,6 @@ _MAKERS: Mapping[str, _Maker] = {
     "memory": lambda files, format, size, bad, threads: InMemoryDataset(
         files, format, size, threads=threads, on_bad_row=bad
     ),
-    "pyreader": lambda files, format, size, bad, threads: _FilePyReader(
-        _Rows(files, format, bad), format.schema, size
-    ),
+    "pyreader": lambda files, format, size, bad, threads: _FilePyReader(_Rows(files, format, bad), format.schema, size),
     "feeder": lambda files, format, size, bad, threads: _FileFeeder(_Rows(files, format, bad), format.schema, size),
 }

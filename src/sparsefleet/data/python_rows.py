@@ -44,9 +44,7 @@ def batch_of(item: Batch | Mapping[str, Any], schema: Schema) -> Batch:
     if isinstance(item, Batch):
         return _checked(item, schema)
     if not isinstance(item, Mapping):
-        raise ConfigError(
-            f"a batch must be a Batch or a dict of columns; got {type(item).__name__}: {item!r:.80}"
-        )
+        raise ConfigError(f"a batch must be a Batch or a dict of columns; got {type(item).__name__}: {item!r:.80}")
     _check_names(item, schema)
     missing = [slot.name for slot in schema.slots if item.get(slot.name) is None]
     if missing:
@@ -74,16 +72,12 @@ def batch_of_samples(samples: Sequence[Mapping[str, Any]], schema: Schema) -> Ba
     given = [sample.get(schema.label) for sample in samples]
     labels = _floats(schema.label, [np.nan if label is None else label for label in given])
     if labels.shape != (len(samples),):
-        raise ConfigError(
-            f"label {schema.label!r} of a sample must be one number; got shape {labels.shape[1:]}"
-        )
+        raise ConfigError(f"label {schema.label!r} of a sample must be one number; got shape {labels.shape[1:]}")
     if any(sample.get(DENSE) is not None for sample in samples):
         try:
             dense = _floats(DENSE, [sample[DENSE] for sample in samples])
         except KeyError:
-            raise ConfigError(
-                "some samples have `dense` and others do not; give it in all or in none"
-            ) from None
+            raise ConfigError("some samples have `dense` and others do not; give it in all or in none") from None
     else:
         raw = {name: [sample.get(name) for sample in samples] for name in schema.dense_names}
         dense = _dense_columns(raw, schema, len(samples))
@@ -94,9 +88,7 @@ def _checked(batch: Batch, schema: Schema) -> Batch:
     if batch.slots != schema.slot_names:
         raise ConfigError(f"the batch has slots {batch.slots}; the schema has {schema.slot_names}")
     if batch.dense.shape[1] != len(schema.dense):
-        raise ConfigError(
-            f"the batch has {batch.dense.shape[1]} dense features; the schema has {len(schema.dense)}"
-        )
+        raise ConfigError(f"the batch has {batch.dense.shape[1]} dense features; the schema has {len(schema.dense)}")
     return batch
 
 
@@ -146,9 +138,7 @@ def _floats(name: str, given: Any) -> F32:
     try:
         return np.asarray(given, np.float32)
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"column {name!r} is not made of numbers, or its rows differ in length: {error}"
-        ) from None
+        raise DataError(f"column {name!r} is not made of numbers, or its rows differ in length: {error}") from None
 
 
 def _bag(given: Any) -> Sequence[Any]:
@@ -165,9 +155,7 @@ def _ragged(slot: Slot, given: Any, schema: Schema) -> tuple[U64, I64]:
     if hasattr(given, "__array__"):
         array = np.asarray(given)
         if array.ndim not in (1, 2):
-            raise ConfigError(
-                f"slot {slot.name!r}: an array must be [rows] or [rows, values]; got {array.shape}"
-            )
+            raise ConfigError(f"slot {slot.name!r}: an array must be [rows] or [rows, values]; got {array.shape}")
         width = 1 if array.ndim == 1 else array.shape[1]
         return _keys(slot, array.reshape(-1), schema), np.arange(len(array) + 1, dtype=np.int64) * width
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
@@ -187,15 +175,8 @@ def _ragged_lists(slot: Slot, bags: Sequence[Sequence[Any]], schema: Schema) -> 
 
 def _pair(slot: Slot, keys: Any, offsets: Any, schema: Schema) -> tuple[U64, I64]:
     ends = np.asarray(offsets)
-    if (
-        ends.dtype.kind not in "iu"
-        or len(ends) < 1
-        or ends[0] != 0
-        or (np.diff(ends.astype(np.int64)) < 0).any()
-    ):
-        raise ConfigError(
-            f"slot {slot.name!r}: offsets must be whole numbers that start at 0 and never decrease"
-        )
+    if ends.dtype.kind not in "iu" or len(ends) < 1 or ends[0] != 0 or (np.diff(ends.astype(np.int64)) < 0).any():
+        raise ConfigError(f"slot {slot.name!r}: offsets must be whole numbers that start at 0 and never decrease")
     if ends[-1] != len(keys):
         raise ConfigError(f"slot {slot.name!r}: offsets end at {ends[-1]}, but there are {len(keys)} keys")
     return _keys(slot, keys, schema), ends.astype(np.int64)

@@ -36,9 +36,7 @@ def format_for(
         elif files:
             name = guess_format(files[0], schema)
         else:
-            raise ConfigError(
-                f"format 'auto' needs files to look at; give some, or choose {', '.join(NAMES)}"
-            )
+            raise ConfigError(f"format 'auto' needs files to look at; give some, or choose {', '.join(NAMES)}")
     if name not in NAMES:
         raise ConfigError(f"format={name!r} is not a format; choose auto, {', '.join(NAMES)}")
     if pipe_command and name != "pipe":
@@ -60,9 +58,7 @@ def format_for(
         if not pipe_command:
             raise ConfigError("format 'pipe' needs a pipe_command, such as 'python dataset_generator.py'")
         seconds = PIPE_TIMEOUT if timeout is None else timeout
-        return PipeFormat(
-            schema, pipe_command, layout=layout, labelled=labelled, timeout=seconds, max_line=longest
-        )
+        return PipeFormat(schema, pipe_command, layout=layout, labelled=labelled, timeout=seconds, max_line=longest)
     from sparsefleet.data.formats.parquet import ParquetFormat
 
     return ParquetFormat(schema, labelled=labelled)

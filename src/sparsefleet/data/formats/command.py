@@ -59,9 +59,7 @@ class CommandSource(ByteSource):
                 start_new_session=True,
             )
         except OSError as error:
-            raise DataError(
-                f"pipe_command {command!r} on {path}: the shell cannot be started: {error}"
-            ) from error
+            raise DataError(f"pipe_command {command!r} on {path}: the shell cannot be started: {error}") from error
         finally:
             file.close()
         assert self._process.stdout is not None

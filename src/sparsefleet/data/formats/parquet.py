@@ -84,22 +84,15 @@ class ParquetFormat(Format):
                 "the file has changed since the position was saved"
             )
 
-    def _rows(
-        self, table: pa.RecordBatch, file: str, bad_rows: BadRows, before: int, file_row: int
-    ) -> Iterator[Chunk]:
+    def _rows(self, table: pa.RecordBatch, file: str, bad_rows: BadRows, before: int, file_row: int) -> Iterator[Chunk]:
         """One chunk, if a row is good. `before` rows of the unit, `file_row` rows of the file precede it."""
         refusals = Refusals(len(table))
         by_name = dict(zip(table.schema.names, table.columns, strict=True))
-        labels = label_values(
-            by_name.get(self.schema.label), self.schema.label, len(table), self.labelled, refusals
-        )
+        labels = label_values(by_name.get(self.schema.label), self.schema.label, len(table), self.labelled, refusals)
         dense = np.empty((len(table), len(self.schema.dense)), np.float32)
         for index, feature in enumerate(self.schema.dense):
             dense[:, index] = dense_values(by_name[feature.name], feature, refusals)
-        bags = {
-            slot.name: slot_keys(by_name[slot.name], slot, self.schema, refusals)
-            for slot in self.schema.slots
-        }
+        bags = {slot.name: slot_keys(by_name[slot.name], slot, self.schema, refusals) for slot in self.schema.slots}
         batch = Batch.from_slots(bags, labels=labels, dense=dense)
         lines: npt.NDArray[np.int64] = np.arange(before + 1, before + len(table) + 1)
         good = refusals.good()

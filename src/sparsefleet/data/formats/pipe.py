@@ -33,9 +33,7 @@ class PipeFormat(MultiSlotFormat):
     ) -> None:
         super().__init__(schema, layout=layout, labelled=labelled, max_line=max_line)
         if not pipe_command.strip():
-            raise ConfigError(
-                "pipe_command is empty; give a shell command such as 'python dataset_generator.py'"
-            )
+            raise ConfigError("pipe_command is empty; give a shell command such as 'python dataset_generator.py'")
         if not timeout > 0:
             raise ConfigError(f"timeout={timeout} must be above 0 seconds")
         self.pipe_command, self.timeout = pipe_command, timeout
