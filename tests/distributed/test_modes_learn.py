@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from small_jobs import cluster
@@ -17,9 +19,17 @@ from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.train import Trainer
 
 
+class Bounded(CTRDNN):
+    """Dense features have outliers a hundred times the usual: with plain SGD where it stands in the end is then a
+    matter of how long ago it met the last of them."""
+
+    def forward(self, batch):
+        return super().forward(replace(batch, dense=batch.dense.clip(-1, 1)))
+
+
 def model():
     torch.manual_seed(0)
-    return CTRDNN(config=CTRDNNConfig(hidden=(128, 64)))
+    return Bounded(config=CTRDNNConfig(hidden=(128, 64)))
 
 
 class Study:
@@ -51,7 +61,7 @@ class Study:
         return outcomes[0].result.test["auc"]
 
 
-ADAM, SGD = optim.Adam(1e-3), optim.SGD(1e-3)
+ADAM, SGD = optim.Adam(1e-3), optim.SGD(2e-3)
 
 
 class TestSmall:

@@ -3,10 +3,10 @@
 For a row and for the dense block alike, with `old` = what the server had when we last spoke:
     send    delta = (local - old) / trainers;  old += delta
     receive local += server - old;  old = server
-So what a trainer changes goes out little by little: 1/trainers of it, then as much of the rest each time the row is
-touched again. At the end of an epoch all rows that hold something back send such a share, touched or not, and the dense
-block becomes the servers' own. (To send the whole rest then was tried: for what several trainers have learnt alike it
-goes too far, and nothing corrects it any more; test AUC fell by .01.)
+So what is touched all the time goes out little by little, 1/trainers of what is left each time: trainers learn much of
+it alike, and their sum would go too far. A row not touched since the last exchange sends the whole rest that it
+holds back: else a rare feature, met by one trainer, would keep only 1/trainers of what was learnt. At the end of an
+epoch the dense block becomes the servers' own, the same for all.
 
 Only the rows a trainer has met are copied. Threads of a trainer go on while one of them exchanges: whatever they add
 meanwhile stays in `local` and goes out with the next delta.
@@ -15,7 +15,6 @@ meanwhile stays in `local` and goes out with the next delta.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -31,8 +30,6 @@ from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.sparse import SparseTable
 from sparsefleet.table.spec import TableSpec
 
-REST_ROWS = 1 << 17
-"""Rows of a table that one message of the rest carries."""
 _NO_KEYS: U64 = np.empty(0, np.uint64)
 
 
@@ -69,27 +66,23 @@ class GeoCommunicator(Communicator):
     def exchange(self) -> None:
         """Send deltas, take in the others'."""
         with self._exchanging:
-            self._exchange({table: copy.touched() for table, copy in self._copies.items()}, self.config.trainers)
+            self._exchange()
 
     def staleness(self) -> int:
         return self._steps % self.config.k_steps
 
     def flush(self) -> None:
-        """Send a share of whatever was not sent yet, take in the others'. Without new steps, only take in."""
         with self._exchanging:
             learnt, self._flushed = self._steps != self._flushed, self._steps
-            rest = {table: copy.owed() if learnt else _NO_KEYS for table, copy in self._copies.items()}
-            longest = max((len(keys) for keys in rest.values()), default=0)
-            for start in range(0, max(longest, 1), REST_ROWS):
-                share = {table: keys[start : start + REST_ROWS] for table, keys in rest.items()}
-                self._exchange(share, self.config.trainers)
+            self._exchange(send=learnt)
             # What is scored and saved is the servers' model, the same for all trainers.
             np.copyto(self.parameters.dense_values, self._old_dense)
 
-    def _exchange(self, keys: Mapping[str, U64], parts: int) -> None:
-        """Send 1/parts of what these rows and the dense block have changed here."""
-        sparse = {table: copy.take_delta(keys[table], parts) for table, copy in self._copies.items()}
-        delta = (self.parameters.dense_values - self._old_dense) / np.float32(parts)
+    def _exchange(self, send: bool = True) -> None:
+        """`send` False: only take in what others sent."""
+        trainers = self.config.trainers
+        sparse = {table: copy.take_delta(trainers) if send else copy.nothing for table, copy in self._copies.items()}
+        delta = (self.parameters.dense_values - self._old_dense) / np.float32(trainers)
         answer = self.store.geo_exchange(sparse, self.parameters.dense_part(delta)).wait()
         for table, copy in self._copies.items():
             copy.receive(KeyedRows(sparse[table].keys, answer.sent[table]))
@@ -118,7 +111,9 @@ class _LocalCopy:
         self._store, self._name = store, spec.name
         self._local, self._old = SparseTable(spec), SparseTable(spec)
         self._touched: list[U64] = []
-        self._partly_sent: list[U64] = []
+        self._held_back = _NO_KEYS
+        """Rows of which the last exchange sent a share only."""
+        self.nothing = KeyedRows(_NO_KEYS, np.empty((0, spec.dim), np.float32))
         self._fetching, self._touching = threading.Lock(), threading.Lock()
 
     def pull(self, keys: U64) -> F32:
@@ -136,26 +131,18 @@ class _LocalCopy:
         with self._touching:
             self._touched.append(gradients.keys)
 
-    def touched(self) -> U64:
-        """The rows changed here since the last time."""
+    def take_delta(self, trainers: int) -> KeyedRows:
+        """What the server should add: a share of what changed here since the last time, the rest of what did before."""
         with self._touching:
             touched, self._touched = self._touched, []
-        return _union(touched)
-
-    def owed(self) -> U64:
-        """The rows of which not all that was changed here has been sent."""
-        partly_sent, self._partly_sent = self._partly_sent, []
-        return _union([*partly_sent, self.touched()])
-
-    def take_delta(self, keys: U64, parts: int) -> KeyedRows:
-        """1/parts of what these rows have changed here, as the server should add it."""
+        shared, _ = unique_keys(np.concatenate(touched) if touched else _NO_KEYS)
+        rest: U64 = np.setdiff1d(self._held_back, shared, assume_unique=True)
+        self._held_back = shared if trainers > 1 else _NO_KEYS
+        keys = np.concatenate([shared, rest])
         old = self._old.pull(keys)
-        delta = (self._local.pull(keys) - old) / np.float32(parts)
+        delta = self._local.pull(keys) - old
+        delta[: len(shared)] /= np.float32(trainers)
         self._put(self._old, keys, old + delta)
-        if parts > 1:
-            self._partly_sent.append(keys)
-            if len(self._partly_sent) > 64:
-                self._partly_sent = [_union(self._partly_sent)]
         return KeyedRows(keys, delta)
 
     def receive(self, server: KeyedRows) -> None:
@@ -169,8 +156,3 @@ class _LocalCopy:
     def _put(table: SparseTable, keys: U64, values: F32) -> None:
         state, seen = np.empty((len(keys), 0), np.float32), np.zeros(len(keys), np.uint32)
         table.insert(TableRows(keys, np.ascontiguousarray(values), state, seen))
-
-
-def _union(parts: Sequence[U64]) -> U64:
-    keys, _ = unique_keys(np.concatenate(parts) if parts else _NO_KEYS)
-    return keys
