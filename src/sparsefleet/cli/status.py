@@ -153,7 +153,7 @@ def _servers(report: Report) -> Table:
             for name, t in server["tables"].items()
         ]
         lines += [
-            (f"{name} (dense)", _count(block["values"]), _bytes(block["memory_bytes"]), _count(block["step"]), "")
+            (f"{name} (dense block)", _count(block["values"]), _bytes(block["memory_bytes"]), _count(block["step"]), "")
             for name, block in server["dense"].items()
         ]
         for number, line in enumerate(lines or [("none yet", "", "", "", "")]):
