@@ -48,7 +48,7 @@ class RemoteStore(ParameterStore):
             link.register(self.incarnation, about)
         self._lanes = Lanes(self._links, identity, config.timeout)
         self._heartbeats = Heartbeats(self._links, identity, config.heartbeat)
-        self._meetings = Meetings(self._links[0], identity)
+        self._meetings = Meetings(self._links[0], identity, self._heartbeats.check)
         self._closed = False
 
     @property
@@ -179,9 +179,7 @@ class RemoteStore(ParameterStore):
         """Rows as `pull` gives them; from now on this trainer is told when others change them."""
         return self._pull(table, keys, {"op": "pull", "create": True, "subscribe": True})
 
-    def geo_exchange(
-        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]
-    ) -> Pending[GeoAnswer]:
+    def geo_exchange(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[GeoAnswer]:
         """Add deltas to rows and blocks, and bring back what others have changed."""
         items = self._step_items(sparse, dense)
         extra = 4 * sum(item.values.size for item in items if item.values is not None)
