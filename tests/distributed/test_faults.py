@@ -105,6 +105,20 @@ def test_a_dead_server_ends_every_trainer_with_its_name_and_the_last_checkpoint(
         assert (path / "manifest.json").exists()
 
 
+def test_who_waits_for_a_trainer_notices_a_dead_server_too(tmp_path):
+    """The trainer waited for is stuck itself: without a look at the servers, it would get the blame."""
+    with role_job(tmp_path, mode="async", steps=5) as job:
+        for server in range(2):
+            job.start_server(server)
+        job.start_worker(0, hold=str(tmp_path / "never"))
+        job.start_worker(1)
+        job.wait_for_step(2, "worker0")
+        job.wait_for_step(5, "worker1")
+        job.signal("server1", STOP)
+        assert job.exit_of("worker1", TIMEOUT + SLACK) == 1
+        assert f"server 1 ({job.endpoints[1]}) did not answer" in job.log("worker1"), job.log("worker1")
+
+
 def test_without_a_checkpoint_the_message_says_so(tmp_path):
     with role_job(tmp_path, servers=1, workers=1, mode="async", steps=500) as job:
         job.start_all().wait_for_step(3, "worker0")

@@ -48,6 +48,7 @@ class Sessions:
         self.changed = threading.Condition()
         self._endpoints, self._workers = config.endpoints, config.workers
         self._trainers: dict[int, Trainer] = {}
+        self.last_checkpoint: str | None = config.load_from
         self._first: float | None = None
         self._never_came: set[int] = set()
 
@@ -214,9 +215,11 @@ class Sessions:
 
     def missing_error(self, what: str, lost: Iterable[int]) -> StoreError:
         names = ", ".join(self.name(worker) for worker in lost)
+        saved = self.last_checkpoint
         return StoreError(
-            f"{what}: lost {names}; the time-out is {self.config.timeout:g} s. Start it again and resume from a "
-            "checkpoint, or go on without lost trainers with lost_trainer='drop'"
+            f"{what}: lost {names}; the time-out is {self.config.timeout:g} s. Start the job again"
+            f"{f' and resume from {saved}' if saved else ' (no checkpoint was saved in this run)'}, or go on without "
+            "lost trainers with lost_trainer='drop'"
         )
 
     def _is(self, worker: int, state: str) -> bool:

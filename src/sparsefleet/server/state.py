@@ -40,10 +40,17 @@ class ServerState:
         self.meters = Meters()
         self.after_apply = after_apply
         """For tests of lost answers: called between applying a push and answering it."""
-        self.last_checkpoint: str | None = config.load_from
         self.stopping = threading.Event()
         self._lanes: dict[str, PushLane] = {}
         self._lock = threading.Lock()
+
+    @property
+    def last_checkpoint(self) -> str | None:
+        return self.sessions.last_checkpoint
+
+    @last_checkpoint.setter
+    def last_checkpoint(self, path: str) -> None:
+        self.sessions.last_checkpoint = path
 
     def lane(self, worker: int, incarnation: str, number: int) -> PushLane:
         """A trainer's lane. Those of a life that is over are forgotten: nothing of it can come any more."""

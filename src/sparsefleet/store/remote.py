@@ -61,7 +61,7 @@ class RemoteStore(ParameterStore):
             link.register(self.incarnation, about)
         self._lanes = Lanes(self._links, identity, config.timeout)
         self._heartbeats = Heartbeats(self._links, identity, config.heartbeat)
-        self._meetings = Meetings(self._links[0], identity)
+        self._meetings = Meetings(self._links[0], identity, self._heartbeats.check)
         self._closed = False
 
     @property

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparsefleet.core.errors import StoreError
@@ -22,12 +22,20 @@ class Heartbeats:
         self.status: dict[str, Any] = {}
         self._identity, self._seconds = dict(identity), seconds
         self._stop = threading.Event()
+        self._links, self._answered = links, {link.index: time.monotonic() for link in links}
         self._threads = [
             threading.Thread(target=self._beat, args=(link,), name=f"sparsefleet-heartbeat-{link.index}", daemon=True)
             for link in links
         ]
         for thread in self._threads:
             thread.start()
+
+    def check(self) -> None:
+        """Raise if a server has been silent for the time-out: whoever waits for others may wait because of it."""
+        for link in self._links:
+            limit = link.config.timeout
+            if time.monotonic() - self._answered[link.index] > limit and not self._stop.is_set():
+                raise link.silent("signs of life", limit)
 
     def stop(self) -> None:
         self._stop.set()
@@ -38,6 +46,7 @@ class Heartbeats:
         while not self._stop.wait(self._seconds):
             try:
                 answer = link.action("heartbeat", {**self._identity, "status": self.status}, 2 * self._seconds)
+                self._answered[link.index] = time.monotonic()
                 link.last_checkpoint = answer.get("last_checkpoint") or link.last_checkpoint
             except StoreError as error:
                 # Whoever next needs that server gets the error; here it is only for the log.
@@ -47,8 +56,9 @@ class Heartbeats:
 class Meetings:
     """Trainers meet by name; the nth call of a name meets the others' nth call of it."""
 
-    def __init__(self, link: ServerLink, identity: Mapping[str, Any]) -> None:
-        self._link, self._identity = link, dict(identity)
+    def __init__(self, link: ServerLink, identity: Mapping[str, Any], check: Callable[[], None]) -> None:
+        """`check` raises when there is no sense in waiting any longer."""
+        self._link, self._identity, self._check = link, dict(identity), check
         self._count: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
@@ -71,6 +81,7 @@ class Meetings:
             answer = self._link.action("meet", {**request, "patience": patience}, patience + limit)
             if "all" in answer:
                 return list(answer["all"])
+            self._check()
             if deadline is not None and time.monotonic() >= deadline:
                 missing = ", ".join(map(str, answer.get("missing", [])))
                 raise StoreError(

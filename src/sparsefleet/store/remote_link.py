@@ -91,7 +91,8 @@ class ServerLink:
         }
         while True:
             try:
-                self.server_id = str(self.action("register", request, min(5.0, config.connect_timeout))["server"])
+                answer = self.action("register", request, min(5.0, config.connect_timeout))
+                self.server_id, self.last_checkpoint = str(answer["server"]), answer.get("last_checkpoint")
                 return
             except StoreError as error:
                 waited = time.monotonic() - start
