@@ -17,9 +17,7 @@ from sparsefleet.data.in_memory import InMemoryDataset, draw_order
 from sparsefleet.data.row_blocks import Block, BlockBuilder, RowBlocks, join_small
 
 
-def loaded(
-    sizes: list[int], batch_size: int = 8, *, shuffle: int | None = None, **settings: object
-) -> InMemoryDataset:
+def loaded(sizes: list[int], batch_size: int = 8, *, shuffle: int | None = None, **settings: object) -> InMemoryDataset:
     format = FakeFormat(sizes)
     reader = InMemoryDataset(format.files, format, batch_size, **settings)  # type: ignore[arg-type]
     reader.load_into_memory()
@@ -197,7 +195,7 @@ def test_global_shuffle_of_one_trainer_is_a_local_one() -> None:
     one.global_shuffle(seed=8)
     assert order_of(one) == order_of(other)
     assert one.get_shuffle_data_size() == 30
-    with pytest.raises(ConfigError, match="give sparsefleet.fleet"):
+    with pytest.raises(ConfigError, match=r"give sparsefleet\.fleet"):
         one.global_shuffle(fleet=object())
 
 
@@ -247,9 +245,7 @@ def test_blocks_of_equal_rows_take_the_short_way() -> None:
 
 
 def test_blocks_of_equal_and_of_unequal_rows_go_together() -> None:
-    equal = Batch.from_slots(
-        {"a": ([1, 2], [0, 1, 2]), "b": ([3, 4], [0, 1, 2])}, labels=[7, 8], dense=np.ones((2, 2))
-    )
+    equal = Batch.from_slots({"a": ([1, 2], [0, 1, 2]), "b": ([3, 4], [0, 1, 2])}, labels=[7, 8], dense=np.ones((2, 2)))
     whole = Batch.concat([rows(0, 9), equal, rows(9, 12)])
     blocks = [Block.of([batch]) for batch in (rows(0, 9), equal, rows(9, 12))]
     assert [block.bag_size for block in blocks] == [None, 1, None]

@@ -39,66 +39,36 @@ _saving, _output, _many = _panel("Saving"), _panel("Output"), _panel("Many proce
 def train(
     context: typer.Context,
     data: Annotated[str, _data("Training files: a folder, a file or a pattern.")],
-    test_data: Annotated[
-        str | None, _data("Rows to score after each epoch.")
-    ] = None,
-    schema: Annotated[
-        str | None, _data("Schema file; default: schema.json beside the data, else Criteo's.")
-    ] = None,
+    test_data: Annotated[str | None, _data("Rows to score after each epoch.")] = None,
+    schema: Annotated[str | None, _data("Schema file; default: schema.json beside the data, else Criteo's.")] = None,
     reader: Annotated[str, _data("queue, memory, pyreader or feeder.")] = "queue",
-    format: Annotated[
-        str, _data("auto, criteo, multislot or parquet.")
-    ] = "auto",
+    format: Annotated[str, _data("auto, criteo, multislot or parquet.")] = "auto",
     pipe_command: Annotated[
         str | None, _data("Shell command that turns a file (its stdin) into MultiSlot text.")
     ] = None,
-    on_bad_row: Annotated[
-        str, _data("error: stop at a row that does not parse; skip: count it and go on.")
-    ] = "error",
-    preset: Annotated[
-        str, _model("default, or paddle: the reference's settings to the letter.")
-    ] = "default",
+    on_bad_row: Annotated[str, _data("error: stop at a row that does not parse; skip: count it and go on.")] = "error",
+    preset: Annotated[str, _model("default, or paddle: the reference's settings to the letter.")] = "default",
     embedding_size: Annotated[int | None, _model("Values in a row of the table.")] = None,
     hidden: Annotated[str | None, _model("Widths of the relu layers, such as 400,400,400.")] = None,
-    init_range: Annotated[
-        float | None, _model("New rows are uniform in [-R, R).")
-    ] = None,
-    sparse_feature_dim: Annotated[
-        int | None, _model("Fold keys into this many rows; 0 keeps all 64 bits.")
-    ] = None,
+    init_range: Annotated[float | None, _model("New rows are uniform in [-R, R).")] = None,
+    sparse_feature_dim: Annotated[int | None, _model("Fold keys into this many rows; 0 keeps all 64 bits.")] = None,
     epochs: Annotated[int, _training("Passes over the data.")] = 1,
     batch_size: Annotated[int, _training("Rows in a batch.")] = 1000,
     threads: Annotated[
         int | None,
         _training("Training threads (Hogwild) of a process, each with its reader thread; default 2, with workers 1."),
     ] = None,
-    optimizer: Annotated[
-        str | None, _training(f"{', '.join(optim.RULES)}; default adam, in mode geo sgd.")
-    ] = None,
-    learning_rate: Annotated[
-        float | None, _training("Step size; default 1e-3 (sgd, and preset paddle: 1e-4).")
-    ] = None,
-    lr_decay: Annotated[
-        float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")
-    ] = None,
+    optimizer: Annotated[str | None, _training(f"{', '.join(optim.RULES)}; default adam, in mode geo sgd.")] = None,
+    learning_rate: Annotated[float | None, _training("Step size; default 1e-3 (sgd, and preset paddle: 1e-4).")] = None,
+    lr_decay: Annotated[float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")] = None,
     lr_decay_steps: Annotated[int, _training("Steps between decays.")] = 1000,
-    warmup_steps: Annotated[
-        int, _training("Raise the learning rate from zero over this many steps.")
-    ] = 0,
-    precision: Annotated[
-        str, _training("float32 or bf16, for the dense network.")
-    ] = "float32",
+    warmup_steps: Annotated[int, _training("Raise the learning rate from zero over this many steps.")] = 0,
+    precision: Annotated[str, _training("float32 or bf16, for the dense network.")] = "float32",
     seed: Annotated[int, _training("With --threads 1, the same seed gives the same bits.")] = 0,
-    save: Annotated[
-        str | None, _saving("Folder for checkpoints: one per epoch, and on Ctrl-C.")
-    ] = None,
-    save_every: Annotated[
-        int | None, _saving("Also save after every so many batches.")
-    ] = None,
+    save: Annotated[str | None, _saving("Folder for checkpoints: one per epoch, and on Ctrl-C.")] = None,
+    save_every: Annotated[int | None, _saving("Also save after every so many batches.")] = None,
     keep: Annotated[int, _saving("Checkpoints that stay in the folder.")] = 3,
-    resume: Annotated[
-        str | None, _saving("Go on from a checkpoint, or from the newest one of a folder.")
-    ] = None,
+    resume: Annotated[str | None, _saving("Go on from a checkpoint, or from the newest one of a folder.")] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is one JSON object.", rich_help_panel="Output")
     ] = False,
@@ -106,9 +76,7 @@ def train(
         str | None,
         _output("Folder for metrics.jsonl (default: the --save folder) and for the logs of all processes (log)."),
     ] = None,
-    tensorboard: Annotated[
-        str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")
-    ] = None,
+    tensorboard: Annotated[str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")] = None,
     servers: Annotated[int | None, _many("Parameter servers to start on this host; with --workers.")] = None,
     workers: Annotated[int | None, _many("Trainers to start on this host; with --servers.")] = None,
     mode: Annotated[
@@ -117,13 +85,9 @@ def train(
     k_steps: Annotated[int, _many("geo: steps between two exchanges.")] = 100,
     max_merge: Annotated[int, _many("async: steps merged into one message.")] = 4,
     send_queue_size: Annotated[int, _many("async: steps that may wait to be sent.")] = 4,
-    staleness: Annotated[
-        int | None, _many("async: a thread waits when so many of its steps are not applied.")
-    ] = None,
+    staleness: Annotated[int | None, _many("async: a thread waits when so many of its steps are not applied.")] = None,
     dense_refresh: Annotated[int, _many("async: messages between two reads of the dense parameters.")] = 1,
-    timeout: Annotated[
-        float, _many("Seconds without a sign of life after which a process counts as lost.")
-    ] = 60.0,
+    timeout: Annotated[float, _many("Seconds without a sign of life after which a process counts as lost.")] = 60.0,
     lost_trainer: Annotated[
         str | None, _many("error: the others stop; drop: they go on. Default: error in sync, else drop.")
     ] = None,
@@ -200,9 +164,7 @@ def _network(
     return CTRDNN(schema.slot_names, len(schema.dense), config)
 
 
-def _rule(
-    name: str, rate: float | None, preset: str, decay: float | None, decay_steps: int, warmup: int
-) -> UpdateRule:
+def _rule(name: str, rate: float | None, preset: str, decay: float | None, decay_steps: int, warmup: int) -> UpdateRule:
     schedule: Schedule = Constant() if decay is None else ExponentialDecay(decay_steps, decay)
     if warmup:
         schedule = LinearWarmup(warmup, schedule)

@@ -217,9 +217,7 @@ class InMemoryDataset(FileReader):
                 yield Chunk(batch, np.arange(at, end) - (unit.start - 1))
 
         lengths = [unit.stop - unit.start for unit in units if unit.stop is not None]
-        return UnitPass(
-            "memory", identity, units, read, lengths=lengths, sought=sought, nothing=self._nothing
-        )
+        return UnitPass("memory", identity, units, read, lengths=lengths, sought=sought, nothing=self._nothing)
 
     def _check(self, position: Mapping[str, Any]) -> None:
         rows = self._loaded()
@@ -250,9 +248,7 @@ class InMemoryDataset(FileReader):
 
     def _before_first_use(self, setter: str) -> None:
         if self._rows is not None or self._loading is not None:
-            raise ConfigError(
-                f"{setter} after loading has begun; call release_memory() first, then load again"
-            )
+            raise ConfigError(f"{setter} after loading has begun; call release_memory() first, then load again")
         super()._before_first_use(setter)
 
 

@@ -185,9 +185,7 @@ class RemoteStore(ParameterStore):
         """Rows as `pull` gives them; from now on this trainer is told when others change them."""
         return self._pull(table, keys, {"op": "pull", "create": True, "subscribe": True})
 
-    def geo_exchange(
-        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]
-    ) -> Pending[GeoAnswer]:
+    def geo_exchange(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[GeoAnswer]:
         """Add deltas to rows and blocks, and bring back what others have changed."""
         items = self._step_items(sparse, dense)
         extra = 4 * sum(item.values.size for item in items if item.values is not None)
