@@ -27,11 +27,12 @@ def test_once_a_second_with_the_speed_of_the_last_seconds(monkeypatch: pytest.Mo
     monkeypatch.setattr(status.time, "monotonic", lambda: now)
     store, progress = Listening(), Progress(epochs=2)
     reports = StatusReports(store, progress)
+    reports.staleness = lambda: 7
     for tenth in range(101):
         now = 100.0 + tenth / 10
         progress.step += 1
         progress.rows += 100 if tenth < 50 else 300  # a tenth of a second
-        reports.tick(lambda: 7)
+        reports.tick()
     assert len(store.heard) in (10, 11)
     last = store.heard[-1]
     assert last["doing"] == "training"

@@ -99,6 +99,7 @@ class Run:
         progress.epoch = number
         self.session.model.train()
         gate = Gate(threads)
+        self.status.staleness = communicator.staleness
         lanes = communicator.begin_epoch(number, threads)
         replicas = [
             Replica(copy, self.session.block, lane, self.config.precision)
@@ -119,10 +120,7 @@ class Run:
         progress.start_clock()
         try:
             with self.data.epoch(threads) as epoch:
-                run_threads(
-                    epoch, step, gate, lambda: self.tick(communicator), leave=lambda index: lanes[index].leave()
-                )
-            self.status.resting("waiting for the others")
+                run_threads(epoch, step, gate, self.tick, leave=lambda index: lanes[index].leave())
             communicator.flush()
         except KeyboardInterrupt:
             policy, alone = self.save_policy, self.job.trainers == 1
@@ -131,6 +129,7 @@ class Run:
             raise
         finally:
             progress.stop_clock()
+            self.status.resting("waiting for the others")
         if self.job.trainers > 1:
             self.everyone = merged_metrics(self.session.store, f"epoch {number}", progress.metrics)
         for reporter in self.reporters:
@@ -139,8 +138,8 @@ class Run:
         if self.save_policy and self.save_policy.every_epoch:
             self.save_together(communicator)
 
-    def tick(self, communicator: Communicator) -> None:
-        self.status.tick(communicator.staleness)
+    def tick(self) -> None:
+        self.status.tick()
         for reporter in self.reporters:
             reporter.tick(lambda: self.progress.snapshot(self.data.progress()))
         for handler in self.handlers:
@@ -184,6 +183,7 @@ class Run:
         )
 
     def result(self, test: Mapping[str, float] | None) -> FitResult:
+        self.status.resting("done")
         return FitResult(
             rows=self.progress.rows,
             steps=self.progress.step,

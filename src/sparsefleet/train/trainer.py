@@ -100,7 +100,6 @@ class Trainer:
                             reporter.evaluated(run.progress.step, scored)
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
-            run.status.resting("done")
         finally:
             for reporter in self.reporters:
                 reporter.close()
