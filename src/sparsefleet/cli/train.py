@@ -35,6 +35,7 @@ def _panel(name: str) -> Callable[[str], Any]:
 
 _data, _model, _training = _panel("Data"), _panel("Model"), _panel("Training")
 _saving, _output, _many = _panel("Saving"), _panel("Output"), _panel("Many processes")
+_USUAL = fleet.DistributedStrategy()
 
 
 @errors_to_exit
@@ -87,12 +88,16 @@ def train(
     mode: Annotated[
         str, _many("sync, half_async, async or geo: how trainers work together (docs/distributed.md).")
     ] = "async",
-    k_steps: Annotated[int, _many("geo: steps between two exchanges.")] = 100,
-    max_merge: Annotated[int, _many("async: steps merged into one message.")] = 4,
-    send_queue_size: Annotated[int, _many("async: steps that may wait to be sent.")] = 4,
+    k_steps: Annotated[int, _many("geo: steps between two exchanges.")] = _USUAL.k_steps,
+    max_merge: Annotated[int, _many("async: steps merged into one message.")] = _USUAL.max_merge,
+    send_queue_size: Annotated[int, _many("async: steps that may wait to be sent.")] = _USUAL.send_queue_size,
     staleness: Annotated[int | None, _many("async: a thread waits when so many of its steps are not applied.")] = None,
-    dense_refresh: Annotated[int, _many("async: messages between two reads of the dense parameters.")] = 1,
-    timeout: Annotated[float, _many("Seconds without a sign of life after which a process counts as lost.")] = 60.0,
+    dense_refresh: Annotated[
+        int, _many("async: messages between two reads of the dense parameters.")
+    ] = _USUAL.dense_refresh,
+    timeout: Annotated[
+        float, _many("Seconds without a sign of life after which a process counts as lost.")
+    ] = _USUAL.timeout,
     lost_trainer: Annotated[
         str | None, _many("error: the others stop; drop: they go on. Default: error in sync, else drop.")
     ] = None,

@@ -31,7 +31,6 @@ class AsyncCommunicator(Communicator):
         super().__init__(store, config)
         self._queue: deque[tuple[_Outstanding, StepGradients]] = deque()
         self._busy = False
-        self._being_sent = 0
         self._messages = itertools.count(1)
         self._closing = False
         self._error: BaseException | None = None
@@ -44,7 +43,9 @@ class AsyncCommunicator(Communicator):
         self._sender.start()
 
     def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
-        return [_AsyncLane(self) for _ in range(lanes)]
+        made = [_AsyncLane(self) for _ in range(lanes)]
+        self._outstanding = [lane.outstanding for lane in made]
+        return list(made)
 
     def push_now(self, gradients: StepGradients) -> None:
         """Without a queue: applied when this returns."""
@@ -69,7 +70,7 @@ class AsyncCommunicator(Communicator):
         self.refresh_dense()
 
     def staleness(self) -> int:
-        return len(self._queue) + self._being_sent
+        return sum(lane.steps for lane in self._outstanding)
 
     def close(self) -> None:
         try:
@@ -92,7 +93,7 @@ class AsyncCommunicator(Communicator):
                 if self._closing:
                     return
                 taken = [self._queue.popleft() for _ in range(min(len(self._queue), self.config.max_merge))]
-                self._busy, self._being_sent = True, len(taken)
+                self._busy = True
                 self._changed.notify_all()
             try:
                 self._apply([gradients for _, gradients in taken])
@@ -104,7 +105,7 @@ class AsyncCommunicator(Communicator):
             with self._changed:
                 for lane, _ in taken:
                     lane.steps -= 1
-                self._busy, self._being_sent = False, 0
+                self._busy = False
                 self._changed.notify_all()
 
     def _apply(self, parts: list[StepGradients]) -> None:
@@ -129,7 +130,7 @@ class AsyncCommunicator(Communicator):
 class _AsyncLane(Lane):
     def __init__(self, owner: AsyncCommunicator) -> None:
         self._owner = owner
-        self._outstanding = _Outstanding()
+        self.outstanding = _Outstanding()
 
     def pull(self, table: str, keys: U64) -> Pending[F32]:
         return self._owner.store.pull(table, keys)
@@ -138,4 +139,4 @@ class _AsyncLane(Lane):
         if self._owner.config.max_merge == 1:
             self._owner.push_now(gradients)
         else:
-            self._owner.enqueue(self._outstanding, gradients)
+            self._owner.enqueue(self.outstanding, gradients)

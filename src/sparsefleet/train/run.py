@@ -130,6 +130,7 @@ class Run:
         progress.epoch = number
         self.session.model.train()
         gate = self._gate = Gate()
+        self.status.staleness = communicator.staleness
         lanes = communicator.begin_epoch(number, threads)
         replicas = [
             Replica(copy, self.session.block, lane, self.config.precision)
@@ -157,12 +158,12 @@ class Run:
             with self.data.epoch(threads) as epoch:
                 if not progress.done_before:
                     progress.done_before = number + (self.data.progress() or 0.0)
-                run_threads(epoch, step, gate, lambda: self.tick(communicator), leave=leave)
-            self.status.resting("waiting for the others")
+                run_threads(epoch, step, gate, self.tick, leave=leave)
             communicator.flush()
         finally:
             progress.stop_clock()
             self._tell_saved()
+            self.status.resting("waiting for the others")
         self._at = _Place(number + 1, under_way=False)  # a checkpoint from here resumes with the next one
         if self.job.trainers > 1:
             self.meet(number, communicator)
@@ -181,9 +182,9 @@ class Run:
                 logger.warning("went on without %s: rows that it had not trained yet are missing", trainer)
         communicator.flush()  # what others sent after our last step belongs to the model that is scored and saved
 
-    def tick(self, communicator: Communicator) -> None:
+    def tick(self) -> None:
         self._tell_saved()
-        self.status.tick(communicator.staleness)
+        self.status.tick()
         for reporter in self.reporters:
             reporter.tick(lambda: self.progress.snapshot(self.data.progress()))
         for handler in self.handlers:
@@ -253,6 +254,7 @@ class Run:
                 reporter.saved(path, step)
 
     def result(self, test: Mapping[str, float] | None) -> FitResult:
+        self.status.resting("done")
         return FitResult(
             rows=self.progress.rows,
             steps=self.progress.step,

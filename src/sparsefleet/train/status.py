@@ -17,10 +17,12 @@ SPEED_SECONDS = 5.0
 class StatusReports:
     def __init__(self, store: ParameterStore, progress: Progress) -> None:
         self._store, self._progress = store, progress
+        self.staleness: Callable[[], int] = lambda: 0
+        """Steps done here and not applied on the servers; the communicator's to say."""
         self._next = 0.0
         self._counted: deque[tuple[float, int]] = deque()
 
-    def tick(self, staleness: Callable[[], int]) -> None:
+    def tick(self) -> None:
         """Called often while training."""
         now = time.monotonic()
         if now < self._next:
@@ -30,7 +32,7 @@ class StatusReports:
         while now - self._counted[0][0] > SPEED_SECONDS and len(self._counted) > 2:
             self._counted.popleft()
         (since, before), (_, rows) = self._counted[0], self._counted[-1]
-        self._tell("training", (rows - before) / (now - since) if now > since else 0.0, staleness())
+        self._tell("training", (rows - before) / (now - since) if now > since else 0.0, self.staleness())
 
     def resting(self, doing: str) -> None:
         """Between epochs: scoring, saving, waiting for the others, done."""

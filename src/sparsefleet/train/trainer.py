@@ -119,7 +119,6 @@ class Trainer:
                     raise
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
-            run.status.resting("done")
         except BaseException:
             self.store.give_up()
             raise

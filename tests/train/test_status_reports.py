@@ -1,0 +1,46 @@
+"""What a trainer tells its store about itself, for `sparsefleet status`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from sparsefleet.store import LocalStore
+from sparsefleet.train import status
+from sparsefleet.train.progress import Progress
+from sparsefleet.train.status import StatusReports
+
+
+class Listening(LocalStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[dict[str, Any]] = []
+
+    def report(self, status: Mapping[str, Any]) -> None:
+        self.heard.append(dict(status))
+
+
+def test_once_a_second_with_the_speed_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(status.time, "monotonic", lambda: now)
+    store, progress = Listening(), Progress(epochs=2)
+    reports = StatusReports(store, progress)
+    reports.staleness = lambda: 7
+    for tenth in range(101):
+        now = 100.0 + tenth / 10
+        progress.step += 1
+        progress.rows += 100 if tenth < 50 else 300  # a tenth of a second
+        reports.tick()
+    assert len(store.heard) in (10, 11)
+    last = store.heard[-1]
+    assert last["doing"] == "training"
+    assert last["step"] == pytest.approx(101, abs=10)
+    assert last["rows_per_s"] == pytest.approx(3000, rel=0.01), "of the last seconds, not of the whole run"
+    assert last["staleness"] == 7
+
+    reports.resting("scoring")
+    assert store.heard[-1] == {**last, "doing": "scoring", "rows_per_s": 0.0, "staleness": 0} | {
+        name: store.heard[-1][name] for name in ("step", "rows")
+    }
