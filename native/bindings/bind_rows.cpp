@@ -77,19 +77,16 @@ void bind_rows(nb::module_& m) {
         expect(width == 1 || width == 2, "click_loss takes one or two logits a row");
         expect(labels.shape(0) == n && probabilities.shape(0) == n, "one label and one probability per row");
         expect(grad.shape(0) == n && grad.shape(1) == width, "the gradient has the logits' shape");
-        nb::gil_scoped_release release;
+        // A few microseconds: giving the GIL away and waiting to get it back would cost more.
         return click_loss(logits.data(), n, width, labels.data(), probabilities.data(), grad.data());
     });
     m.def("count_clicks", [](In<float, 1> probabilities, In<float, 1> labels, Out<std::int64_t, 1> positive,
                              Out<std::int64_t, 1> negative) {
         expect(probabilities.shape(0) == labels.shape(0), "one label per probability");
         expect(positive.shape(0) == negative.shape(0) && positive.shape(0) >= 2, "two histograms of one size, at least 2");
-        ClickSums sums;
-        {
-            nb::gil_scoped_release release;
-            sums = count_clicks(probabilities.data(), labels.data(), labels.shape(0), positive.data(), negative.data(),
-                                positive.shape(0));
-        }
+        // Like click_loss: too short to give the GIL away for.
+        const ClickSums sums = count_clicks(probabilities.data(), labels.data(), labels.shape(0), positive.data(),
+                                            negative.data(), positive.shape(0));
         return nb::make_tuple(sums.log_loss, sums.predicted, sums.clicks, sums.correct, sums.bad);
     });
 }

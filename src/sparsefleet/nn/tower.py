@@ -60,9 +60,51 @@ class _Workspace:
         self.activations = [torch.empty(rows, w.shape[0], dtype=dtype) for w in weights]
         self.deltas = [torch.empty(rows, w.shape[1], dtype=dtype) for w in weights]
         self.ones = torch.ones(rows, dtype=dtype)
-        if dtype != torch.float32:
-            self.weights = [torch.empty_like(w, dtype=dtype) for w in weights]
-            self.gradients = [torch.empty_like(w, dtype=dtype) for w in weights]
+        self.weights = [torch.empty_like(w, dtype=dtype) for w in weights] if dtype != torch.float32 else []
+        self._gradients: dict[int, torch.Tensor] = {}
+
+    def gradient_buffer(self, index: int, parameter: torch.Tensor) -> torch.Tensor:
+        if index not in self._gradients:
+            self._gradients[index] = torch.empty_like(parameter, dtype=self.key[1])
+        return self._gradients[index]
+
+
+# Whole passes as TorchScript: called from Python they run without the GIL, start to end. As separate operations a pass
+# gives it away and takes it back some thirty times, and two training threads spend their time handing it to each other.
+
+
+@torch.jit.script
+def _forward(x: torch.Tensor, weights: list[torch.Tensor], biases: list[torch.Tensor], out: list[torch.Tensor]) -> None:
+    h = x
+    for i in range(len(weights)):
+        torch.addmm(biases[i], h, weights[i].t(), out=out[i])
+        h = out[i]
+        if i < len(weights) - 1:
+            h.relu_()
+
+
+@torch.jit.script
+def _backward(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    weights: list[torch.Tensor],
+    activations: list[torch.Tensor],
+    deltas: list[torch.Tensor],
+    weight_gradients: list[torch.Tensor],
+    bias_gradients: list[torch.Tensor],
+    ones: torch.Tensor,
+    to_input: bool,
+) -> None:
+    for k in range(len(weights)):
+        i = len(weights) - 1 - k
+        below = activations[i - 1] if i > 0 else x
+        torch.mm(delta.t(), below, out=weight_gradients[i])
+        torch.mv(delta.t(), ones, out=bias_gradients[i])
+        if i > 0 or to_input:
+            torch.mm(delta, weights[i], out=deltas[i])
+            delta = deltas[i]
+        if i > 0:
+            delta.masked_fill_(below == 0, 0.0)  # relu's own derivative
 
 
 class _Tower(torch.autograd.Function):
@@ -78,37 +120,34 @@ class _Tower(torch.autograd.Function):
             for copy, weight in zip(space.weights, weights, strict=True):
                 copy.copy_(weight.detach())
             weights, biases = space.weights, [bias.to(dtype) for bias in biases]
-        h = x
-        for out, weight, bias in zip(space.activations, weights, biases, strict=True):
-            torch.addmm(bias, h, weight.t(), out=out)
-            h = out if out is space.activations[-1] else out.relu_()
+        _forward(x, [w.detach() for w in weights], [b.detach() for b in biases], space.activations)
         ctx.x, ctx.space, ctx.free, ctx.parameters, ctx.half = x, space, free, parameters, half
+        out = space.activations[-1]
         # The caller may keep the result; the buffer will be written again.
-        return h.float() if half else h.clone()
+        return out.float() if half else out.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         space: _Workspace = ctx.space
         parameters: tuple[torch.Tensor, ...] = ctx.parameters
-        delta = grad.to(space.ones.dtype)
-        for index in reversed(range(len(space.activations))):
-            weight, bias = parameters[2 * index], parameters[2 * index + 1]
-            below = space.activations[index - 1] if index else ctx.x
-            if ctx.half:
-                torch.mm(delta.t(), below, out=space.gradients[index])
-                _give(weight, space.gradients[index])
-                _give(bias, delta.sum(0, dtype=torch.float32))
-            else:
-                _matmul_into(weight, delta.t(), below)
-                _matmul_into(bias, delta.t(), space.ones)
-            if index or ctx.needs_input_grad[0]:
-                used = space.weights[index] if ctx.half else weight.detach()
-                delta = torch.mm(delta, used, out=space.deltas[index])
-            if index:
-                torch.ops.aten.threshold_backward.grad_input(delta, below, 0, grad_input=delta)
+        weights = parameters[0::2]
+        gradients = [_Gradient(p, space, index) for index, p in enumerate(parameters)]
+        _backward(
+            ctx.x,
+            grad.to(space.ones.dtype),
+            space.weights if ctx.half else [w.detach() for w in weights],
+            space.activations,
+            space.deltas,
+            [gradient.buffer for gradient in gradients[0::2]],
+            [gradient.buffer for gradient in gradients[1::2]],
+            space.ones,
+            ctx.needs_input_grad[0],
+        )
+        for gradient in gradients:
+            gradient.hand_over()
         ctx.free.append(space)
         ctx.space = None
-        grad_x = delta.float() if ctx.needs_input_grad[0] else None
+        grad_x = space.deltas[0].float() if ctx.needs_input_grad[0] else None
         return (grad_x, None, None, *[None] * len(parameters))
 
 
@@ -122,25 +161,24 @@ def _take(free: list[_Workspace], rows: int, weights: Sequence[torch.Tensor], dt
     return _Workspace(rows, weights, dtype)
 
 
-def _matmul_into(parameter: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """parameter.grad = (or +=) a @ b, without a temporary."""
-    if not parameter.requires_grad:
-        return
-    if parameter.grad is None:
-        parameter.grad = _target(parameter)
-        torch.matmul(a, b, out=parameter.grad)
-    else:
-        parameter.grad += torch.matmul(a, b)
+class _Gradient:
+    """Where a parameter's gradient is computed, and how it gets to the parameter."""
 
+    def __init__(self, parameter: torch.Tensor, space: _Workspace, index: int) -> None:
+        self._parameter = parameter
+        # Straight into its target where nothing has to be added or converted, else into a buffer in between.
+        self._direct = parameter.requires_grad and parameter.grad is None and space.key[1] == torch.float32
+        self.buffer = _target(parameter) if self._direct else space.gradient_buffer(index, parameter)
 
-def _give(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    """parameter.grad = (or +=) gradient, in the parameter's precision."""
-    if not parameter.requires_grad:
-        return
-    if parameter.grad is None:
-        parameter.grad = _target(parameter).copy_(gradient)
-    else:
-        parameter.grad += gradient
+    def hand_over(self) -> None:
+        """parameter.grad = (or +=) the gradient, in the parameter's precision."""
+        parameter = self._parameter
+        if self._direct:
+            parameter.grad = self.buffer
+        elif parameter.grad is not None:
+            parameter.grad += self.buffer
+        elif parameter.requires_grad:
+            parameter.grad = _target(parameter).copy_(self.buffer)
 
 
 def _target(parameter: torch.Tensor) -> torch.Tensor:
