@@ -64,27 +64,35 @@ class Study:
 ADAM, SGD = optim.Adam(1e-3), optim.SGD(2e-3)
 
 
-class TestSmall:
-    """Some seconds' worth, with wide bounds."""
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Some seconds' worth, for wide bounds."""
+    return Study(tmp_path_factory.mktemp("small"), 24_000, 8_000, 100)
 
-    @pytest.fixture(scope="class")
-    def study(self, tmp_path_factory):
-        return Study(tmp_path_factory.mktemp("small"), 24_000, 8_000, 100)
 
-    @pytest.fixture(scope="class")
-    def adam(self, study):
-        return study.one_process(ADAM)
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    return Study(tmp_path_factory.mktemp("large"), 400_000, 40_000, 200)
 
-    def test_sync_and_the_joint_batch(self, study):
-        assert study.job(ADAM, mode="sync") == pytest.approx(study.one_process(ADAM, size=200), abs=0.006)
 
-    @pytest.mark.parametrize("mode", ["half_async", "async"])
-    def test_the_other_modes(self, study, adam, mode):
-        assert adam > 0.7
-        assert study.job(ADAM, mode=mode) == pytest.approx(adam, abs=0.015)
+@pytest.fixture(scope="module")
+def large_adam(large):
+    return said("one process", large.one_process(ADAM))
 
-    def test_geo(self, study):
-        assert study.job(SGD, mode="geo") == pytest.approx(study.one_process(SGD), abs=0.01)
+
+def test_sync_and_the_joint_batch(small):
+    assert small.job(ADAM, mode="sync") == pytest.approx(small.one_process(ADAM, size=200), abs=0.006)
+
+
+def test_half_async_and_async(small):
+    adam = small.one_process(ADAM)
+    assert adam > 0.7
+    assert small.job(ADAM, mode="half_async") == pytest.approx(adam, abs=0.015)
+    assert small.job(ADAM, mode="async") == pytest.approx(adam, abs=0.015)
+
+
+def test_geo(small):
+    assert small.job(SGD, mode="geo") == pytest.approx(small.one_process(SGD), abs=0.015)
 
 
 @pytest.mark.slow
@@ -92,29 +100,21 @@ class TestSmall:
 class TestFourHundredThousandRows:
     """The bounds that DistributedStrategy's defaults are chosen for."""
 
-    @pytest.fixture(scope="class")
-    def study(self, tmp_path_factory):
-        return Study(tmp_path_factory.mktemp("large"), 400_000, 40_000, 200)
+    def test_sync_and_the_joint_batch(self, large):
+        joint = said("one process, joint batch", large.one_process(ADAM, size=400))
+        assert said("sync", large.job(ADAM, mode="sync")) == pytest.approx(joint, abs=0.002)
 
-    @pytest.fixture(scope="class")
-    def adam(self, study):
-        return said("one process", study.one_process(ADAM))
+    def test_half_async(self, large, large_adam):
+        assert said("half_async", large.job(ADAM, mode="half_async")) == pytest.approx(large_adam, abs=0.005)
 
-    def test_sync_and_the_joint_batch(self, study):
-        joint = said("one process, joint batch", study.one_process(ADAM, size=400))
-        assert said("sync", study.job(ADAM, mode="sync")) == pytest.approx(joint, abs=0.002)
-
-    def test_half_async(self, study, adam):
-        assert said("half_async", study.job(ADAM, mode="half_async")) == pytest.approx(adam, abs=0.005)
-
-    def test_three_runs_of_async(self, study, adam):
-        runs = [said("async", study.job(ADAM, mode="async")) for _ in range(3)]
-        assert runs == pytest.approx([adam] * 3, abs=0.005)
+    def test_three_runs_of_async(self, large, large_adam):
+        runs = [said("async", large.job(ADAM, mode="async")) for _ in range(3)]
+        assert runs == pytest.approx([large_adam] * 3, abs=0.005)
         assert max(runs) - min(runs) < 0.003
 
-    def test_geo(self, study):
-        sgd = said("one process, SGD", study.one_process(SGD))
-        assert said("geo", study.job(SGD, mode="geo")) == pytest.approx(sgd, abs=0.005)
+    def test_geo(self, large):
+        sgd = said("one process, SGD", large.one_process(SGD))
+        assert said("geo", large.job(SGD, mode="geo")) == pytest.approx(sgd, abs=0.005)
 
 
 def said(what, auc):

@@ -36,7 +36,7 @@ class Options:
     epochs: int = 1
     pace: float = 0.02
     """Seconds of a step."""
-    timeout: float = 4.0
+    timeout: float = 3.0
     connect_timeout: float = 20.0
     lost_trainer: str | None = None
     save: str | None = None
