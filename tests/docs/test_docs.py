@@ -120,7 +120,7 @@ def test_commands_in_the_text_exist_with_their_options(page):
     for found in INLINE.finditer(text):
         arguments = [word for word in shlex.split(found[1])[1:] if word not in IGNORED_ARGUMENTS]
         command, rest = find(arguments)
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         unknown = [word for word in rest if word.startswith("--") and word not in known]
         assert not unknown, f"{page.name}: `{found[1]}`: no option {unknown}"
 
