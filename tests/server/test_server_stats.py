@@ -32,7 +32,7 @@ def test_tables_calls_and_trainers_are_shown(fleet):
     assert server["calls"]["pull ads"]["total"] == 10
     assert server["calls"]["push net"]["total"] == 10
     assert 0 < server["calls"]["push ads"]["ms"]["p50"] <= server["calls"]["push ads"]["ms"]["p99"]
-    assert server["queues"] == {"under_way": 0, "held_by_cut": 0, "waiting_in_round": 0}
+    assert server["queues"] == {"under_way": 0, "held_by_cut": 0, "waiting_in_round": 0, "mail_bytes": 0}
     assert stats["workers"]["0"]["step"] == 10
     assert stats["workers"]["0"]["staleness"] == 2
     assert stats["workers"]["0"]["last_seen_s"] < 1

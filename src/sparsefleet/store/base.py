@@ -138,13 +138,13 @@ class ParameterStore(ABC):
 
     # -- calls of a job of several trainers; one process is a job of one ----------------------------------------------
 
-    def push_step(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[None]:
+    def push_step(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[None]:
         """Apply one step's gradients of several tables and blocks."""
         pending = [self.push(table, rows.keys, rows.rows) for table, rows in sparse.items()]
-        pending += [self.push_dense(name, grads) for name, grads in dense.items()]
+        pending += [self.push_dense(name, grads) for name, grads in (dense or {}).items()]
         return _All(pending)
 
-    def sync_push(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[object]:
+    def sync_push(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[object]:
         """Hand in this trainer's part of a round: the sum of all parts is applied once, when all are in."""
         return self.push_step(sparse, dense)
 
@@ -158,7 +158,9 @@ class ParameterStore(ABC):
         """Rows as `pull` gives them; from now on this trainer is told when others change them."""
         raise StoreError("geo needs parameter servers: in one process local copies would have nobody to meet")
 
-    def geo_exchange(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[GeoAnswer]:
+    def geo_exchange(
+        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None
+    ) -> Pending[GeoAnswer]:
         """Add deltas to rows and blocks, and bring back what others have changed."""
         raise StoreError("geo needs parameter servers: in one process local copies would have nobody to meet")
 

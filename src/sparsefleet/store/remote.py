@@ -153,11 +153,11 @@ class RemoteStore(ParameterStore):
 
     # --- calls that only servers can answer
 
-    def push_step(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[None]:
+    def push_step(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[None]:
         """Apply a step's gradients of several tables and blocks, one message per server."""
         return self._push("push of a step", self._step_items(sparse, dense))
 
-    def sync_push(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[int]:
+    def sync_push(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[int]:
         """Hand in this trainer's part of the present round; the answer, the round's number, comes when it is applied.
 
         Servers sum the parts of all trainers, in their order, and make one step of every rule. One part per trainer.
@@ -192,7 +192,9 @@ class RemoteStore(ParameterStore):
         """Rows as `pull` gives them; from now on this trainer is told when others change them."""
         return self._pull(table, keys, {"op": "pull", "create": True, "subscribe": True})
 
-    def geo_exchange(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32]) -> Pending[GeoAnswer]:
+    def geo_exchange(
+        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None
+    ) -> Pending[GeoAnswer]:
         """Add deltas to rows and blocks, and bring back what others have changed."""
         items = self._step_items(sparse, dense)
         extra = 4 * sum(item.values.size for item in items if item.values is not None)
