@@ -40,7 +40,7 @@ def test_pushes_in_flight_are_sent_again_in_order(fleet):
     for count in range(10):
         pending[2 * count].wait()
         seen = pending[2 * count + 1].wait()
-        # A pull that is asked again after a cut may see later pushes that the server had taken in before it: never fewer.
+        # A pull that is asked again after a cut may see later pushes that the server had taken in: never fewer.
         assert (seen == seen[0, 0]).all()
         assert count + 1 <= seen[0, 0] <= 10
     assert (store.pull("ads", KEYS).wait() == 10).all()

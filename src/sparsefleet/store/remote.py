@@ -1,8 +1,9 @@
 """RemoteStore: parameters on N servers, over Arrow Flight. The same contract as LocalStore.
 
 A call is split over the servers, sent at once, and joined when waited for. After a cut connection, calls that were not
-answered are sent again: pushes count once, and a repeated pull may see later pushes of the same caller, never fewer. Besides the contract there are calls that
-only servers can answer: `push_step` (a whole step in one message), `sync_push`, `geo_pull`, `geo_exchange`, `reduce`.
+answered are sent again: pushes count once, and a repeated pull may see later pushes of the same caller, never fewer.
+Besides the contract there are calls that only servers can answer: `push_step` (a whole step in one message),
+`sync_push`, `geo_pull`, `geo_exchange`, `reduce`.
 
 Legend: U keys of a call, D values a row, N servers.
 """
