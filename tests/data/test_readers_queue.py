@@ -189,6 +189,29 @@ def test_a_damaged_position_is_refused(change: dict[str, object], message: str) 
         reader.seek({**reader.position(), **change})
 
 
+def test_a_thread_whose_input_has_ended_helps_with_the_rest() -> None:
+    reader = dataset([8, 400], capacity=2)  # two whole files: without help one stream would get fifty times the other's
+    reader.set_format(FakeFormat([8, 400], cuttable=False))
+    with reader.epoch(threads=2) as epoch:
+        first, second = epoch.streams
+        mine = [next(first) for _ in range(3)]
+        rest = list(second)
+    drawn = [row for batch in [*mine, *rest] for row in numbers(batch)]
+    assert len(drawn) + len(list(first)) * 8 == 408
+    assert len(set(drawn)) == len(drawn) >= 400
+
+
+def test_a_batch_is_in_the_position_only_when_all_before_it_are() -> None:
+    reader = dataset([80], capacity=4)
+    with reader.epoch(threads=1) as epoch:
+        batches = list(epoch.streams[0])
+    for batch in batches[1:]:
+        reader.consumed(batch)  # by a thread that was faster
+    assert reader.position() and not reader.position()["progress"]
+    reader.consumed(batches[0])
+    assert reader.position() == {}
+
+
 def test_close_stops_a_reader_that_waits_at_a_full_queue() -> None:
     reader = dataset([5000], batch_size=1, capacity=1)
     epoch = reader.epoch(2)

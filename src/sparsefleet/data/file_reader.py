@@ -40,7 +40,7 @@ class FileReader(PassReader):
         """
         files: paths, read in this order.
         format: how a file becomes rows.
-        batch_size: rows in a batch; only the last one of a stream may be shorter.
+        batch_size: rows in a batch; only the last that each reading thread reads may be shorter.
         threads: streams of an epoch that is not told how many, and threads that load into memory.
         on_bad_row: error, or skip (and count).
         capacity: batches that each stream's reading thread keeps ready.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,8 +125,8 @@ class IterablePass(Pass):
         with self._lock:
             self._exhausted = True
 
-    def _note(self, batch: Batch) -> None:
-        for mark in batch.marks:
+    def _note(self, marks: Sequence[Mark]) -> None:
+        for mark in marks:
             first = self._first_row.get(mark.unit)
             if first is None:
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sparsefleet.core.batch import Batch
@@ -16,7 +17,7 @@ from sparsefleet.data.base import Epoch, Reader
 from sparsefleet.data.batching import Cutter
 from sparsefleet.data.formats.base import BadRows
 from sparsefleet.data.passes import Groups, Pass, Position
-from sparsefleet.data.readahead import ReadAhead, Stream
+from sparsefleet.data.readahead import ReadAhead, Stream, Together
 
 
 def check_threads(threads: int) -> int:
@@ -128,15 +129,22 @@ class PassReader(Reader):
             # All streams enter the pass before the first begins to read: the last one out must be the last
             # one.
             groups = [Groups(started, self._cutter(), bad_rows) for bad_rows in self._bad_rows]
-            self._streams = tuple(self._stream(each, index) for index, each in enumerate(groups))
+            together = Together()
+            self._streams = tuple(self._stream(each, index, started, together) for index, each in enumerate(groups))
             self._pass, self._sought = started, {}
             return StreamEpoch(self._streams)
 
-    def _stream(self, groups: Groups, index: int) -> Stream:
+    def _stream(self, groups: Groups, index: int, started: Pass, together: Together) -> Stream:
         if self.read_ahead is None:
             return DirectStream(groups)
-        name = f"sparsefleet-{type(self).__name__}-{index}"
-        return ReadAhead(groups, capacity=self.read_ahead, name=name, interrupt=groups.interrupt)
+        return ReadAhead(
+            groups,
+            capacity=self.read_ahead,
+            name=f"sparsefleet-{type(self).__name__}-{index}",
+            interrupt=groups.interrupt,
+            hand_out=partial(started.hand_out, index),
+            together=together,
+        )
 
     def consumed(self, batch: Batch) -> None:
         if self._pass is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from sparsefleet.data.formats.base import BadRows, Chunk
 
 POSITION_FORMAT = "sparsefleet-position"
 POSITION_VERSION = 1
+
+MOST_HANDED_OUT = 1024
+"""Batches of a stream that are followed from hand to hand; more only where nobody says `consumed`."""
 
 Position = dict[str, Any]
 
@@ -44,14 +48,17 @@ class Pass(ABC):
         self._streams = 0
         self._going_on: set[object] = set()
         self._rows_seen = False
+        self._handed_out: dict[int, deque[tuple[Mark, ...]]] = {}
+        self._ahead: set[tuple[Mark, ...]] = set()
+        """Consumed, but an earlier batch of the same stream is not."""
 
     @abstractmethod
     def claim(self, stopped: Callable[[], bool]) -> Claim | None:
         """The next unit for the calling stream, or None when all are taken."""
 
     @abstractmethod
-    def _note(self, batch: Batch) -> None:
-        """Add a consumed batch's marks; called under the lock."""
+    def _note(self, marks: Sequence[Mark]) -> None:
+        """Add a consumed batch's marks; called under the lock, in the order in which a stream read them."""
 
     @abstractmethod
     def no_rows_in(self, mark: Mark) -> None:
@@ -69,8 +76,23 @@ class Pass(ABC):
         if not batch.marks:
             raise ConfigError("this batch carries no marks: hand `consumed` the very batch that the stream gave")
         with self._lock:
-            self._note(batch)
             self._touched = True
+            line = next((line for line in self._handed_out.values() if batch.marks in line), None)
+            if line is None:
+                self._note(batch.marks)
+                return
+            self._ahead.add(batch.marks)
+            while line and line[0] in self._ahead:
+                marks = line.popleft()
+                self._ahead.discard(marks)
+                self._note(marks)
+
+    def hand_out(self, stream: int, batch: Batch) -> None:
+        """This batch leaves the stream's queue. Several threads may draw from one queue, and a later batch be consumed
+        before an earlier one: it is not in the position until that one is.
+        """
+        with self._lock:
+            self._handed_out.setdefault(stream, deque(maxlen=MOST_HANDED_OUT)).append(batch.marks)
 
     def position(self) -> Position:
         with self._lock:

@@ -1,7 +1,8 @@
 """Reading ahead: a thread of its own fills a small bounded queue that one training thread empties.
 
 Whatever ends the reading thread comes out of `next()` in the training thread, with the traceback of where it
-happened.
+happened. A training thread whose own input has ended helps itself from the queues of the others, so that all of them
+finish together, however unevenly files and threads run.
 """
 
 from __future__ import annotations
@@ -46,6 +47,14 @@ class Stream(BatchStream):
         """Stop reading ahead, without waiting until it has stopped."""
 
 
+class Together:
+    """The streams of one epoch: one lock for all their queues, for they take from each other's."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.streams: list[ReadAhead] = []
+
+
 class ReadAhead(Stream):
     """A stream read ahead by one thread.
 
@@ -54,13 +63,23 @@ class ReadAhead(Stream):
     """
 
     def __init__(
-        self, groups: Groups, *, capacity: int, name: str, interrupt: Callable[[], None] | None = None
+        self,
+        groups: Groups,
+        *,
+        capacity: int,
+        name: str,
+        interrupt: Callable[[], None] | None = None,
+        hand_out: Callable[[Batch], None] | None = None,
+        together: Together | None = None,
     ) -> None:
+        """`hand_out` is told of each batch as it leaves the queue. `together`: the streams of the same epoch."""
         self._groups = groups
         self._capacity = check_capacity(capacity)
-        self._interrupt = interrupt
+        self._interrupt, self._hand_out = interrupt, hand_out
         self._queue: deque[Batch] = deque()
-        self._changed = threading.Condition()
+        self._together = together or Together()
+        self._together.streams.append(self)
+        self._changed = self._together.changed
         self._stopping = False
         self._close_by = 0.0
         self._ended = False
@@ -78,18 +97,29 @@ class ReadAhead(Stream):
                 if self._stopping:
                     raise StopIteration
                 if self._queue:
-                    batch = self._queue.popleft()
-                    if len(self._queue) == self._capacity - 1:
-                        self._changed.notify_all()
-                    return batch
+                    return self._take()
                 if self._error is not None:
                     raise self._error
                 if self._ended:
-                    raise StopIteration
+                    reading = [other for other in self._together.streams if not other.finished]
+                    if not reading:
+                        raise StopIteration
+                    fullest = max(reading, key=lambda other: len(other._queue))
+                    if fullest._queue:
+                        return fullest._take()
                 if not self._changed.wait(LOOK_SECONDS) and not self._thread.is_alive() and not self._ended:
                     raise DataError(
                         f"the reading thread {self._thread.name} is gone without a word (a forked process?)"
                     )
+
+    def _take(self) -> Batch:
+        """The oldest batch; under the lock."""
+        batch = self._queue.popleft()
+        if self._hand_out is not None:
+            self._hand_out(batch)
+        if len(self._queue) == self._capacity - 1 or (self._ended and not self._queue):
+            self._changed.notify_all()
+        return batch
 
     def ask_to_stop(self) -> None:
         with self._changed:

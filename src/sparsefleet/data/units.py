@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sparsefleet.core.batch import Batch, Mark
+from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.data.formats.base import BadRows, Chunk, Unit
 from sparsefleet.data.passes import Claim, Pass, Position, new_position
@@ -55,8 +55,8 @@ class UnitPass(Pass):
     def _open(self, index: int, bad_rows: BadRows) -> Iterator[Chunk]:
         return self._read(self._units[index], bad_rows, self._resume.get(index))
 
-    def _note(self, batch: Batch) -> None:
-        for mark in batch.marks:
+    def _note(self, marks: Sequence[Mark]) -> None:
+        for mark in marks:
             self._advance(mark)
 
     def no_rows_in(self, mark: Mark) -> None:
