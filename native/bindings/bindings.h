@@ -29,6 +29,7 @@ void bind_text(nb::module_& m);   // hashing and parsing of rows
 void bind_rows(nb::module_& m);   // unique keys, pooling, metrics
 void bind_table(nb::module_& m);  // sparse tables, update rules, initial values
 void bind_bundle(nb::module_& m);  // rows files of bundles
+void bind_redis(nb::module_& m);  // rows of bundles in Redis
 void bind_request(nb::module_& m);  // values of requests
 
 }  // namespace sparsefleet

@@ -7,5 +7,6 @@ NB_MODULE(_native, m) {
     sparsefleet::bind_rows(m);
     sparsefleet::bind_table(m);
     sparsefleet::bind_bundle(m);
+    sparsefleet::bind_redis(m);
     sparsefleet::bind_request(m);
 }

@@ -21,15 +21,6 @@ bool part_fits(std::uint64_t offset, std::uint64_t count, std::uint64_t width, s
     return offset <= size && count <= (size - offset) / width;
 }
 
-std::uint64_t row_bytes(std::uint32_t type, std::uint64_t dim) {
-    switch (type) {
-        case kFloat32: return 4 * dim;
-        case kFloat16: return 2 * dim;
-        case kInt8: return 4 + dim;
-        default: return 0;
-    }
-}
-
 float from_half(std::uint16_t half) {
     const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16;
     const std::uint32_t magnitude = half & 0x7FFFu;
@@ -50,22 +41,40 @@ float from_half(std::uint16_t half) {
 
 std::size_t bucket_of(std::uint64_t place, std::uint32_t bits) { return bits ? place >> (64 - bits) : 0; }
 
-void read_row(const MappedRows& file, std::uint64_t row, float* out) {
-    const unsigned char* from = file.data + file.values + row * file.stride;
-    switch (file.type) {
-        case kFloat32: std::memcpy(out, from, 4 * std::size_t{file.dim}); return;
+void read_row(const unsigned char* from, std::uint32_t type, std::uint32_t dim, float* out) {
+    switch (type) {
+        case kFloat32: std::memcpy(out, from, 4 * std::size_t{dim}); return;
         case kFloat16:
-            for (std::uint32_t i = 0; i < file.dim; ++i) out[i] = from_half(load<std::uint16_t>(from + 2 * i));
+            for (std::uint32_t i = 0; i < dim; ++i) out[i] = from_half(load<std::uint16_t>(from + 2 * i));
             return;
         default: {
             const float scale = load<float>(from);
-            for (std::uint32_t i = 0; i < file.dim; ++i)
+            for (std::uint32_t i = 0; i < dim; ++i)
                 out[i] = scale * static_cast<float>(static_cast<signed char>(from[4 + i]));
         }
     }
 }
 
 }  // namespace
+
+std::uint64_t row_bytes(std::uint32_t type, std::uint64_t dim) {
+    switch (type) {
+        case kFloat32: return 4 * dim;
+        case kFloat16: return 2 * dim;
+        case kInt8: return 4 + dim;
+        default: return 0;
+    }
+}
+
+void decode_rows(const unsigned char* packed, const std::uint8_t* found, std::size_t n, std::uint32_t type,
+                 std::uint32_t dim, std::size_t stride, float* out) {
+    for (std::size_t i = 0; i < n; ++i, out += dim) {
+        if (found[i])
+            read_row(packed + i * stride, type, dim, out);
+        else
+            std::fill(out, out + dim, 0.0f);
+    }
+}
 
 bool MappedRows::fits() const {
     const std::uint64_t needed = row_bytes(type, dim);
@@ -126,7 +135,7 @@ std::size_t lookup_rows(const MappedRows& file, const std::uint64_t* keys, std::
             if (row[i] == kNone) {
                 std::fill(to, to + file.dim, 0.0f);
             } else {
-                read_row(file, row[i], to);
+                read_row(file.data + file.values + row[i] * file.stride, file.type, file.dim, to);
                 ++hits;
             }
         }

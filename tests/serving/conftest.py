@@ -1,3 +1,4 @@
 from bundle_fixtures import trained
+from redis_server import store
 
-__all__ = ["trained"]
+__all__ = ["store", "trained"]

@@ -10,6 +10,13 @@ namespace sparsefleet {
 
 enum RowType : std::uint32_t { kFloat32 = 1, kFloat16 = 2, kInt8 = 3 };
 
+// Bytes that a row's values take, 0 for a type that there is not.
+std::uint64_t row_bytes(std::uint32_t type, std::uint64_t dim);
+
+// Packed rows [n][stride] as float32 [n][dim], zeros where found is 0.
+void decode_rows(const unsigned char* packed, const std::uint8_t* found, std::size_t n, std::uint32_t type,
+                 std::uint32_t dim, std::size_t stride, float* out);
+
 // A mapped rows file. Whoever fills this in calls `fits` before anything else: then no lookup leaves the mapping.
 struct MappedRows {
     const unsigned char* data;

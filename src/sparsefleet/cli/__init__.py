@@ -1,4 +1,4 @@
-"""The command line: `sparsefleet data|train|infer|status|checkpoint|export|serve`.
+"""The command line: `sparsefleet data|train|infer|status|checkpoint|export|publish|serve`.
 
 Messages go to stderr, results to stdout.
 """
@@ -15,10 +15,10 @@ def main() -> None:
 
     try:
         # Late imports: `import sparsefleet.cli` alone stays cheap, and a machine that serves needs no torch.
-        if sys.argv[1:2] == ["serve"]:
-            from sparsefleet.cli.serve import only_serve
+        if sys.argv[1:2] in (["serve"], ["publish"]):
+            from sparsefleet.cli.serve import only_serving
 
-            only_serve()()
+            only_serving()()
         else:
             from sparsefleet.cli.app import app
 

@@ -8,6 +8,7 @@ from sparsefleet import __version__
 from sparsefleet.cli import checkpoint, data
 from sparsefleet.cli.export import export
 from sparsefleet.cli.infer import infer
+from sparsefleet.cli.publish import publish
 from sparsefleet.cli.serve import serve
 from sparsefleet.cli.status import status
 from sparsefleet.cli.train import train
@@ -24,6 +25,7 @@ app.command()(train)
 app.command()(infer)
 app.command()(status)
 app.command()(export)
+app.command()(publish)
 app.command()(serve)
 
 

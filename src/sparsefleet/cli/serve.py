@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sparsefleet.cli.console import console, errors_to_exit
+from sparsefleet.cli.publish import publish
 from sparsefleet.core.errors import SparseFleetError
 
 
@@ -19,7 +20,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     threads: Annotated[int, typer.Option(help="Requests scored at a time.")] = 2,
-    sparse: Annotated[str, typer.Option(help="Where rows come from: mmap, the bundle's own files.")] = "mmap",
+    sparse: Annotated[
+        str, typer.Option(help="Where rows come from: mmap (the bundle's own files) or redis://…?prefix=NAME.")
+    ] = "mmap",
     check: Annotated[
         str, typer.Option(help="Check of a bundle before it serves: full, or quick (not the rows).")
     ] = "full",
@@ -52,9 +55,10 @@ def serve(
     run(config)
 
 
-def only_serve() -> typer.Typer:
-    """An application of this command alone, for machines that serve and have no torch."""
+def only_serving() -> typer.Typer:
+    """An application of these commands alone, for machines that serve and have no torch."""
     app = typer.Typer(name="sparsefleet", pretty_exceptions_show_locals=False)
     app.command("serve")(serve)
+    app.command("publish")(publish)
     app.callback()(lambda: None)
     return app

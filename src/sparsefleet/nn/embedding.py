@@ -52,6 +52,9 @@ class SparseEmbedding(nn.Module):
     def attach(self, source: RowSource | None) -> None:
         self._source = source
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}  # what a copy reads from is its own
+
     def forward(self, batch: Batch) -> torch.Tensor:
         if self._source is None:
             raise ConfigError(

@@ -17,6 +17,7 @@ from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.predictor import Predictor
+from sparsefleet.serving.source import SourceError
 
 
 class OverloadedError(SparseFleetError):
@@ -83,14 +84,22 @@ class MicroBatcher:
 
     def _work(self) -> None:
         while group := self._next():
-            try:
-                batch = Batch.concat([waiting.batch for waiting in group])
-                scores = group[0].predictor.score(batch)
-            except Exception as error:
+            self._score(group)
+
+    def _score(self, group: list[_Waiting]) -> None:
+        try:
+            batch = Batch.concat([waiting.batch for waiting in group])
+            scores = group[0].predictor.score(batch)
+        except SourceError as error:
+            if len(group) == 1:
                 self._tell(self._fail, group, error)
-            else:
-                self._metrics.scored(len(batch), len(group), scores.keys, scores.unknown)
-                self._tell(self._deliver, group, scores.probabilities)
+            for waiting in group if len(group) > 1 else ():
+                self._score([waiting])  # rows of some of them may be at hand
+        except Exception as error:
+            self._tell(self._fail, group, error)
+        else:
+            self._metrics.scored(len(batch), len(group), scores.keys, scores.unknown)
+            self._tell(self._deliver, group, scores.probabilities)
 
     def _next(self) -> list[_Waiting]:
         """What waits longest, and what goes with it; empty when the threads are to end."""

@@ -20,7 +20,7 @@ class ServeConfig:
     threads: int = 2
     """Requests scored at a time."""
     sparse: str = "mmap"
-    """Where rows come from."""
+    """Where rows come from: mmap (the bundle's own files), or redis://host:port/database?prefix=NAME."""
     check: str = "full"
     """What of a bundle is checked before it serves: full (every byte) or quick (all but the rows)."""
     max_body: int = 16 << 20

@@ -86,7 +86,8 @@ class Service:
         return JSONResponse({"status": "ok", "version": self.versions.current.version})
 
     async def show_metrics(self, request: Request) -> Response:
-        text = self.metrics.text(self.versions.current.version, self.batcher.waiting_rows)
+        current = self.versions.current
+        text = self.metrics.text(current.version, self.batcher.waiting_rows, current.source.stats())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def describe(self) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -45,12 +47,12 @@ class Metrics:
         with self._lock:
             self._switches[outcome] += 1
 
-    def text(self, version: str, waiting_rows: int) -> str:
-        """In Prometheus' exposition format, version 0.0.4."""
+    def text(self, version: str, waiting_rows: int, source: Mapping[str, Any]) -> str:
+        """In Prometheus' exposition format, version 0.0.4. `source`: counters of where rows come from."""
         with self._lock:
-            return "\n".join(self._lines(version, waiting_rows)) + "\n"
+            return "\n".join(self._lines(version, waiting_rows, source)) + "\n"
 
-    def _lines(self, version: str, waiting_rows: int) -> list[str]:
+    def _lines(self, version: str, waiting_rows: int, source: Mapping[str, Any]) -> list[str]:
         lines: list[str] = []
 
         def metric(name: str, kind: str, help_text: str, *samples: tuple[str, float]) -> None:
@@ -81,6 +83,8 @@ class Metrics:
             "Changes of the model version, and bundles refused.",
             *((_labels(outcome=name), self._switches[name]) for name in ("loaded", "refused", "rolled_back")),
         )
+        for name, value in source.items():
+            metric(f"source_{name}", "gauge", f"Of the rows of the version that answers: {name}.", ("", float(value)))
         metric("model_info", "gauge", "The version that answers now.", (_labels(version=version), 1))
         lines.append("# HELP sparsefleet_predict_seconds Time from a prediction's request to its answer.")
         lines.append("# TYPE sparsefleet_predict_seconds histogram")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.json_fields import path_problem
+from sparsefleet.serving.source import NotPublishedError, SourceError
 from sparsefleet.serving.versions import Versions
 
 CURRENT = "current"
@@ -33,8 +34,12 @@ def named_by(pointer: Path) -> str:
 
 
 async def follow(pointer: Path, versions: Versions, seconds: float, tell: Callable[[str], None]) -> None:
-    """Take over what the pointer names, whenever that changes. A refused bundle is told once; the old one serves on."""
+    """Take over what the pointer names, whenever that changes. A refused bundle is told once; the old one serves on.
+
+    Rows that are not published yet, or a Redis that is away, are waited for: such a bundle is tried again and again.
+    """
     seen: str | None = str(versions.current.bundle.path)
+    told = ""
     while True:
         await asyncio.sleep(seconds)
         wanted = None
@@ -44,8 +49,13 @@ async def follow(pointer: Path, versions: Versions, seconds: float, tell: Callab
                 continue
             taken = await versions.load(wanted)
             tell(f"now serving {taken.version} from {wanted}")
+        except (NotPublishedError, SourceError) as error:
+            if str(error) != told:
+                tell(f"{error}; {versions.current.version} serves on until then")
+                told = str(error)
+            continue
         except BundleError as error:
             if wanted is None and seen is None:
                 continue
             tell(f"{error}; {versions.current.version} serves on")
-        seen = wanted
+        seen, told = wanted, ""

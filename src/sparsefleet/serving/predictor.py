@@ -97,10 +97,12 @@ class Predictor:
         if network.dense is not None:
             inputs[network.dense.input] = batch.dense
         asked = missed = 0
-        for table in self._tables:
-            keys, offsets = table.bags(batch)
-            unique, inverse = unique_keys(keys)
-            rows, found = self.source.rows(table.name, unique)
+        bags = [table.bags(batch) for table in self._tables]
+        distinct = [unique_keys(keys) for keys, _ in bags]
+        fetched = self.source.fetch([(t.name, unique) for t, (unique, _) in zip(self._tables, distinct, strict=True)])
+        for table, (_, offsets), (unique, inverse), (rows, found) in zip(
+            self._tables, bags, distinct, fetched, strict=True
+        ):
             asked, missed = asked + len(unique), missed + len(unique) - int(np.count_nonzero(found))
             for embedding, places in table.embeddings:
                 pooled = np.empty((len(batch), len(places) * embedding.dim), np.float32)

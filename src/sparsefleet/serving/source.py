@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparsefleet.core.batch import F32, U64
-from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.core.errors import BundleError, ConfigError, SparseFleetError
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.kernels.bundle_rows import Found
 
@@ -16,12 +16,20 @@ class SourceError(SparseFleetError):
     """Rows cannot be had at the moment: the request is answered with 503, and the next one may do better."""
 
 
+class NotPublishedError(BundleError):
+    """A bundle's rows are not (all) where they are to come from; once they are published there, it can be loaded."""
+
+
 class SparseSource(ABC):
     """The rows of one bundle; another version is another source. Called from several threads at once."""
 
     @abstractmethod
     def rows(self, table: str, keys: U64) -> tuple[F32, Found]:
         """Rows [U, D] of unique keys, zeros where the table holds none, and which it holds [U]."""
+
+    def fetch(self, asked: Sequence[tuple[str, U64]]) -> list[tuple[F32, Found]]:
+        """The same for several tables, whose names are distinct: all that one request needs, in one go."""
+        return [self.rows(table, keys) for table, keys in asked]
 
     def stats(self) -> Mapping[str, Any]:
         """Counters for /metrics and /v1/model."""
@@ -35,9 +43,14 @@ OpenSource = Callable[[Bundle], SparseSource]
 
 
 def source_opener(where: str) -> OpenSource:
-    """What `--sparse` means: `mmap`, the bundle's own files."""
+    """What `--sparse` means: `mmap`, the bundle's own files, or the address of a Redis that holds its rows."""
     if where == "mmap":
         from sparsefleet.serving.mmap import MappedSource
 
         return MappedSource
-    raise ConfigError(f"sparse={where!r} is not a place for rows; choose mmap")
+    if where.startswith(("redis://", "rediss://")):
+        from sparsefleet.serving.redis import RedisAddress, RedisSource
+
+        address = RedisAddress.parse(where)
+        return lambda bundle: RedisSource(bundle, address)
+    raise ConfigError(f"sparse={where!r:.80} is not a place for rows; choose mmap or redis://host:port/database")

@@ -19,7 +19,7 @@ from sparsefleet.export.bundle import Bundle
 from sparsefleet.serving.config import ServeConfig
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.predictor import Predictor
-from sparsefleet.serving.source import source_opener
+from sparsefleet.serving.source import SourceError, source_opener
 
 
 class _Version:
@@ -70,7 +70,7 @@ class Versions:
             version.let_go()
 
     async def load(self, path: str, *, other_schema: bool = False) -> Predictor:
-        """Take over a bundle. One that is refused (`BundleError`) changes nothing."""
+        """Take over a bundle. One that is refused (`BundleError`) or without rows (`SourceError`) changes nothing."""
         async with self._switching:
             try:
                 opened = await asyncio.to_thread(open_predictor, self._config, path)
@@ -79,7 +79,7 @@ class Versions:
                 except BundleError:
                     opened.close()
                     raise
-            except BundleError:
+            except (BundleError, SourceError):
                 self._metrics.switched("refused")
                 raise
             if opened.bundle.manifest.id == self.current.bundle.manifest.id:
@@ -119,7 +119,11 @@ def open_predictor(config: ServeConfig, path: str) -> Predictor:
     """Open and check a bundle, and have it score a row: what fails here would fail every request."""
     bundle = Bundle.open(path, full=config.check == "full")
     source = source_opener(config.sparse)(bundle)
-    predictor = Predictor(bundle, source=source, max_rows=config.max_rows, allow_missing=config.allow_missing)
+    try:
+        predictor = Predictor(bundle, source=source, max_rows=config.max_rows, allow_missing=config.allow_missing)
+    except BaseException:
+        source.close()
+        raise
     names = (*bundle.schema.dense_names, *bundle.schema.slot_names)
     try:
         (score,) = predictor.predict([dict.fromkeys(names)])

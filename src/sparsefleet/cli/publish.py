@@ -1,0 +1,56 @@
+"""`sparsefleet publish`: write a bundle's rows to Redis, complete before they are switched to. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from sparsefleet.cli.console import console, errors_to_exit, progress, sigterm_interrupts
+from sparsefleet.core.errors import ConfigError
+
+
+@errors_to_exit
+def publish(
+    bundle: Annotated[str, typer.Argument(help="A bundle. With --rollback there is none: give the URL alone.")],
+    url: Annotated[
+        str | None, typer.Argument(help="redis://[user:password@]host[:port][/database], rediss:// for TLS.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="What all names in Redis start with; one per model. By default sparsefleet.")
+    ] = None,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Make the previous version current again.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that Redis may take over one step.")] = 30.0,
+    json_output: Annotated[bool, typer.Option("--json", help="Print what was done as one JSON object.")] = False,
+) -> None:
+    """Publish a bundle's rows to Redis, for `serve --sparse redis://…`. The previous version stays for roll-back."""
+    from sparsefleet.export.bundle import Bundle
+    from sparsefleet.serving.redis import RedisAddress
+    from sparsefleet.serving.redis import publish as run
+    from sparsefleet.serving.redis import roll_back as back
+
+    if url is None and not rollback:
+        raise ConfigError("publish wants two words, a bundle and where it goes: sparsefleet publish BUNDLE redis://…")
+    if url is not None and rollback:
+        raise ConfigError("--rollback goes with the address alone: sparsefleet publish redis://… --rollback")
+    address = RedisAddress.parse(url or bundle, prefix=prefix)
+    with sigterm_interrupts():
+        if rollback:
+            done = back(address, timeout=timeout)
+        else:
+            opened = Bundle.open(bundle, full=True)
+            with progress(f"publishing {opened.name}") as report:
+                done = run(opened, address, progress=report, timeout=timeout)
+    what = f"{done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in {done.seconds:.1f} s" if done.written else "was there"
+    console.print(
+        f"{address.shown}, prefix {address.prefix}: version {done.version} is current ({what}); "
+        f"previous: {done.previous or 'none'}; removed: {', '.join(done.removed) or 'none'}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if done.warning:
+        console.print(f"[yellow]warning:[/] {done.warning}", soft_wrap=True)
+    if json_output:
+        print(json.dumps({"url": address.shown, "prefix": address.prefix, **asdict(done)}))

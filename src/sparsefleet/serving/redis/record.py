@@ -1,0 +1,174 @@
+"""Names and records of published versions. FORMAT.md describes every field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.json_fields import Fields, document, once
+from sparsefleet.export.manifest import CHECKSUM, CREATED, DTYPES, ID, MAX_DIM, NAME
+from sparsefleet.kernels.bundle_rows import RowType
+
+FORMAT, VERSION = "sparsefleet-rows", 1
+MARK = f"{FORMAT} {VERSION}"
+STATES = ("writing", "complete", "removing")
+BUCKET_BYTES = 200
+"""What a bucket holds on average, at most, unless a row is longer."""
+MAX_ROWS_A_BUCKET = 16
+MAX_BITS = 32
+
+
+def tag(bundle_id: str) -> str:
+    return bundle_id[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names that are not rows, under one prefix."""
+
+    prefix: str
+
+    @property
+    def pointer(self) -> str:
+        return f"{self.prefix}:pointer"
+
+    @property
+    def versions(self) -> str:
+        return f"{self.prefix}:versions"
+
+    @property
+    def lock(self) -> str:
+        return f"{self.prefix}:lock"
+
+    def record(self, tag: str) -> str:
+        return f"{self.prefix}:{tag}"
+
+    def rows(self, tag: str, table: int) -> bytes:
+        """What the names of a table's buckets start with; four bytes follow."""
+        return f"{self.prefix}:{tag}:{table}:".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class TableRecord:
+    name: str
+    dim: int
+    dtype: str
+    rows: int
+    stride: int
+    seed: int
+    bits: int
+
+    @property
+    def buckets(self) -> int:
+        return int(2**self.bits)
+
+    @property
+    def type(self) -> RowType:
+        return RowType[self.dtype.upper()]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    id: str
+    name: str
+    state: str
+    created: str
+    published: str
+    files: Mapping[str, str]
+    """Checksums, by path."""
+    tables: tuple[TableRecord, ...]
+
+    @property
+    def tag(self) -> str:
+        return tag(self.id)
+
+    def as_state(self, state: str) -> VersionRecord:
+        return replace(self, state=state)
+
+    def to_json(self) -> bytes:
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
+
+    @staticmethod
+    def of(bundle: Bundle, published: str) -> VersionRecord:
+        """What this release would publish of a bundle."""
+        manifest = bundle.manifest
+        tables = []
+        for table in manifest.tables:
+            layout = bundle.tables[table.name].header.layout
+            bits = bucket_bits(table.rows, layout.stride)
+            tables.append(TableRecord(table.name, table.dim, table.dtype, table.rows, layout.stride, layout.seed, bits))
+        return VersionRecord(
+            id=manifest.id,
+            name=manifest.name,
+            state="writing",
+            created=manifest.created,
+            published=published,
+            files={entry.path: entry.checksum for entry in manifest.files},
+            tables=tuple(tables),
+        )
+
+    @staticmethod
+    def from_json(data: bytes, where: str) -> VersionRecord:
+        fields = Fields(document(data, where), where)
+        fields.header(FORMAT, VERSION, "record of rows in Redis")
+        files = fields.take("files")
+        if not isinstance(files, dict) or not all(
+            isinstance(path, str) and isinstance(checksum, str) and CHECKSUM.fullmatch(checksum)
+            for path, checksum in files.items()
+        ):
+            raise fields.fail("files", "must be checksums by path")
+        record = VersionRecord(
+            id=fields.text("id", ID, "32 hexadecimal digits"),
+            name=fields.text("name", NAME, "1 to 200 characters, no control characters"),
+            state=fields.choice("state", STATES),
+            created=fields.text("created", CREATED, "a UTC time"),
+            published=fields.text("published", CREATED, "a UTC time"),
+            files=files,
+            tables=fields.items("tables", _table),
+        )
+        fields.end()
+        once([table.name for table in record.tables], "table", where)
+        return record
+
+    def difference(self, bundle: Bundle) -> str:
+        """What speaks against reading this bundle's rows here; empty where nothing does."""
+        ours = VersionRecord.of(bundle, self.published)
+        if self.id != ours.id:
+            return f"it holds another bundle ({self.id}) under the same tag"
+        if self.state != "complete":
+            return {
+                "writing": "it is not completely published yet",
+                "removing": "it is being removed: later versions have been published",
+            }[self.state]
+        for path, checksum in ours.files.items():
+            if self.files.get(path) != checksum:
+                return f"it was published from another {path} ({self.files.get(path)}, here {checksum})"
+        for mine in ours.tables:
+            # How many buckets there are is the publisher's choice; everything else is the bundle's.
+            theirs = next((table for table in self.tables if table.name == mine.name), None)
+            if theirs is None or replace(theirs, bits=0) != replace(mine, bits=0):
+                return f"table {mine.name!r} differs: {theirs}, here {mine}"
+        return ""
+
+
+def bucket_bits(rows: int, stride: int) -> int:
+    wanted = max(1, min(MAX_ROWS_A_BUCKET, BUCKET_BYTES // (8 + stride)))
+    return min(MAX_BITS, max(0, (rows - 1) // wanted).bit_length())
+
+
+def _table(item: Any, where: str) -> TableRecord:
+    fields = Fields(item, where)
+    table = TableRecord(
+        name=fields.text("name"),
+        dim=fields.integer("dim", 1, MAX_DIM),
+        dtype=fields.choice("dtype", DTYPES),
+        rows=fields.integer("rows"),
+        stride=fields.integer("stride", 1, 8 * MAX_DIM),
+        seed=fields.integer("seed", 0, 2**64 - 1),
+        bits=fields.integer("bits", 0, MAX_BITS),
+    )
+    fields.end()
+    return table

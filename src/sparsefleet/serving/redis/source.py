@@ -1,0 +1,242 @@
+"""RedisSource: rows from Redis, one round trip a request, with a bounded cache of hot rows in this process.
+
+Rows of a version never change, so what is cached stays right for as long as the source lives. While Redis is away,
+requests whose rows are all cached are answered, others get a SourceError at once; a new connection is tried after a
+short pause, then longer ones.
+
+Legend: U keys asked for, M those of them that are fetched, D values a row.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, I64, U64
+from sparsefleet.export.bundle import Bundle
+from sparsefleet.kernels.bundle_rows import U8, Found
+from sparsefleet.kernels.redis_rows import (
+    ReplyStatus,
+    RowCache,
+    bucket_numbers,
+    decode_rows,
+    encode_names,
+    read_buckets,
+)
+from sparsefleet.serving.redis.address import RedisAddress
+from sparsefleet.serving.redis.catalog import Catalog
+from sparsefleet.serving.redis.connection import Connection, RedisError
+from sparsefleet.serving.redis.record import Names, TableRecord, VersionRecord, tag
+from sparsefleet.serving.source import NotPublishedError, SparseSource
+
+NAMES = 4096
+"""Of one MGET: Redis does nothing else until it is done."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds after a failure in which nobody tries Redis again."""
+
+
+class _Table:
+    """One table: where its buckets are, and the rows of it that are kept here."""
+
+    def __init__(self, record: TableRecord, prefix: bytes, cache_bytes: int) -> None:
+        self.record, self.prefix = record, prefix
+        self.cache = RowCache(record.stride, cache_bytes)
+
+
+class _Asked:
+    """The keys of one table in one request, and what is known of their rows so far."""
+
+    def __init__(self, table: _Table, keys: U64) -> None:
+        self.table, self.keys = table, keys
+        self.packed: U8
+        self.found: U8
+        self.missing: I64
+        self.packed, self.found, self.missing = table.cache.get(keys)
+
+    def command(self) -> U8:
+        record = self.table.record
+        numbers = bucket_numbers(self.keys[self.missing], record.seed, record.bits)
+        return encode_names(b"MGET", self.table.prefix, numbers, NAMES)
+
+    def keep(self) -> None:
+        self.table.cache.put(self.keys, self.missing, self.packed, self.found)
+
+    def rows(self) -> tuple[F32, Found]:
+        record = self.table.record
+        return decode_rows(self.packed, self.found, record.dim, record.type), self.found.view(np.bool_)
+
+
+class RedisSource(SparseSource):
+    def __init__(self, bundle: Bundle, address: RedisAddress | str) -> None:
+        """NotPublishedError: Redis is there, but not (all of) this bundle. RedisError: Redis is not there."""
+        self.address = RedisAddress.parse(address) if isinstance(address, str) else address
+        self._version = bundle.name
+        self._lock = threading.Lock()
+        self._free: list[Connection] = []
+        self._closed = False
+        self._pause, self._retry_at = FIRST_PAUSE, 0.0
+        self._failure: RedisError | None = None
+        self._hits = self._misses = self._trips = self._errors = 0
+        connection = Connection(self.address)
+        try:
+            self.record = published_record(connection, bundle)
+        except BaseException:
+            connection.close()
+            raise
+        self._give_back(connection)
+        self._tables = self._plan(self.record)
+
+    def rows(self, table: str, keys: U64) -> tuple[F32, Found]:
+        return self.fetch([(table, keys)])[0]
+
+    def fetch(self, asked: Sequence[tuple[str, U64]]) -> list[tuple[F32, Found]]:
+        parts = [_Asked(self._tables[table], keys) for table, keys in asked]
+        missing = [part for part in parts if len(part.missing)]
+        fetched = sum(len(part.missing) for part in missing)
+        if missing:
+            self._round_trip(missing)
+            for part in missing:
+                part.keep()
+        with self._lock:
+            self._hits += sum(len(part.keys) for part in parts) - fetched
+            self._misses += fetched
+        return [part.rows() for part in parts]
+
+    def stats(self) -> Mapping[str, Any]:
+        caches = [table.cache for table in self._tables.values()]
+        with self._lock:
+            return {
+                "cache_hits": self._hits,
+                "cache_misses": self._misses,
+                "cache_rows": sum(len(cache) for cache in caches),
+                "cache_capacity": sum(cache.capacity for cache in caches),
+                "round_trips": self._trips,
+                "errors": self._errors,
+                "reachable": self._failure is None,
+            }
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed, free, self._free = True, self._free, []
+        for connection in free:
+            connection.close()
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _plan(self, record: VersionRecord) -> dict[str, _Table]:
+        names, total = Names(self.address.prefix), sum(table.rows * table.stride for table in record.tables)
+        limit = int(self.address.cache_mb * 1e6)
+        return {
+            # By the share of all rows' bytes that is the table's.
+            table.name: _Table(table, names.rows(record.tag, index), limit * table.rows * table.stride // max(total, 1))
+            for index, table in enumerate(record.tables)
+        }
+
+    def _round_trip(self, parts: list[_Asked]) -> None:
+        with self._lock:
+            if self._failure is not None:
+                if time.monotonic() < self._retry_at:
+                    raise RedisError(str(self._failure), self._failure.code)
+                # One tries; the others need not wait for a time-out together with it.
+                self._retry_at = time.monotonic() + 2 * self.address.timeout
+            reused = self._free.pop() if self._free else None
+        try:
+            try:
+                connection = self._exchange(reused or Connection(self.address), parts)
+            except RedisError as error:
+                # A connection that lay idle may have ended with the Redis it led to; reading twice does no harm.
+                if reused is None or error.code != "LOST":
+                    raise
+                self._drop_idle()
+                connection = self._exchange(Connection(self.address), parts)
+        except RedisError as error:
+            self._failed(error)
+            raise
+        self._give_back(connection)
+
+    def _exchange(self, connection: Connection, parts: list[_Asked]) -> Connection:
+        """Ask for everything, then read everything. The connection is closed where that did not go to its end."""
+        try:
+            connection.start(self.address.timeout)
+            commands = [part.command() for part in parts]
+            connection.send((commands[0] if len(commands) == 1 else np.concatenate(commands)).data)
+            for part in parts:
+                self._read(connection, part)
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._trips += 1
+        return connection
+
+    def _read(self, connection: Connection, part: _Asked) -> None:
+        answered = 0
+        while True:
+            data, begin, end = connection.received
+            read = read_buckets(data, (begin, end), part.keys, part.missing, NAMES, answered, part.packed, part.found)
+            connection.consume(read.consumed)
+            answered = read.answered
+            if read.status == ReplyStatus.DONE:
+                return
+            if read.status != ReplyStatus.MORE:
+                raise self._refused(connection, part, ReplyStatus(read.status), answered)
+            connection.receive()
+
+    def _refused(self, connection: Connection, part: _Asked, status: ReplyStatus, answered: int) -> RedisError:
+        if status is ReplyStatus.REFUSED:
+            reply = connection.reply()
+            return reply if isinstance(reply, RedisError) else RedisError(f"{self.address.shown}: {reply!r:.80}")
+        record = part.table.record
+        key = int(part.keys[part.missing[answered]])
+        if status is ReplyStatus.ABSENT:
+            return RedisError(
+                f"rows of version {self._version} are no longer in Redis at {self.address.shown} (table "
+                f"{record.name!r}, key {key}): the version was removed, evicted, or Redis lost its data; publish it "
+                "again, or switch to a version that is there",
+                "ABSENT",
+            )
+        return RedisError(
+            f"Redis at {self.address.shown} holds something that is no bucket of rows of table {record.name!r} (key "
+            f"{key}, wanted is a multiple of {8 + record.stride} bytes): something else wrote there; publish version "
+            f"{self._version} under another prefix",
+            "MISSHAPEN",
+        )
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            self._failure, self._pause = None, FIRST_PAUSE
+            if not self._closed:
+                self._free.append(connection)
+                return
+        connection.close()
+
+    def _failed(self, error: RedisError) -> None:
+        with self._lock:
+            self._errors += 1
+            if error.code in ("ABSENT", "MISSHAPEN"):
+                return  # Redis is there, and others of its rows may be right
+            self._failure, self._retry_at = error, time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            free, self._free = self._free, []
+        for connection in free:
+            connection.close()
+
+
+def published_record(connection: Connection, bundle: Bundle) -> VersionRecord:
+    """The record of a bundle's rows, if all of them are there."""
+    address = connection.address
+    record = Catalog(connection).record(tag(bundle.manifest.id))
+    reason = "it is not published there" if record is None else record.difference(bundle)
+    if record is None or reason:
+        raise NotPublishedError(
+            f"{bundle.path}: rows of version {bundle.name} cannot be read from {address.shown}, prefix "
+            f"{address.prefix!r}: {reason}; sparsefleet publish {bundle.path} {address.shown} --prefix {address.prefix}"
+        )
+    return record

@@ -1,0 +1,111 @@
+"""The buckets of one table of one version: write them, count them, read them all, remove them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from sparsefleet.core.batch import U64
+from sparsefleet.core.errors import BundleError
+from sparsefleet.export.rows_file import RowsFile
+from sparsefleet.kernels.bundle_rows import U8
+from sparsefleet.kernels.redis_rows import U32, encode_buckets, encode_names
+from sparsefleet.serving.redis.connection import Connection, RedisError
+from sparsefleet.serving.redis.record import Names, TableRecord
+
+CHUNK = 1 << 20
+"""Bytes sent at a time. Redis works on one while the next is made."""
+LIMITS = (128, 64 << 10)
+"""Buckets and bytes of one MSET: enough to be quick, and Redis is free for others in between."""
+NAMES = 1024
+"""Names of one EXISTS, MGET or UNLINK."""
+MAX_CHUNK = 256 << 20
+
+
+class TableBuckets:
+    """`index`: the table's place in its version's record."""
+
+    def __init__(self, connection: Connection, tag: str, index: int, table: TableRecord) -> None:
+        self._connection, self._table = connection, table
+        self._prefix = Names(connection.address.prefix).rows(tag, index)
+
+    def write(self, file: RowsFile, step: Callable[[int], None]) -> int:
+        """Write all buckets; `step` is told of rows that Redis has taken. Returns the bytes sent."""
+        connection, layout = self._connection, file.header.layout
+        buffer = np.empty(CHUNK, np.uint8)
+        bucket = row = sent = waiting = waiting_rows = 0
+        while bucket < self._table.buckets:
+            done = encode_buckets(file.data, layout, self._table.bits, self._prefix, (bucket, row), LIMITS, buffer)
+            if not done.bytes:
+                if len(buffer) >= MAX_CHUNK:
+                    raise BundleError(f"{file.path}: one bucket of it has more than {MAX_CHUNK >> 20} MB")
+                buffer = np.empty(2 * len(buffer), np.uint8)
+                continue
+            connection.start()
+            connection.send(buffer[: done.bytes].data)
+            # One chunk is always on its way while the replies to the one before are read.
+            self._expect_ok(waiting)
+            step(waiting_rows)
+            waiting, waiting_rows = done.commands, done.row - row
+            bucket, row, sent = done.bucket, done.row, sent + done.bytes
+        connection.start()
+        self._expect_ok(waiting)
+        step(waiting_rows)
+        if row != len(file):
+            raise BundleError(f"{file.path}: damaged: its keys are not in the order that searches rely on")
+        return sent
+
+    def count(self) -> int:
+        """How many of the buckets exist."""
+        return sum(self._in_pieces(b"EXISTS"))
+
+    def remove(self, step: Callable[[], None]) -> None:
+        for _ in self._in_pieces(b"UNLINK"):
+            step()
+
+    def read(self) -> Iterator[tuple[U64, U8]]:
+        """All rows, a stretch of buckets at a time: keys [n] and packed rows [n, stride]."""
+        width = 8 + self._table.stride
+        for first, values in self._values():
+            keys, rows = [], []
+            for number, value in enumerate(values, first):
+                if value is None:
+                    raise RedisError(
+                        f"bucket {number} of table {self._table.name!r} is not in Redis: evicted, or the version was "
+                        "removed; publish it again"
+                    )
+                if len(value) % width:
+                    raise RedisError(
+                        f"bucket {number} of table {self._table.name!r} has {len(value)} bytes in Redis, no multiple "
+                        f"of {width}: something else wrote it; publish the bundle under another prefix"
+                    )
+                count = len(value) // width
+                keys.append(value[: 8 * count])
+                rows.append(value[8 * count :])
+            packed = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, self._table.stride)
+            yield np.frombuffer(b"".join(keys), "<u8"), packed
+
+    def _values(self) -> Iterator[tuple[int, list[bytes | None]]]:
+        first = 0
+        for reply in self._in_pieces(b"MGET"):
+            yield first, reply
+            first += len(reply)
+
+    def _in_pieces(self, verb: bytes) -> Iterator[Any]:
+        for start in range(0, self._table.buckets, NAMES):
+            numbers: U32 = np.arange(start, min(start + NAMES, self._table.buckets), dtype=np.uint32)
+            self._connection.start()
+            self._connection.send(encode_names(verb, self._prefix, numbers, NAMES).data)
+            reply = self._connection.reply()
+            if isinstance(reply, RedisError):
+                raise reply
+            yield reply
+
+    def _expect_ok(self, replies: int) -> None:
+        for _ in range(replies):
+            reply = self._connection.reply()
+            if isinstance(reply, RedisError):
+                self._connection.close()  # replies to what was sent after it are still to come
+                raise reply

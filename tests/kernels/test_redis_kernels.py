@@ -1,0 +1,167 @@
+"""Commands and replies of rows in Redis: native kernels and their plain twins, whole and cut anywhere; the cache."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_bundle_rows import KEYS, written
+
+from sparsefleet.kernels import redis_rows as native
+from sparsefleet.kernels.bundle_rows import RowType
+from sparsefleet.kernels.redis_rows import UNKNOWN, ReplyStatus, RowCache
+from sparsefleet.kernels.reference import redis_rows as reference
+
+PREFIX = b"p:0123456789ab:0:"
+
+
+def file_of(folder, keys, dtype=RowType.FLOAT32, dim=3):
+    values = np.random.default_rng(len(keys)).standard_normal((len(keys), dim)).astype(np.float32)
+    return written(folder, keys, values, dtype)
+
+
+def reply_of(values, per_command):
+    """What Redis answers to MGET; None is a bucket that is not there."""
+    out = b""
+    for start in range(0, len(values), per_command):
+        part = values[start : start + per_command]
+        out += b"*%d\r\n" % len(part)
+        out += b"".join(b"$-1\r\n" if value is None else b"$%d\r\n%s\r\n" % (len(value), value) for value in part)
+    return out
+
+
+@pytest.mark.parametrize("dtype", list(RowType))
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_is_written_is_read_back_however_it_is_cut(tmp_path_factory, dtype, data):
+    keys = data.draw(st.lists(KEYS, unique=True, max_size=60))
+    bits = data.draw(st.sampled_from([0, 1, 4, 7]))
+    file = file_of(tmp_path_factory.mktemp("rows"), keys, dtype)
+    layout = file.header.layout
+    asked = np.array(data.draw(st.lists(st.one_of(KEYS, st.sampled_from(keys or [0])), min_size=1)), np.uint64)
+    numbers = native.bucket_numbers(asked, layout.seed, bits)
+    np.testing.assert_array_equal(numbers, reference.bucket_numbers(asked, layout.seed, bits))
+    per_command = data.draw(st.integers(1, 8))
+    names = [kernels.encode_names(b"MGET", PREFIX, numbers, per_command).tobytes() for kernels in (native, reference)]
+    assert names[0] == names[1]
+
+    values = reference.bucket_values(file.data, layout, bits)
+    raw = np.frombuffer(reply_of([values[number] for number in numbers], per_command), np.uint8)
+    at = np.arange(len(asked), dtype=np.int64)
+    want, there = file.lookup(asked)
+    for kernels in (native, reference):
+        packed, found = np.zeros((len(asked), layout.stride), np.uint8), np.full(len(asked), UNKNOWN, np.uint8)
+        answered = begin = 0
+        for end in sorted({*data.draw(st.lists(st.integers(0, len(raw)), max_size=5)), len(raw)}):
+            read = kernels.read_buckets(raw, (begin, end), asked, at, per_command, answered, packed, found)
+            begin, answered = begin + read.consumed, read.answered
+        assert (read.status, answered, begin) == (ReplyStatus.DONE, len(asked), len(raw))
+        np.testing.assert_array_equal(found.view(np.bool_), there)
+        for decode in (native.decode_rows, reference.decode_rows):
+            np.testing.assert_array_equal(decode(packed, found, layout.dim, dtype), want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(keys=st.lists(KEYS, unique=True, max_size=80), bits=st.sampled_from([0, 3, 6]), room=st.integers(600, 20000))
+def test_commands_write_every_bucket_once(tmp_path_factory, keys, bits, room):
+    file = file_of(tmp_path_factory.mktemp("rows"), keys)
+    layout = file.header.layout
+    for kernels in (native, reference):
+        out, bucket, row, raw = np.empty(room + 20 * len(keys), np.uint8), 0, 0, b""
+        while bucket < 2**bits:
+            done = kernels.encode_buckets(file.data, layout, bits, PREFIX, (bucket, row), (8, 300), out)
+            assert done.commands
+            raw += out[: done.bytes].tobytes()
+            bucket, row = done.bucket, done.row
+        assert row == len(keys)
+        words = words_of(raw)
+        assert {command[0] for command in words} == {b"MSET"}
+        assert all(len(command) <= 17 for command in words)
+        pairs = [pair for command in words for pair in zip(command[1::2], command[2::2], strict=True)]
+        assert [name for name, _ in pairs] == [PREFIX + number.to_bytes(4, "little") for number in range(2**bits)]
+        assert [value for _, value in pairs] == reference.bucket_values(file.data, layout, bits)
+
+
+def words_of(raw):
+    """Commands taken apart by the book."""
+    commands, at = [], 0
+
+    def number():
+        nonlocal at
+        line, _, _ = raw[at + 1 :].partition(b"\r\n")
+        at += len(line) + 3
+        return int(line)
+
+    while at < len(raw):
+        words = []
+        for _ in range(number()):
+            size = number()
+            words.append(raw[at : at + size])
+            at += size + 2
+        commands.append(words)
+    return commands
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        (b"-LOADING Redis is loading\r\n", ReplyStatus.REFUSED),
+        (b"*2\r\n$-1\r\n", ReplyStatus.ABSENT),
+        (b"*2\r\n$5\r\nabcde\r\n", ReplyStatus.MISSHAPEN),
+        (b"*2\r\n$-7\r\n", ReplyStatus.MISSHAPEN),
+        (b"*2\r\n$99999999999999999\r\n", ReplyStatus.MISSHAPEN),
+        (b"*2\r\n:5\r\n", ReplyStatus.MISSHAPEN),
+        (b"*3\r\n$0\r\n\r\n", ReplyStatus.MISSHAPEN),
+        (b"$0\r\n\r\n", ReplyStatus.MISSHAPEN),
+        (b"HTTP/1.1 400 Bad Request\r\n", ReplyStatus.MISSHAPEN),
+        (b"*2\r\n$" + b"0" * 60, ReplyStatus.MISSHAPEN),
+        (b"*2\r\n$20", ReplyStatus.MORE),
+        (b"*2", ReplyStatus.MORE),
+        (b"", ReplyStatus.MORE),
+    ],
+)
+def test_replies_that_are_none(reply, status):
+    raw, keys, at = np.frombuffer(reply, np.uint8), np.array([1, 2], np.uint64), np.array([0, 1])
+    packed, found = np.zeros((2, 12), np.uint8), np.zeros(2, np.uint8)
+    read = native.read_buckets(raw, (0, len(raw)), keys, at, 100, 0, packed, found)
+    assert (read.status, read.consumed, read.answered) == (status, 0, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(raw=st.binary(max_size=200), per_command=st.integers(1, 3))
+def test_any_bytes_are_survived(raw, per_command):
+    data, keys, at = np.frombuffer(b"*2\r\n$" + raw, np.uint8), np.array([1, 2], np.uint64), np.array([1, 0])
+    packed, found = np.zeros((2, 4), np.uint8), np.zeros(2, np.uint8)
+    read = native.read_buckets(data, (0, len(data)), keys, at, per_command, 0, packed, found)
+    assert 0 <= read.consumed <= len(data)
+
+
+def test_the_cache_gives_back_what_it_was_given_and_stays_in_its_bounds():
+    random, cache = np.random.default_rng(0), RowCache(8, 20_000)
+    truth = {key: (key % 3 != 0, np.frombuffer(key.to_bytes(8, "little"), np.uint8)) for key in range(3000)}
+    hits = 0
+    for _ in range(300):
+        keys = np.unique((random.zipf(1.3, 200) % 3000).astype(np.uint64))
+        packed, found, missing = cache.get(keys)
+        hits += len(keys) - len(missing)
+        assert sorted(missing.tolist()) == np.flatnonzero(found == UNKNOWN).tolist()
+        for place in missing:
+            found[place], packed[place] = truth[int(keys[place])]
+        for key, mark, row in zip(keys.tolist(), found, packed, strict=True):
+            assert mark == truth[key][0]
+            if mark:
+                np.testing.assert_array_equal(row, truth[key][1])
+        cache.put(keys, missing, packed, found)
+        assert len(cache) <= cache.capacity <= 20_000 // 8
+    assert hits > 5000
+    assert len(RowCache(8, 0).get(np.array([1], np.uint64))[2]) == 1
+
+
+def test_a_cache_larger_than_the_rows_keeps_them_all():
+    cache, keys = RowCache(4, 1 << 20), np.arange(500, dtype=np.uint64)
+    packed, found, missing = cache.get(keys)
+    packed[:], found[:] = np.arange(2000).reshape(500, 4) % 251, 1
+    cache.put(keys, missing, packed, found)
+    again, marks, missing = cache.get(keys)
+    assert len(missing) == 0
+    assert marks.all()
+    np.testing.assert_array_equal(again, packed)
