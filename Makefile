@@ -7,13 +7,14 @@ DATA   ?= runs/quickstart/data
 MODEL  ?= runs/quickstart/model
 MODE   ?= async
 
-.PHONY: help setup train train-distributed test test-all lint bench native clean
+.PHONY: help setup train train-distributed test test-all lint redis bench native clean
 
 help:
 	@echo "make train               set up, generate Criteo-like data, train, evaluate, say where the model is"
 	@echo "make train-distributed   the same on 2 servers and 2 trainers of this host (MODE=async)"
 	@echo "make test                set up, lint, type-check, run the tests"
 	@echo "make test-all            the tests that take longer too"
+	@echo "make redis               install redis-server for the tests that need one, where that is allowed"
 	@echo "make bench               print the table of speed ratios (benchmarks/local.py)"
 	@echo "make native              build the native module in place, for work on the sources"
 	@echo "make clean               remove the environment and everything built"
@@ -41,10 +42,13 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
+redis:
+	@sh scripts/redis_for_tests.sh
+
+test: lint redis
 	$(BIN)/python -m pytest -m "not slow" tests
 
-test-all: lint
+test-all: lint redis
 	$(BIN)/python -m pytest tests
 
 bench: setup

@@ -218,7 +218,8 @@ class RedisSource(SparseSource):
         with self._lock:
             self._errors += 1
             if error.code in ("ABSENT", "MISSHAPEN"):
-                return  # Redis is there, and others of its rows may be right
+                self._failure, self._pause = None, FIRST_PAUSE  # Redis is there, and others of its rows may be right
+                return
             self._failure, self._retry_at = error, time.monotonic() + self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 

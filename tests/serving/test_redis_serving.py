@@ -1,0 +1,219 @@
+"""A server whose rows come from Redis: Redis dies, hangs, comes back, comes back empty; versions switch together."""
+
+import functools
+import itertools
+import signal
+import time
+
+import numpy as np
+import pytest
+from bundle_edits import with_schema
+from command_line import wait_until
+from http_server import serving
+
+from sparsefleet.export import Bundle
+from sparsefleet.serving import Predictor
+from sparsefleet.serving.redis import RedisAddress, publish
+from sparsefleet.serving.redis.record import tag
+
+
+def published(store, *bundles):
+    for path in bundles:
+        publish(Bundle.open(path), RedisAddress.parse(store.url))
+
+
+def scores_of(answer):
+    assert answer.status_code == 200, answer.text
+    return np.array(answer.json()["scores"], np.float32)
+
+
+def from_file(bundle, rows):
+    return Predictor(bundle).predict(rows)
+
+
+def timed(call):
+    started = time.monotonic()
+    return call(), time.monotonic() - started
+
+
+def test_answers_are_those_of_the_mapped_file(trained, store):
+    published(store, trained.bundles[0])
+    with serving(trained.bundles[0], "--sparse", store.url) as server:
+        got = scores_of(server.post("/v1/predict", {"rows": trained.rows}))
+        assert got.tobytes() == from_file(trained.bundles[0], trained.rows).tobytes()
+        sparse = server.client.get("/v1/model").json()["sparse"]
+        assert (sparse["kind"], sparse["errors"], sparse["reachable"]) == ("redis", 0, True)
+        text = server.client.get("/metrics").text
+        assert "sparsefleet_source_round_trips 1.0" in text
+        assert server.terminate() == 0
+
+
+def test_redis_killed_and_back(trained, store):
+    bundle, known, other = trained.bundles[0], trained.rows[:20], trained.rows[100:200]
+    published(store, bundle)
+    with serving(bundle, "--sparse", store.url) as server:
+        want = scores_of(server.post("/v1/predict", {"rows": known}))
+        store.kill()
+        # From the cache, where all rows are in it; else a reason, without a wait.
+        assert scores_of(server.post("/v1/predict", {"rows": known})).tobytes() == want.tobytes()
+        for _ in range(5):
+            answer, seconds = timed(lambda: server.post("/v1/predict", {"rows": other}))
+            assert answer.status_code == 503
+            assert "cannot reach Redis" in answer.json()["error"]
+            assert answer.headers["retry-after"] == "1"
+            assert seconds < 2
+        assert server.client.get("/healthz").status_code == 200
+        # Back, but empty: what is not there is no unknown value.
+        store.start()
+        wait_until(lambda: "no longer in Redis" in server.post("/v1/predict", {"rows": other}).text, 10)
+        assert scores_of(server.post("/v1/predict", {"rows": known})).tobytes() == want.tobytes()
+        published(store, bundle)
+        got = scores_of(server.post("/v1/predict", {"rows": other}))
+        assert got.tobytes() == from_file(bundle, other).tobytes()
+        assert server.client.get("/v1/model").json()["sparse"]["reachable"]
+
+
+def test_redis_restarted_between_requests_is_not_noticed(trained, store):
+    """The idle connection is dead, and nobody need know: rows are asked for again on a new one."""
+    published(store, trained.bundles[0])
+    with serving(trained.bundles[0], "--sparse", f"{store.url}?cache_mb=0") as server:
+        server.post("/v1/predict", {"rows": trained.rows[:5]})
+        store.restart()
+        published(store, trained.bundles[0])
+        assert server.post("/v1/predict", {"rows": trained.rows[:5]}).status_code == 200
+        assert server.client.get("/v1/model").json()["sparse"]["errors"] == 0
+
+
+def test_redis_that_hangs_costs_one_time_out(trained, store):
+    published(store, trained.bundles[0])
+    with serving(trained.bundles[0], "--sparse", f"{store.url}?timeout=0.3") as server:
+        known = trained.rows[:20]
+        scores_of(server.post("/v1/predict", {"rows": known}))
+        store.signal(signal.SIGSTOP)
+        try:
+            answer, seconds = timed(lambda: server.post("/v1/predict", {"rows": trained.rows[100:200]}))
+            assert answer.status_code == 503
+            assert "did not answer in time" in answer.json()["error"]
+            assert seconds < 3
+            assert server.post("/v1/predict", {"rows": known}).status_code == 200
+        finally:
+            store.signal(signal.SIGCONT)
+        wait_until(lambda: server.post("/v1/predict", {"rows": trained.rows[100:200]}).status_code == 200, 10)
+
+
+def test_a_version_is_taken_over_once_it_is_published(trained, store):
+    v1, v2, v3 = trained.bundles
+    published(store, v1)
+    rows = trained.rows[:30]
+    with serving(v1, "--sparse", store.url) as server:
+        refused = server.post("/v1/reload", {"bundle": str(v2)})
+        assert refused.status_code == 409
+        assert "version v2 cannot be read" in refused.json()["error"]
+        assert "sparsefleet publish" in refused.json()["error"]
+        assert server.post("/v1/predict", {"rows": rows}).json()["version"] == "v1"
+        published(store, v2)
+        assert server.post("/v1/reload", {"bundle": str(v2)}).status_code == 200
+        answer = server.post("/v1/predict", {"rows": rows})
+        assert answer.json()["version"] == "v2"
+        assert scores_of(answer).tobytes() == from_file(v2, rows).tobytes()
+        server.post("/v1/rollback", {})
+        answer = server.post("/v1/predict", {"rows": rows})
+        assert answer.json()["version"] == "v1"
+        assert scores_of(answer).tobytes() == from_file(v1, rows).tobytes()
+        # A version that Redis no longer has is not taken, and Redis away is no reason to fall over.
+        published(store, v3)
+        assert server.post("/v1/reload", {"bundle": str(v1)}).status_code == 409
+        store.kill()
+        away = server.post("/v1/reload", {"bundle": str(v3)})
+        assert away.status_code == 503
+        assert "cannot reach Redis" in away.json()["error"]
+
+
+def test_a_followed_pointer_waits_for_the_publish(trained, store, tmp_path):
+    for path in trained.bundles[:2]:
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "current").write_text("v1")
+    published(store, trained.bundles[0])
+    with serving(tmp_path, "--sparse", store.url, "--watch-seconds", "0.1") as server:
+        (tmp_path / "current").write_text("v2")
+        time.sleep(0.6)
+        assert server.client.get("/healthz").json()["version"] == "v1"
+        published(store, trained.bundles[1])
+        wait_until(lambda: server.client.get("/healthz").json()["version"] == "v2", 20)
+
+
+def test_a_server_does_not_start_without_its_rows(trained, store):
+    with (
+        pytest.raises(AssertionError, match=r"(?s)ended with 1.*is not published there"),
+        serving(trained.bundles[0], "--sparse", store.url),
+    ):
+        pass
+    store.kill()
+    with (
+        pytest.raises(AssertionError, match=r"(?s)ended with 1.*cannot reach Redis"),
+        serving(trained.bundles[0], "--sparse", store.url),
+    ):
+        pass
+
+
+def test_something_else_in_a_bucket_is_503_and_no_score(trained, store):
+    published(store, trained.bundles[0])
+    bundle = Bundle.open(trained.bundles[0])
+    with serving(trained.bundles[0], "--sparse", store.url) as server:
+        client = store.client()
+        for name in client.keys(f"sparsefleet:{tag(bundle.manifest.id)}:*"):
+            client.append(name, b"!")
+        answer = server.post("/v1/predict", {"rows": trained.rows[:5]})
+        assert answer.status_code == 503
+        assert "no bucket of rows" in answer.json()["error"]
+
+
+def test_the_command_line(trained, store, cli, tmp_path):
+    first = cli("publish", trained.bundles[0], store.url, "--prefix", "ctr", "--json")
+    assert (first.exit_code, '"version": "v1"' in first.output) == (0, True)
+    assert cli("publish", trained.bundles[1], store.url, "--prefix", "ctr").exit_code == 0
+    back = cli("publish", store.url, "--prefix", "ctr", "--rollback", "--json")
+    assert (back.exit_code, '"version": "v1"' in back.output) == (0, True)
+    for words, message in (
+        ((trained.bundles[0],), "a bundle and where it goes"),
+        ((trained.bundles[0], store.url, "--rollback"), "goes with the address alone"),
+        ((tmp_path, store.url), "no bundle at"),
+        ((trained.bundles[0], "redis://127.0.0.1:1/0"), "cannot reach Redis"),
+        ((trained.bundles[0], store.url, "--prefix", "a:b"), "must be 1 to 40"),
+    ):
+        refused = cli("publish", *words)
+        assert refused.exit_code == 1
+        assert message in refused.output.replace("\n", " ")
+
+
+def test_many_requests_while_redis_comes_and_goes(trained, store):
+    """Every answer is right or a 503; none hangs, and the server lives."""
+    published(store, trained.bundles[0])
+    want = from_file(trained.bundles[0], trained.rows)
+    seen = {200: 0, 503: 0}
+    with serving(trained.bundles[0], "--sparse", f"{store.url}?cache_mb=0.05&timeout=0.3") as server:
+        for turn, start in zip(range(60), itertools.cycle(range(0, 290, 7)), strict=False):
+            if turn in (15, 40):
+                store.kill()
+            if turn in (25, 50):
+                store.start()
+                published(store, trained.bundles[0])
+            body = {"rows": trained.rows[start : start + 10]}
+            answer, seconds = timed(functools.partial(server.post, "/v1/predict", body))
+            seen[answer.status_code] += 1
+            assert seconds < 3
+            if answer.status_code == 200:
+                assert scores_of(answer).tobytes() == want[start : start + 10].tobytes()
+        assert server.terminate() == 0
+    assert seen[200] > 20
+    assert seen[503] > 5
+
+
+def test_another_schema_under_the_published_version_is_refused(trained, store, tmp_path):
+    published(store, trained.bundles[0])
+    other = with_schema(trained.bundles[0], tmp_path / "b", lambda schema: schema.update(hash_seed=5))
+    with (
+        pytest.raises(AssertionError, match=r"published from another schema\.json"),
+        serving(other, "--sparse", store.url),
+    ):
+        pass
