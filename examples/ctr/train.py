@@ -61,6 +61,8 @@ def main() -> None:
     summary = {"train_auc": result.train["auc"], "samples_per_s": result.samples_per_s, "rows": result.rows}
     if result.test:
         summary |= {"test_auc": result.test["auc"], "test_logloss": result.test["logloss"]}
+    if result.lost:
+        summary |= {"lost": result.lost}
     print(json.dumps(summary), flush=True)
 
 

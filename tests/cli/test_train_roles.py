@@ -103,7 +103,6 @@ def test_a_trainer_that_fails_fails_the_job_and_its_message_is_shown(shell: Comm
         (["--servers", "1", "--workers", "1", "--mode", "geoo"], "choose sync, half_async, async or geo"),
         (["--servers", "1", "--workers", "1", "--mode", "geo", "--optimizer", "adam"], "geo works with SGD only"),
         (["--servers", "1", "--workers", "2", "--max-merge", "0"], "max_merge=0 must be 1 or above"),
-        (["--servers", "1", "--workers", "2", "--save", "m", "--save-every", "5"], "with several trainers"),
         (["--servers", "1", "--workers", "1", "--lost-trainer", "wait"], "choose error or drop"),
         (["--servers", "1", "--workers", "1", "--data", "/nowhere"], "/nowhere: no such file or folder"),
         (["--servers", "1", "--workers", "5000"], "use fewer workers"),

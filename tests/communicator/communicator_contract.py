@@ -89,12 +89,12 @@ def break_store(store: ParameterStore, after: int = 0) -> None:
     def broken(name: str) -> Callable[..., object]:
         send = getattr(store, name)
 
-        def call(*arguments: object) -> object:
+        def call(*arguments: object, **settings: object) -> object:
             with calls:
                 count[0] += 1
                 if count[0] > after:
                     raise StoreError("server 1 (127.0.0.1:9) cannot be reached")
-            return send(*arguments)
+            return send(*arguments, **settings)
 
         return call
 
@@ -112,7 +112,7 @@ class Recorder:
         for name in SENDS[:2]:
             setattr(store, name, self._call)
 
-    def _call(self, sparse: dict[str, KeyedRows], dense: dict[str, np.ndarray]) -> Done[None]:
+    def _call(self, sparse: dict[str, KeyedRows], dense: dict[str, np.ndarray], *, steps: int) -> Done[None]:
         self.sent.append(StepGradients(sparse, dense["dense"].copy()))
         assert self.open.wait(LIMIT)
         return Done(None)

@@ -207,7 +207,8 @@ def test_a_batch_is_in_the_position_only_when_all_before_it_are() -> None:
         batches = list(epoch.streams[0])
     for batch in batches[1:]:
         reader.consumed(batch)  # by a thread that was faster
-    assert reader.position() and not reader.position()["progress"]
+    assert reader.position()
+    assert not reader.position()["progress"]
     reader.consumed(batches[0])
     assert reader.position() == {}
 

@@ -10,8 +10,7 @@ from sparsefleet import optim
 from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.fleet import DistributedStrategy
 from sparsefleet.store import LocalStore
-from sparsefleet.train import SavePolicy, Trainer
-from sparsefleet.train.replica import Replica
+from sparsefleet.train import FetchHandler, SavePolicy, Trainer
 
 RULE = optim.Adam(1e-3)
 SYNC, ASYNC = DistributedStrategy(mode="sync"), DistributedStrategy(mode="async")
@@ -86,32 +85,24 @@ def test_sync_resumed_from_a_checkpoint_equals_one_that_never_stopped(tmp_path):
     assert outcome.result.steps == one.result.steps == 30
 
 
-def test_a_save_while_others_train_is_of_one_moment(tmp_path):
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async"])
+def test_a_save_while_others_train_is_of_one_moment(tmp_path, mode):
     """Pushes go on; the checkpoint's tables and blocks on all servers are at the same step."""
+
+    class SaveOften(FetchHandler):
+        def handler(self, fetched):
+            second = int(fetched[0]) // 10
+            trainers[1].save(str(tmp_path / str(second)))
+
     with cluster(3) as fleet:
-        jobs = [fleet.job(RULE, ASYNC, worker, 2) for worker in range(2)]
-        trainers, models = [Trainer(job) for job in jobs], [small_model() for _ in jobs]
-        trainers[1].fit(models[1], Given([]), epochs=0)
-        saves = []
-
-        def save_often():
-            for count in range(4):
-                path = str(tmp_path / str(count))
-                trainers[1].save(path)
-                saves.append(Checkpoint.open(path).manifest)
-
-        in_threads([lambda: train_alone(trainers[0], models[0]), save_often])
-    steps = [[info.step for info in (*manifest.tables, *manifest.blocks)] for manifest in saves]
+        jobs = [fleet.job(RULE, DistributedStrategy(mode=mode), worker, 2) for worker in range(2)]
+        trainers, models = [Trainer(job, threads=2) for job in jobs], [small_model() for _ in jobs]
+        fetch = [[], [SaveOften(["step"], period_batches=10)]]
+        in_threads(
+            [lambda w=w: trainers[w].fit(models[w], Given(batches(40, seed=w)), fetch=fetch[w]) for w in range(2)]
+        )
+    manifests = [Checkpoint.open(tmp_path / str(number)).manifest for number in (1, 2, 3, 4)]
+    steps = [[info.step for info in (*manifest.tables, *manifest.blocks)] for manifest in manifests]
     assert all(len(set(each)) == 1 for each in steps)
     assert [each[0] for each in steps] == sorted(each[0] for each in steps)
-
-
-def train_alone(trainer, model):
-    """Steps of one trainer, without the meeting of all at the end of an epoch."""
-    session = trainer._bind(model)
-    with trainer.job.communicator() as communicator:
-        communicator.start(session.parameters)
-        (lane,) = communicator.begin_epoch(0, 1)
-        replica = Replica(model, session.block, lane, "float32")
-        for batch in batches(60, seed=4):
-            replica.step(batch)
+    assert all(manifest.extra["training"]["trainers"].keys() == {"0", "1"} for manifest in manifests)

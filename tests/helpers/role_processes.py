@@ -47,6 +47,14 @@ class Options:
     first_key: int = 0
     hold: str | None = None
     """A file that must exist before training goes on after the second step."""
+    data: str | None = None
+    """A folder of Criteo files, split over the trainers; None: `steps` batches made up."""
+    save_every: int | None = None
+    save_at: int | None = None
+    """A step after which the first worker calls fleet.save_persistables(save_to)."""
+    resume: str | None = None
+    threads: int = 1
+    max_merge: int = 1
 
 
 class RoleJob:
@@ -166,6 +174,10 @@ def _script(options: Options) -> None:
     from small_jobs import Given, batches, small_model
 
     from sparsefleet import fleet, optim
+    from sparsefleet.core.schema import CRITEO
+    from sparsefleet.data.base import Reader
+    from sparsefleet.data.files import list_files
+    from sparsefleet.data.open import open_reader
     from sparsefleet.train import FetchHandler, SavePolicy, Trainer
 
     class Steps(FetchHandler):
@@ -174,11 +186,16 @@ def _script(options: Options) -> None:
             time.sleep(options.pace)
             while options.hold and fetched[0] == 2 and not os.path.exists(options.hold):
                 time.sleep(0.05)
+            if fetched[0] == options.save_at and fleet.is_first_worker():
+                assert options.save_to
+                fleet.save_persistables(options.save_to)
+                print(f"saved {options.save_to}")
 
     fleet.init()
     strategy = fleet.DistributedStrategy(
         mode=options.mode,
         k_steps=5,
+        max_merge=options.max_merge,
         timeout=options.timeout,
         connect_timeout=options.connect_timeout,
         lost_trainer=options.lost_trainer,
@@ -188,15 +205,19 @@ def _script(options: Options) -> None:
         fleet.init_server(options.start_from)
         fleet.run_server()
     fleet.init_worker()
-    trainer = Trainer(optimizer)
+    trainer = Trainer(optimizer, threads=options.threads)
+    reader: Reader = Given(batches(options.steps, seed=fleet.worker_index(), first_key=options.first_key))
+    if options.data:
+        reader = open_reader(fleet.split_files(list_files(options.data)), CRITEO, batch_size=50)
     result = trainer.fit(
         small_model(),
-        Given(batches(options.steps, seed=fleet.worker_index(), first_key=options.first_key)),
+        reader,
         options.epochs,
-        save=SavePolicy(options.save) if options.save else None,
+        save=SavePolicy(options.save, every_steps=options.save_every, keep=100) if options.save else None,
+        resume=options.resume,
         fetch=[Steps(["step"], period_batches=1)],
     )
-    if options.save_to and fleet.is_first_worker():
+    if options.save_to and options.save_at is None and fleet.is_first_worker():
         fleet.save_persistables(options.save_to)
     fleet.stop_worker()
     print(json.dumps({"rows": result.rows, "auc": result.train["auc"], "lost": len(result.lost)}))

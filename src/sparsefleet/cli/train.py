@@ -72,7 +72,7 @@ def train(
     precision: Annotated[str, _training("float32 or bf16, for the dense network.")] = "float32",
     seed: Annotated[int, _training("With --threads 1, the same seed gives the same bits.")] = 0,
     save: Annotated[str | None, _saving("Folder for checkpoints: one per epoch, and on Ctrl-C.")] = None,
-    save_every: Annotated[int | None, _saving("Also save after every so many batches.")] = None,
+    save_every: Annotated[int | None, _saving("Also save after every so many batches (of the first worker).")] = None,
     keep: Annotated[int, _saving("Checkpoints that stay in the folder.")] = 3,
     resume: Annotated[str | None, _saving("Go on from a checkpoint, or from the newest one of a folder.")] = None,
     json_output: Annotated[
@@ -117,8 +117,6 @@ def train(
         raise ConfigError("--save-every needs --save FOLDER")
     if shuffle and reader != "memory":
         raise ConfigError(f"--shuffle needs --reader memory; --reader {reader} gives rows in their order")
-    if save_every and (workers or role.worker_num) > 1:
-        raise ConfigError("--save-every saves one trainer's moment; with several trainers --save does so per epoch")
     rows = schema_for(data, schema, sparse_feature_dim)
     if threads is None:
         threads = 2 if role.kind == "single" and not workers else 1
@@ -209,6 +207,8 @@ def _tell(summary: Mapping[str, Any], data: str) -> None:
     if summary.get("trainers", 1) > 1:
         speed = f"{summary['rows']:,} rows, {summary['samples_per_s']:,.0f} rows/s"
         console.print(f"[bold]{summary['trainers']} trainers[/] together: {speed}")
+    for lost in summary.get("lost", ()):
+        console.print(f"[yellow]without[/] {escape(lost)}: rows that it had not trained are missing", soft_wrap=True)
     if summary.get("test_auc") is not None:
         best = _best_possible(Path(data))
         beside = f"   best possible {best:.4f}" if best else ""

@@ -62,18 +62,20 @@ def check_inputs(paths: Sequence[str | None], workers: int, pipe_command: str | 
 def launch_roles(
     context: typer.Context, servers: int, workers: int, strategy: Resolved, log_dir: Path
 ) -> tuple[int, dict[str, Any]]:
-    """Run this very command once per role. The exit status, and what the first trainer says of the whole job."""
+    """Run this very command once per role. The exit status, and what the trainers say of the whole job."""
     command = [sys.executable, "-m", "sparsefleet", "train", *handed_on(context), "--json"]
     settings = launch.RunSettings(
         log_dir=log_dir,
         timeout=strategy.timeout + REPORT_SECONDS,
         keep_going=strategy.lost_trainer == "drop",
     )
-    log = log_dir / "workerlog.0"
-    log.unlink(missing_ok=True)  # of an earlier job: its result is not ours
+    logs = [log_dir / f"workerlog.{index}" for index in range(workers)]
+    for log in logs:
+        log.unlink(missing_ok=True)  # of an earlier job: its result is not ours
     view = view_for(program="sparsefleet train", show_result=False)
     outcome = launch.run_local(lambda role: command, servers, workers, settings, view=view)
-    return outcome.exit_code, _result(log)
+    # Every trainer knows the whole job's result; the first of them may be lost.
+    return outcome.exit_code, next(filter(None, map(_result, logs)), {})
 
 
 def handed_on(context: typer.Context) -> list[str]:
@@ -133,4 +135,5 @@ def whole_job(store: ParameterStore, result: FitResult) -> dict[str, Any]:
         "skipped": dict(sum((Counter(part["skipped"]) for part in parts), Counter[str]())),
         "model": next((part["model"] for part in parts if part["model"]), None),
         "trainers": len(parts),
+        "lost": list(result.lost),
     }

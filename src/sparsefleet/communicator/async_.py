@@ -72,6 +72,10 @@ class AsyncCommunicator(Communicator):
     def staleness(self) -> int:
         return sum(lane.steps for lane in self._outstanding)
 
+    @property
+    def keeps_back(self) -> bool:
+        return self.config.max_merge > 1
+
     def close(self) -> None:
         try:
             self.flush()
@@ -110,7 +114,7 @@ class AsyncCommunicator(Communicator):
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = merged(parts, self.parameters)
-        pushed = self.store.push_step(step.sparse, self.parameters.dense_part(step.dense))
+        pushed = self.store.push_step(step.sparse, self.parameters.dense_part(step.dense), steps=len(parts))
         fresh = next(self._messages) % self.config.dense_refresh == 0
         refreshed: Pending[None] = self.begin_refresh() if fresh else Done(None)
         pushed.wait()

@@ -114,6 +114,19 @@ class Communicator(ABC):
         """Steps of this trainer that are done here and not applied on the servers, right now."""
         return 0
 
+    @property
+    def keeps_back(self) -> bool:
+        """Whether `push` may return before the step is applied: then only `flush` makes the store's state ours.
+
+        Otherwise each push tells the store how many steps it holds (`steps`), so that a checkpoint that is cut at any
+        moment knows which of our batches it has seen.
+        """
+        return False
+
+    def parked(self) -> int:
+        """Threads that wait within a push for other threads of this trainer to hand in theirs."""
+        return 0
+
     def close(self) -> None:
         """Flush and stop whatever runs in the background."""
         self.flush()

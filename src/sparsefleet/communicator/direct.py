@@ -25,4 +25,4 @@ class _DirectLane(Lane):
         return self._store.pull(table, keys)
 
     def push(self, gradients: StepGradients) -> None:
-        self._store.push_step(gradients.sparse, self._parameters.dense_part(gradients.dense)).wait()
+        self._store.push_step(gradients.sparse, self._parameters.dense_part(gradients.dense), steps=1).wait()

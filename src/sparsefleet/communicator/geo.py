@@ -71,6 +71,10 @@ class GeoCommunicator(Communicator):
     def staleness(self) -> int:
         return self._steps % self.config.k_steps
 
+    @property
+    def keeps_back(self) -> bool:
+        return True
+
     def flush(self) -> None:
         with self._exchanging:
             learnt, self._flushed = self._steps != self._flushed, self._steps

@@ -18,13 +18,16 @@ class HalfAsyncCommunicator(Communicator):
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = merged(parts, self.parameters)
-        pushed = self.store.push_step(step.sparse, self.parameters.dense_part(step.dense))
+        pushed = self.store.push_step(step.sparse, self.parameters.dense_part(step.dense), steps=len(parts))
         refreshed = self.begin_refresh()
         pushed.wait()
         refreshed.wait()
 
     def flush(self) -> None:
         self.refresh_dense()
+
+    def parked(self) -> int:
+        return self._meeting.waiting if self._meeting else 0
 
     def abandon(self) -> None:
         if self._meeting:

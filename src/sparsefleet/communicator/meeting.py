@@ -20,6 +20,12 @@ class Meeting:
         self._error: BaseException | None = None
         self._changed = threading.Condition()
 
+    @property
+    def waiting(self) -> int:
+        """Members whose parts nobody has acted on yet; they go on once the others have come."""
+        handed_in = len(self._parts)
+        return handed_in if handed_in < self._members else 0  # else one of them acts right now
+
     def hand_in(self, member: int, part: StepGradients) -> None:
         """Returns when the round that this part belongs to has been acted on."""
         with self._changed:

@@ -55,7 +55,9 @@ class Fleet:
         return self._known_role().is_worker
 
     def is_first_worker(self) -> bool:
-        return self._known_role().is_first_worker
+        """Whether this trainer does what one does for all: trainer 0, or the next one if that was lost on the way."""
+        role = self._known_role()
+        return role.is_worker and role.index == (self._job.first if self._job else 0)
 
     def worker_index(self) -> int:
         return self._known_role().index if self.is_worker() else -1

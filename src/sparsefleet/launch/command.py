@@ -73,7 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.grace,
         help="how long a role that is told to end may take before it is killed (%(default)s)",
     )
-    option("--keep_going", action="store_true", help="a worker that fails does not end the other workers")
+    option(
+        "--keep_going",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="whether the other workers go on when one has failed (as the job's mode has it: in sync they do not)",
+    )
     option("-m", dest="module", action="store_true", help="the script is the name of a module, as in python -m")
     parser.add_argument("script", help="a Python script, or any executable")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the script")

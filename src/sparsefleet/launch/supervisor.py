@@ -3,6 +3,7 @@
 ```
 every worker here ended well ─► servers may stop by themselves for `timeout` seconds ─► end what is left ─► success
 a role fails                 ─► the others may report for `timeout` seconds          ─► end what is left ─► its status
+a worker fails, keep_going   ─► the others work to their end                         ─► end what is left ─► its status
 Ctrl-C, SIGTERM, SIGHUP      ─► end everything; a second one kills                   ─► 128 + the signal
 the launcher is killed       ─► its reaper ends everything
 ```
@@ -27,8 +28,9 @@ from typing import Any, Self
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
 from sparsefleet.launch import reaper
+from sparsefleet.launch.policy import goes_on_without_lost_trainers
 from sparsefleet.launch.process import Exit, RoleProcess, signal_name
-from sparsefleet.launch.view import View, view_for
+from sparsefleet.launch.view import ENDED_WELL, View, state_of, view_for
 
 SHOWN_LINES = 20
 """Lines of the log of the first role that failed."""
@@ -44,8 +46,11 @@ class RunSettings:
     """Seconds that roles may go on by themselves once a role has failed, or servers once all workers have ended."""
     grace: float = 10.0
     """Seconds between SIGTERM and SIGKILL."""
-    keep_going: bool = False
-    """A worker that fails does not end the others: they work to their end. The job has failed all the same."""
+    keep_going: bool | None = None
+    """A worker that fails does not end the others: they work to their end. The job has failed all the same.
+
+    None: as the job's mode has it (`lost_trainer` of its strategy), which its servers know.
+    """
 
     def __post_init__(self) -> None:
         for name in ("timeout", "grace"):
@@ -73,14 +78,14 @@ def run_roles(
     """Start every role with its variables set, and wait for the end of the job. Returns with all processes gone."""
     if not roles:
         raise ConfigError("there is no role to run")
-    with _Job(settings or RunSettings(), view or view_for()) as job:
-        job.start(command_for_role, roles, os.environ if environment is None else environment)
+    with _Job(settings or RunSettings(), view or view_for(), os.environ if environment is None else environment) as job:
+        job.start(command_for_role, roles)
         return job.wait()
 
 
 class _Job:
-    def __init__(self, settings: RunSettings, view: View) -> None:
-        self._settings, self._view = settings, view
+    def __init__(self, settings: RunSettings, view: View, environment: Mapping[str, str]) -> None:
+        self._settings, self._view, self._environment = settings, view, environment
         self._id = f"sparsefleet-{uuid.uuid4().hex}"
         self._processes: list[RoleProcess] = []
         self._failures: list[RoleProcess] = []
@@ -88,6 +93,10 @@ class _Job:
         self._handlers: dict[int, Any] = {}
         self._reaper: subprocess.Popen[bytes] | None = None
         self._workers_elsewhere = 0
+        self._told = 0
+        """Failures that people have been told of."""
+        self._keeps_going = settings.keep_going
+        """None: not asked yet."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -129,8 +138,8 @@ class _Job:
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         self._interrupts.append(number)
 
-    def start(self, command_for_role: CommandForRole, roles: Sequence[Role], environment: Mapping[str, str]) -> None:
-        log_dir = self._settings.log_dir
+    def start(self, command_for_role: CommandForRole, roles: Sequence[Role]) -> None:
+        log_dir, environment = self._settings.log_dir, self._environment
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -186,7 +195,7 @@ class _Job:
 
     def _patience(self) -> float | None:
         """Seconds until the roles that still run are ended; None: as long as they like."""
-        if any(not self._settings.keep_going or process.role.is_server for process in self._failures):
+        if self._failures and not self._go_on():
             first = self._failures[0]
             if any(process.running for process in self._processes):
                 self._view.say(
@@ -196,6 +205,17 @@ class _Job:
         if self._workers_running() or self._workers_elsewhere:
             return None
         return self._settings.timeout
+
+    def _go_on(self) -> bool:
+        """Whether the others work to their end after these failures."""
+        if any(process.role.is_server for process in self._failures):
+            return False
+        if self._keeps_going is None:
+            self._keeps_going = goes_on_without_lost_trainers(self._processes[0].role, self._environment)
+        for process in self._failures[self._told :] if self._keeps_going and self._workers_running() else ():
+            self._view.say(f"{process.role} failed ({process.exit}); the others go on without it")
+        self._told = len(self._failures)
+        return self._keeps_going
 
     def _nothing_to_wait_for(self) -> bool:
         """Only servers are left, and nobody who could tell them to stop: no worker has ended well."""
@@ -248,6 +268,12 @@ class _Job:
         self._view.quote(lines)
         if others:
             self._view.say("failed too: " + ", ".join(f"{process.role} ({process.exit})" for process in others))
+        finished = [
+            process for process in self._processes if process.role.is_worker and state_of(process) == ENDED_WELL
+        ]
+        if finished:
+            lost = ", ".join(str(process.role) for process in self._failures)
+            self._view.say(f"the job went on without {lost}: {', '.join(str(p.role) for p in finished)} ended well")
 
 
 def _count(number: int, what: str) -> str:

@@ -18,6 +18,7 @@ from sparsefleet.launch.process import RoleProcess
 
 REDRAW_SECONDS = 0.25
 PROGRAM = "fleetrun"
+ENDED_WELL = "ended well"
 
 
 class View(ABC):
@@ -99,7 +100,7 @@ class LiveView(View):
             self._live = None
         for process in processes:
             # A job's result stands there; the table may have cut it short.
-            if self._show_result and process.role.is_first_worker and state_of(process) == "ended well":
+            if self._show_result and process.role.is_first_worker and state_of(process) == ENDED_WELL:
                 self.quote(process.last_lines(1))
 
     def say(self, text: str) -> None:
@@ -128,10 +129,10 @@ def state_of(process: RoleProcess) -> str:
         return "stopping" if process.ended_by_us else "running"
     if process.failed:
         return f"failed, {process.exit}"
-    return "stopped" if process.ended_by_us else "ended well"
+    return "stopped" if process.ended_by_us else ENDED_WELL
 
 
-_COLOURS = {"running": "green", "stopping": "yellow", "stopped": "yellow", "ended well": "cyan"}
+_COLOURS = {"running": "green", "stopping": "yellow", "stopped": "yellow", ENDED_WELL: "cyan"}
 
 
 def _table(processes: Sequence[RoleProcess], width: int) -> Table:

@@ -17,7 +17,7 @@ SLICE = 1.0
 class PushLane:
     """Pushes of a lane come in the order of their numbers, perhaps more than once; `applied` was the last to count."""
 
-    __slots__ = ("applied", "incarnation", "key", "lock", "number", "round", "worker")
+    __slots__ = ("applied", "incarnation", "key", "lock", "number", "round", "steps", "worker")
 
     def __init__(self, worker: int, incarnation: str, number: int) -> None:
         self.worker, self.incarnation, self.number = worker, incarnation, number
@@ -26,6 +26,8 @@ class PushLane:
         """Held from looking at `applied` to changing it: a push sent again may meet its first self at work."""
         self.applied = 0
         self.round = 0
+        self.steps = 0
+        """Batches of the trainer that were in the pushes applied."""
 
 
 class CutGate:

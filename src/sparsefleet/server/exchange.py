@@ -96,7 +96,7 @@ class Exchange:
 
     def _push(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
-        bound, lane = self._bind(frame, with_values=True), self._lane
+        bound, lane, steps = self._bind(frame, with_values=True), self._lane, _whole_number(frame, "steps", 0)
         with lane.lock:
             if number > lane.applied:
                 self._state.gate.enter([(lane, number)], self._on_wait)
@@ -104,6 +104,7 @@ class Exchange:
                     for part in bound:
                         apply_push(part)
                     lane.applied = number
+                    lane.steps += steps
                 finally:
                     self._state.gate.leave()
                 self._applied("push", number)
@@ -112,8 +113,8 @@ class Exchange:
 
     def _sync(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
-        bound = self._bind(frame, with_values=True)
-        done = self._state.rounds.contribute(self._lane, number, bound, self._on_wait)
+        bound, steps = self._bind(frame, with_values=True), _whole_number(frame, "steps", 0)
+        done = self._state.rounds.contribute(self._lane, number, bound, steps, self._on_wait)
         self._applied("sync", number)
         self._note("sync", bound, start)
         return {"round": done}, EMPTY
@@ -219,8 +220,8 @@ def _text(frame: Frame, name: str) -> str:
     return value
 
 
-def _whole_number(frame: Frame, name: str) -> int:
-    value = frame.header.get(name)
+def _whole_number(frame: Frame, name: str, default: int | None = None) -> int:
+    value = frame.header.get(name, default)
     if type(value) is not int or value < 0:
         raise WireError(f"{name} must be a whole number, 0 or above; got {value!r}")
     return value

@@ -26,6 +26,8 @@ class Contribution:
     lane: PushLane
     number: int
     parts: Sequence[Bound]
+    steps: int
+    """Batches of the trainer that the parts are of."""
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Rounds:
         """Contributions that wait for others."""
         return len(self._open.contributions)
 
-    def contribute(self, lane: PushLane, number: int, parts: Sequence[Bound], on_wait: OnWait) -> int:
+    def contribute(self, lane: PushLane, number: int, parts: Sequence[Bound], steps: int, on_wait: OnWait) -> int:
         """Hand in a part of the open round and return the round's number when it is applied."""
         with self._sessions.changed:
             if number <= lane.applied:
@@ -56,7 +58,7 @@ class Rounds:
             mine = current.contributions.get(lane.worker)
             if mine is None:
                 self._sessions.come_back(lane.worker)
-                current.contributions[lane.worker] = Contribution(lane, number, parts)
+                current.contributions[lane.worker] = Contribution(lane, number, parts, steps)
                 self._sessions.changed.notify_all()
             elif mine.lane is not lane or mine.number != number:
                 raise StoreError(
@@ -101,6 +103,7 @@ class Rounds:
                 apply_push(bound)
             for one in contributions:
                 one.lane.applied, one.lane.round = one.number, current.number
+                one.lane.steps += one.steps
         except Exception as problem:
             error = StoreError(f"round {current.number} failed on this server: {problem!r}")
         finally:

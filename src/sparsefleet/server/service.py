@@ -30,7 +30,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         config = state.config
         self._state, self._saving = state, Saving(state)
         self._actions: dict[str, Callable[[Data], Data | None]] = {
-            "ping": lambda data: {"server": state.server_id},
+            "ping": lambda data: {"server": state.server_id, "lost_trainer": config.lost_trainer},
             "register": self._register,
             "heartbeat": self._heartbeat,
             "leave": self._leave,
@@ -44,6 +44,13 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "thaw": lambda data: state.gate.thaw(need_text(data, "owner")),
             "write": self._write,
             "saved": self._saved,
+            "attend": lambda data: state.cuts.attend(*_identity(data), _patience(data)),
+            "depart": lambda data: state.cuts.depart(*_identity(data), data.get("report"), _patience(data)),
+            "open_cut": lambda data: state.cuts.open(*_identity(data)),
+            "ask_all": lambda data: state.cuts.ask(need_text(data, "cut"), need_text(data, "phase"), _patience(data)),
+            "watch_cuts": self._watch_cuts,
+            "answer_cut": self._answer_cut,
+            "close_cut": lambda data: state.cuts.close(need_text(data, "cut")),
             "load": self._load,
             "stats": lambda data: state.stats(),
         }
@@ -102,7 +109,9 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
     def _heartbeat(self, data: Data) -> Data:
         status = data.get("status")
         self._state.sessions.heartbeat(*_identity(data), status if isinstance(status, dict) else {})
-        return {"last_checkpoint": self._state.last_checkpoint}
+        with self._state.sessions.changed:
+            first = self._state.sessions.first()
+        return {"last_checkpoint": self._state.last_checkpoint, "first": first}
 
     def _leave(self, data: Data) -> None:
         worker, incarnation = _identity(data)
@@ -124,8 +133,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         self._state.holdings.create_table(spec_from_dict(spec), self._state.sessions.servers)
 
     def _meet(self, data: Data) -> Data:
-        patience = need_seconds(data, "patience", MAX_PATIENCE)
-        return self._state.meetings.meet(read_place(data), *_identity(data), data.get("payload"), patience)
+        return self._state.meetings.meet(read_place(data), *_identity(data), data.get("payload"), _patience(data))
 
     def _freeze(self, data: Data) -> Data:
         return self._saving.freeze(need_text(data, "owner"), need_seconds(data, "seconds", MAX_FREEZE))
@@ -140,15 +148,23 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         return self._saving.advance(need_text(data, "owner"), lanes, need_seconds(data, "patience", MAX_FREEZE))
 
     def _write(self, data: Data) -> Data:
-        patience = need_seconds(data, "patience", MAX_PATIENCE)
+        patience = _patience(data)
         drop_state = data.get("drop_state") is True
         return self._saving.write(need_text(data, "owner"), need_text(data, "directory"), drop_state, patience)
 
     def _saved(self, data: Data) -> None:
         self._state.last_checkpoint = need_text(data, "path")
 
+    def _watch_cuts(self, data: Data) -> Data:
+        served = (data.get("cut"), data.get("phase"))
+        return self._state.cuts.watch(*_identity(data), served, _patience(data))
+
+    def _answer_cut(self, data: Data) -> None:
+        asked = (need_text(data, "cut"), need_text(data, "phase"))
+        self._state.cuts.answer(*_identity(data), asked, data.get("report"), data.get("failure"))
+
     def _load(self, data: Data) -> Data:
-        patience = need_seconds(data, "patience", MAX_PATIENCE)
+        patience = _patience(data)
         values_only = data.get("values_only") is True
         return self._saving.load(need_text(data, "ticket"), need_text(data, "path"), values_only, patience)
 
@@ -159,6 +175,11 @@ def _checked_protocol(data: Data) -> Data:
             f"protocol {data.get('protocol')!r} came; this server speaks {PROTOCOL}: use one SparseFleet everywhere"
         )
     return data
+
+
+def _patience(data: Data) -> float:
+    """How long the caller would have us wait before we answer that there is nothing yet."""
+    return need_seconds(data, "patience", MAX_PATIENCE)
 
 
 def _integer(data: Data, name: str) -> int:

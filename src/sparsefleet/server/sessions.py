@@ -185,6 +185,11 @@ class Sessions:
             w for w in range(self.workers) if not (self._is(w, "gone") or self._is(w, "dropped"))
         } - self._never_came
 
+    def first(self) -> int | None:
+        """The lowest of the trainers that are left: what one does for all, it does."""
+        there = self.in_meetings()
+        return min(there - set(self.lost_among(there)), default=None)
+
     def lost_among(self, workers: Iterable[int]) -> list[int]:
         now, lost = time.monotonic(), list[int]()
         for worker in sorted(workers):

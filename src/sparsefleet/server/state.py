@@ -11,6 +11,7 @@ from typing import Any
 from sparsefleet.core.errors import StoreError
 from sparsefleet.server.config import ServerConfig
 from sparsefleet.server.cut import CutGate, PushLane
+from sparsefleet.server.cuts import Cuts
 from sparsefleet.server.geo import Geo
 from sparsefleet.server.holdings import Holdings
 from sparsefleet.server.mail import Mail
@@ -36,6 +37,7 @@ class ServerState:
         self.rounds = Rounds(self.sessions, self.gate)
         self.geo = Geo()
         self.meetings = Meetings(self.sessions)
+        self.cuts = Cuts(self.sessions, self.steps)
         self.mail = Mail(self.sessions)
         self.meters = Meters()
         self.after_apply = after_apply
@@ -73,6 +75,12 @@ class ServerState:
         """Per lane the number of its last push that counts."""
         with self._lock:
             return {key: lane.applied for key, lane in self._lanes.items()}
+
+    def steps(self, worker: int, incarnation: str) -> int:
+        """Batches of this life of a trainer that are in what this server has applied."""
+        with self._lock:
+            mine = [lane for lane in self._lanes.values() if (lane.worker, lane.incarnation) == (worker, incarnation)]
+        return sum(lane.steps for lane in mine)
 
     def stats(self) -> dict[str, Any]:
         return {

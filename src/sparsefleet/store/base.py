@@ -12,7 +12,8 @@ Contract:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -89,7 +90,31 @@ class RunFacts:
     """Tensors of the model that no optimizer moves: BatchNorm statistics, frozen weights."""
 
 
+class CutMember(Protocol):
+    """A trainer's part in a checkpoint of the whole job: rows, state and reader positions of one moment."""
+
+    def pause(self) -> None:
+        """Return when the store has all that this trainer has done and not told it yet; nothing more until `resume`.
+
+        A trainer whose steps are in the store before they count as done may go on: the store holds them off.
+        """
+        ...
+
+    def report(self, applied: int | None) -> dict[str, Any]:
+        """Where this trainer stands, as plain data, with `applied` of its run's batches in the store; None: all."""
+        ...
+
+    def resume(self) -> None: ...
+
+
+FactsOfAll = Callable[[Mapping[int, Any]], RunFacts]
+"""What a checkpoint should know, from the reports of all trainers by their number; one that is lost has none."""
+
+
 class ParameterStore(ABC):
+    holds_pushes: bool = False
+    """Whether `save` holds pushes off by itself; else whoever calls it sees to that."""
+
     @abstractmethod
     def create_table(self, spec: TableSpec) -> None:
         """Make the table, or check that the one there has the same spec (`StoreError` says what differs)."""
@@ -138,13 +163,20 @@ class ParameterStore(ABC):
 
     # -- calls of a job of several trainers; one process is a job of one ----------------------------------------------
 
-    def push_step(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[None]:
-        """Apply one step's gradients of several tables and blocks."""
+    def push_step(
+        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None, *, steps: int = 0
+    ) -> Pending[None]:
+        """Apply gradients of several tables and blocks as one step.
+
+        steps: how many batches they are of; `save_together` finds out by it which batches are in a checkpoint.
+        """
         pending = [self.push(table, rows.keys, rows.rows) for table, rows in sparse.items()]
         pending += [self.push_dense(name, grads) for name, grads in (dense or {}).items()]
         return _All(pending)
 
-    def sync_push(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[object]:
+    def sync_push(
+        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None, *, steps: int = 0
+    ) -> Pending[object]:
         """Hand in this trainer's part of a round: the sum of all parts is applied once, when all are in."""
         return self.push_step(sparse, dense)
 
@@ -163,6 +195,22 @@ class ParameterStore(ABC):
     ) -> Pending[GeoAnswer]:
         """Add deltas to rows and blocks, and bring back what others have changed."""
         raise StoreError("geo needs parameter servers: in one process local copies would have nobody to meet")
+
+    def attending(self, member: CutMember) -> AbstractContextManager[object]:
+        """While inside, a `save_together` of any trainer asks this one where it stands."""
+        return nullcontext()
+
+    def save_together(self, path: str, member: CutMember, facts: FactsOfAll, *, drop_state: bool = False) -> None:
+        """A checkpoint of all trainers' work at one moment; this one's part in it is `member`."""
+        member.pause()
+        try:
+            self.save(path, facts({0: member.report(None)}), drop_state=drop_state)
+        finally:
+            member.resume()
+
+    def first_trainer(self) -> int:
+        """The lowest of the trainers that are left: what one does for all, it does."""
+        return 0
 
     def reduce(self, name: str, payload: Mapping[str, Any], timeout: float | None = None) -> list[Any]:
         """Every trainer hands in plain data under this name; all get everyone's, in the order of the trainers."""

@@ -14,7 +14,7 @@ import contextlib
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,9 +25,10 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store import remote_saving
-from sparsefleet.store.base import GeoAnswer, Layout, ParameterStore, Pending, RunFacts
+from sparsefleet.store.base import CutMember, FactsOfAll, GeoAnswer, Layout, ParameterStore, Pending, RunFacts
 from sparsefleet.store.remote_config import RemoteConfig
 from sparsefleet.store.remote_control import Heartbeats, Meetings
+from sparsefleet.store.remote_cut import Watch, open_cut
 from sparsefleet.store.remote_lane import Joined, Lanes, Message
 from sparsefleet.store.remote_link import ServerLink
 from sparsefleet.store.remote_pack import Block, DenseItem, Item, RowItem, pack
@@ -50,6 +51,8 @@ class Letter:
 
 
 class RemoteStore(ParameterStore):
+    holds_pushes = True
+
     def __init__(self, config: RemoteConfig) -> None:
         """Connect to all servers, waiting for those that are not up yet, and register this trainer."""
         self.config = config
@@ -64,6 +67,7 @@ class RemoteStore(ParameterStore):
         self._lanes = Lanes(self._links, identity, config.timeout)
         self._heartbeats = Heartbeats(self._links, identity, config.heartbeat)
         self._meetings = Meetings(self._links[0], identity, self._heartbeats.check)
+        self._watch: Watch | None = None
         self._closed = False
 
     @property
@@ -132,7 +136,40 @@ class RemoteStore(ParameterStore):
         self._meetings.meet("barrier", name, None, self._seconds(timeout))
 
     def save(self, path: str, facts: RunFacts, *, drop_state: bool = False) -> None:
-        remote_saving.save(self._links, path, facts, self.incarnation, drop_state=drop_state)
+        remote_saving.save(self._links, path, lambda: facts, self.incarnation, drop_state=drop_state)
+
+    def save_together(self, path: str, member: CutMember, facts: FactsOfAll, *, drop_state: bool = False) -> None:
+        """All trainers send what they keep back; servers freeze; all say where they stand; servers write."""
+        watch = self._watch
+
+        def facts_now() -> RunFacts:
+            reports, steps = cut.ask("report")
+            mine = member.report(None if watch is None else watch.run_steps(steps))
+            return facts({**reports, self.config.worker: mine})
+
+        with open_cut(self._links[0], self._identity()) as cut:
+            try:
+                cut.ask("pause", meanwhile=member.pause)
+                remote_saving.save(self._links, path, facts_now, self.incarnation, drop_state=drop_state)
+            finally:
+                member.resume()
+
+    @contextlib.contextmanager
+    def attending(self, member: CutMember) -> Iterator[None]:
+        watch = Watch(self._links[0], self._identity(), member)
+        watch.start()
+        self._watch = watch
+        try:
+            yield
+            watch.end(member.report(None))
+        except BaseException:
+            watch.abandon()
+            raise
+        finally:
+            self._watch = None
+
+    def first_trainer(self) -> int:
+        return self._heartbeats.first
 
     def load(self, path: str, *, values_only: bool = False) -> RunFacts:
         return remote_saving.load(self._links, path, values_only=values_only)
@@ -155,11 +192,15 @@ class RemoteStore(ParameterStore):
 
     # --- calls that only servers can answer
 
-    def push_step(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[None]:
+    def push_step(
+        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None, *, steps: int = 0
+    ) -> Pending[None]:
         """Apply a step's gradients of several tables and blocks, one message per server."""
-        return self._push("push of a step", self._step_items(sparse, dense))
+        return self._push("push of a step", self._step_items(sparse, dense), steps)
 
-    def sync_push(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[int]:
+    def sync_push(
+        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None, *, steps: int = 0
+    ) -> Pending[int]:
         """Hand in this trainer's part of the present round; the answer, the round's number, comes when it is applied.
 
         Servers sum the parts of all trainers, in their order, and make one step of every rule. One part per trainer.
@@ -173,7 +214,7 @@ class RemoteStore(ParameterStore):
                 )
             return int(rounds.pop() or 0)
 
-        return self._send("sync push", self._messages("sync", self._step_items(sparse, dense)), number)
+        return self._send("sync push", self._messages("sync", self._step_items(sparse, dense), steps=steps), number)
 
     def leave_rounds(self) -> None:
         """This trainer has no more rows: rounds go on without it until all have left; then everybody is in again.
@@ -204,7 +245,7 @@ class RemoteStore(ParameterStore):
         def answer(frames: list[Frame]) -> GeoAnswer:
             return _geo_answer(items, [read_parts(frame.header, frame.body) for frame in frames])
 
-        return self._send("geo exchange", self._messages("geo", items, extra), answer)
+        return self._send("geo exchange", self._messages("geo", items, answer_bytes=extra), answer)
 
     def reduce(self, name: str, payload: Mapping[str, Any], timeout: float | None = None) -> list[Any]:
         """Every trainer hands in plain data under this name; all get everyone's, in the order of the trainers."""
@@ -284,11 +325,11 @@ class RemoteStore(ParameterStore):
         items: list[Item] = [self._row_item(table, rows.keys, rows.rows) for table, rows in sparse.items()]
         return items + [self._dense_item(name, grads) for name, grads in (dense or {}).items()]
 
-    def _messages(self, op: str, items: Sequence[Item], answer_bytes: int = 0) -> dict[int, Message]:
+    def _messages(self, op: str, items: Sequence[Item], *, steps: int = 0, answer_bytes: int = 0) -> dict[int, Message]:
         messages: dict[int, Message] = {}
         for server in range(self.servers):
             described, body = pack(items, server)
-            messages[server] = ({"op": op, "parts": described}, body, answer_bytes)
+            messages[server] = ({"op": op, "parts": described, "steps": steps}, body, answer_bytes)
         return messages
 
     def _pull(self, table: str, keys: U64, header: Mapping[str, Any]) -> Pending[F32]:
@@ -308,12 +349,12 @@ class RemoteStore(ParameterStore):
 
         return self._send(f"pull from {table!r}", messages, rows)
 
-    def _push(self, operation: str, items: Sequence[Item]) -> Pending[None]:
+    def _push(self, operation: str, items: Sequence[Item], steps: int = 0) -> Pending[None]:
 
         def nothing(frames: list[Frame]) -> None:
             return None
 
-        return self._send(operation, self._messages("push", items), nothing)
+        return self._send(operation, self._messages("push", items, steps=steps), nothing)
 
     def _send(self, operation: str, messages: Mapping[int, Message], finish: Callable[[list[Frame]], T]) -> Pending[T]:
         calls = self._lanes.mine().send(operation, messages) if messages else []

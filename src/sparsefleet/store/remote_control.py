@@ -20,6 +20,8 @@ class Heartbeats:
 
     def __init__(self, links: Sequence[ServerLink], identity: Mapping[str, Any], seconds: float) -> None:
         self.status: dict[str, Any] = {}
+        self.first = 0
+        """The lowest of the trainers that are left, as server 0 said last."""
         self._identity, self._seconds = dict(identity), seconds
         self._stop = threading.Event()
         self._links, self._answered = links, {link.index: time.monotonic() for link in links}
@@ -48,6 +50,8 @@ class Heartbeats:
                 answer = link.action("heartbeat", {**self._identity, "status": self.status}, 2 * self._seconds)
                 self._answered[link.index] = time.monotonic()
                 link.last_checkpoint = answer.get("last_checkpoint") or link.last_checkpoint
+                if link.index == 0 and answer.get("first") is not None:
+                    self.first = int(answer["first"])
             except StoreError as error:
                 # Whoever next needs that server gets the error; here it is only for the log.
                 log.debug("heartbeat: %s", error)

@@ -33,9 +33,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def save(links: Sequence[ServerLink], path: str, facts: RunFacts, owner: str, *, drop_state: bool = False) -> None:
+def save(
+    links: Sequence[ServerLink], path: str, facts_now: Callable[[], RunFacts], owner: str, *, drop_state: bool = False
+) -> None:
+    """`facts_now` is called when nothing moves on any server."""
     with begin(path) as draft, _Frozen(links, owner) as frozen:
         frozen.make_equal()
+        facts = facts_now()
         request = {"owner": owner, "directory": str(draft.directory), "drop_state": drop_state}
         answers = _on_all(links, lambda link: _finished(link, "write", request, frozen.check))
         files = [_file(entry, link) for link, answer in zip(links, answers, strict=True) for entry in answer["files"]]

@@ -1,49 +1,73 @@
-"""Gate: lets one training thread do something while no other is within a step."""
+"""Gate: lets one thread do something while no training thread is within a step."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+PARKED_SECONDS = 0.01
+"""How often whoever wants to be alone looks for threads that have parked."""
 
 
 class Gate:
     """Every step is made inside. A thread that waits for input is outside, and nobody waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, parked: Callable[[], int] = lambda: 0) -> None:
+        """`parked`: how many threads stand within a step that cannot go on before others make theirs."""
+        self._parked = parked
         self._inside = 0
         self._closed = False
         self._changed = threading.Condition()
+        self._mine = threading.local()
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """One step; waits while somebody is alone."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._closed)
-            self._inside += 1
+        self._enter()
+        self._mine.inside = True
         try:
             yield
         finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
+            self._mine.inside = False
+            self._leave()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Called at the end of a step, or outside of any: nobody need wait for this thread while it is aside."""
+        if not getattr(self._mine, "inside", False):
+            yield
+            return
+        self._mine.inside = False
+        self._leave()
+        try:
+            yield
+        finally:
+            self._enter()
+            self._mine.inside = True
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Called at the end of a step. Inside, no other thread is within one; those that ask too come one by one."""
+        """Inside, no other thread makes a step; those that want to be alone too come one by one."""
+        with self.aside():
+            self.close()
+            try:
+                yield
+            finally:
+                self.open()
+
+    def close(self) -> None:
+        """Return when no thread is within a step; none begins one until `open`. Not for a thread that is inside."""
         with self._changed:
-            self._inside -= 1  # this one's step is done: others that want to be alone need not wait for it
-            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._closed)
             self._closed = True
-            self._changed.wait_for(lambda: not self._inside)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._closed = False
-                self._inside += 1
-                self._changed.notify_all()
+            while self._inside > self._parked():
+                self._changed.wait(PARKED_SECONDS)
+
+    def open(self) -> None:
+        with self._changed:
+            self._closed = False
+            self._changed.notify_all()
 
     @property
     def quiet(self) -> bool:
@@ -60,3 +84,13 @@ class Gate:
                         continue
                     return False
             return True
+
+    def _enter(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closed)
+            self._inside += 1
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()

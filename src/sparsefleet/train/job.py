@@ -22,6 +22,8 @@ class Job(ABC):
     index: int = 0
     """Which of the job's trainers this process is."""
     trainers: int = 1
+    first: int = 0
+    """The lowest of the trainers that are left, as of the last epoch's end: what one does for all, it does."""
     trainer: Trainer | None = None
     """The trainer that works for this job in this process, once there is one."""
 

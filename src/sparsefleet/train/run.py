@@ -5,26 +5,28 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sparsefleet.checkpoint import point_latest, prune, step_path
 from sparsefleet.communicator import Communicator
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.data.base import Reader
+from sparsefleet.data.base import Epoch, Reader
 from sparsefleet.metrics import ClickMetrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.models import registry
-from sparsefleet.store.base import ParameterStore, RunFacts
+from sparsefleet.store.base import RunFacts
 from sparsefleet.train.fetch import FetchHandler, check_names, fetch_values
-from sparsefleet.train.gate import Gate
 from sparsefleet.train.job import Job
 from sparsefleet.train.loop import run_threads
+from sparsefleet.train.moment import RunMoment
 from sparsefleet.train.progress import Progress
 from sparsefleet.train.replica import Replica, autocast
 from sparsefleet.train.reporting.base import Reporter
-from sparsefleet.train.saving import SavePolicy, TrainingState, random_state_text, save_checkpoint
+from sparsefleet.train.saving import SavePolicy, TrainingState, joint_facts, random_state_text
 from sparsefleet.train.session import Session
 from sparsefleet.train.status import StatusReports
 
@@ -97,8 +99,6 @@ class Run:
         reporters: Sequence[Reporter],
         fetch: Sequence[FetchHandler],
     ) -> None:
-        if save and save.every_steps and job.trainers > 1:
-            raise ConfigError("every_steps saves one trainer's moment; with several trainers save per epoch")
         self.session, self.data, self.config, self.save_policy, self.job = session, data, config, save, job
         self.reporters, self.handlers = tuple(reporters), tuple(fetch)
         self.progress = Progress(epochs, config.num_thresholds, config.slide_steps)
@@ -111,8 +111,11 @@ class Run:
         self.lost: list[str] = []
         """Trainers that the others went on without."""
         self.checkpoint: str | None = None
+        self.moment = RunMoment(session.store, self.progress, self.state)
+        """This run's part in checkpoints, its own and those of the job's other trainers."""
         self._at = _Place(state.epoch, under_way=False)
-        self._gate = Gate()
+        self._nothing_left = state.finished
+        self._saving = threading.Lock()
         self._caller = threading.current_thread()
         self._saved: TrainingState | None = None
         self._untold: deque[tuple[str, int]] = deque()
@@ -124,19 +127,31 @@ class Run:
     def epochs_done(self) -> int:
         return self._at.epoch
 
+    @contextmanager
+    def taking_part(self, communicator: Communicator) -> Iterator[None]:
+        """Training goes on inside: checkpoints of all trainers of the job know where this one stands."""
+        self.moment.communicator = communicator
+        with self.session.store.attending(self.moment):
+            try:
+                yield
+            except KeyboardInterrupt:
+                self.interrupted()
+                raise
+        self.moment.communicator = None  # it is about to be closed, with nothing left to send
+
     def epoch(self, number: int, communicator: Communicator) -> None:
         """Train on what is left of one pass over the data."""
         progress, threads = self.progress, self.config.threads
         progress.epoch = number
         self.session.model.train()
-        gate = self._gate = Gate()
+        gate = self.moment.gate
         self.status.staleness = communicator.staleness
         lanes = communicator.begin_epoch(number, threads)
         replicas = [
             Replica(copy, self.session.block, lane, self.config.precision)
             for copy, lane in zip(self.session.copies(threads), lanes, strict=True)
         ]
-        place = self._at = _Place(number, under_way=True)
+        place = self._at = _Place(number, under_way=True, stepped=self._nothing_left)
 
         def step(index: int, batch: Batch) -> None:
             outcome = replicas[index].step(batch)
@@ -145,20 +160,27 @@ class Run:
             count = progress.add(batch, outcome)
             for handler in self.handlers:
                 handler.after_step(count, self.fetch)
-            if self.save_policy and self.save_policy.every_steps and count % self.save_policy.every_steps == 0:
-                with gate.alone():
-                    self.save(communicator)
+            due = self.save_policy is not None and self.save_policy.due(count)
+            if due and self.session.store.first_trainer() == self.job.index:
+                self.save()
 
         def leave(index: int, error: BaseException | None) -> None:
-            lanes[index].leave() if error is None else lanes[index].give_up(error)
+            if error is not None:
+                lanes[index].give_up(error)
+                return
+            with gate.step():  # the others' steps may be applied for want of ours: not while somebody saves
+                lanes[index].leave()
 
         progress.start_clock()
         try:
             self.data.set_epoch(number)  # a shuffling reader's order is a function of it
-            with self.data.epoch(threads) as epoch:
+            with Epoch([]) if self._nothing_left else self.data.epoch(threads) as epoch:
                 if not progress.done_before:
                     progress.done_before = number + (self.data.progress() or 0.0)
                 run_threads(epoch, step, gate, self.tick, leave=leave)
+            for index in range(len(epoch.streams), threads):
+                leave(index, None)
+            self._nothing_left = False
             communicator.flush()
         finally:
             progress.stop_clock()
@@ -170,12 +192,14 @@ class Run:
         for reporter in self.reporters:
             reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone))
         if self.save_policy and self.save_policy.every_epoch:
-            self.save_together(communicator)
+            self.save_epoch()
 
     def meet(self, number: int, communicator: Communicator) -> None:
         """All trainers have come to the end of an epoch."""
         store = self.session.store
-        self.everyone = merged_metrics(store, f"epoch {number}", self.progress.metrics)
+        parts = store.reduce(f"epoch {number}", {"trainer": self.job.index, "metrics": self.progress.metrics.to_dict()})
+        self.everyone = merged(part["metrics"] for part in parts)
+        self.job.first = min(part["trainer"] for part in parts)
         for trainer in store.lost_trainers():
             if trainer not in self.lost:
                 self.lost.append(trainer)
@@ -193,56 +217,83 @@ class Run:
     def fetch(self, names: Sequence[str]) -> list[Any]:
         return fetch_values(names, self.progress.snapshot(self.data.progress()).values(), self._parameters)
 
-    def interrupted(self, communicator: Communicator) -> None:
+    def interrupted(self) -> None:
         """The user wants to stop: save, if asked to."""
         if self.save_policy is None or not self.save_policy.on_interrupt or self.job.trainers > 1:
             return  # of several trainers one cannot speak for all
-        if not self._gate.quiet:
+        if not self.moment.gate.quiet:
             logger.warning("a training thread is still within a step: not saved; the last checkpoint stands")
             return
-        self.save(communicator)
+        self.save()
 
-    def save_together(self, communicator: Communicator) -> None:
-        """All trainers have come to the end of an epoch: one saves for all, the others wait."""
-        if self.job.index == 0:
-            self.save(communicator)
-        self.session.store.barrier(f"saved epoch {self.epochs_done}")
+    def save_epoch(self) -> None:
+        """All trainers have come to the end of an epoch: the first of those left saves, the others wait."""
+        saved = False
+        while not saved:
+            if self.job.index == self.job.first:
+                self.save()
+            mine = {"trainer": self.job.index, "saved": self.job.index == self.job.first}
+            parts = self.session.store.reduce(f"saved epoch {self.epochs_done}", mine)
+            saved = any(part["saved"] for part in parts)
+            self.job.first = min(part["trainer"] for part in parts)  # else the one that was to save is lost
 
-    def save(self, communicator: Communicator) -> None:
-        """A checkpoint of this moment. Nobody is within a step: threads stand at the gate, or have ended."""
-        assert self.save_policy is not None
+    def save(self) -> None:
+        """A checkpoint of this moment, by the policy. From any thread; one of training only at the end of its step."""
+        policy = self.save_policy
+        assert policy is not None
         self.status.resting("saving")
-        communicator.flush()
-        state = self.state()
-        if state == self._saved:
-            return
-        self.checkpoint = save_checkpoint(self.session.store, self.save_policy, self.facts(state))
-        self._saved = state
-        self._untold.append((self.checkpoint, state.step))
+        with self._standing_still():
+            if self.job.trainers == 1 and self.state() == self._saved:
+                return
+            step = self.progress.step
+            self.checkpoint = path = str(step_path(policy.folder, step))
+            self._save_to(path)
+            point_latest(path)
+            prune(policy.folder, policy.keep)
+            self._untold.append((path, step))
         if threading.current_thread() is self._caller:
             self._tell_saved()
 
+    def save_to(self, path: str, *, drop_state: bool = False) -> None:
+        """A checkpoint of this moment: of the parameters, and of where every trainer stands."""
+        with self._standing_still():
+            self._save_to(path, drop_state=drop_state)
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        """One save at a time; as far as this trainer is concerned, of one moment."""
+        with self.moment.gate.aside(), self._saving:
+            try:
+                self.moment.pause()
+                yield
+            finally:
+                self.moment.resume()
+
+    def _save_to(self, path: str, *, drop_state: bool = False) -> None:
+        self.session.store.save_together(path, self.moment, self.facts, drop_state=drop_state)
+
     def state(self) -> TrainingState:
         """Where this run stands."""
-        position = self.data.position() if self._at.under_way else {}
+        at = self._at
+        position = self.data.position() if at.under_way else {}
         # After an epoch's last batch its position is empty, as before the first one.
-        finished = self._at.under_way and self._at.stepped and not position
+        finished = at.under_way and at.stepped and not position
         return TrainingState(
             step=self.progress.step,
-            epoch=self._at.epoch + finished,
+            epoch=at.epoch + finished,
             position=position,
-            metrics=(self.everyone or self.progress.metrics).to_dict(),
+            metrics=self.progress.metrics.to_dict(),
             random_state=random_state_text(),
         )
 
-    def facts(self, state: TrainingState) -> RunFacts:
-        """What a checkpoint should know of this run besides its parameters."""
-        return RunFacts(
-            step=state.step,
+    def facts(self, reports: Mapping[int, Mapping[str, Any]]) -> RunFacts:
+        """What a checkpoint should know besides the parameters, from what every trainer reports of itself."""
+        states = {trainer: TrainingState(**report) for trainer, report in reports.items()}
+        self._saved = states[self.job.index]
+        return replace(
+            joint_facts(states, self.job.index, self.job.trainers),
             schema=self.data.schema.to_dict(),
             model=registry.describe(self.session.model),
-            positions={str(self.job.index): state.position} if state.position else {},
-            extra={"training": state.to_dict()},
             buffers=self.session.buffers(),
         )
 
@@ -267,9 +318,9 @@ class Run:
         )
 
 
-def merged_metrics(store: ParameterStore, name: str, mine: ClickMetrics) -> ClickMetrics:
-    """The metrics of all trainers, each handing in its own under this name."""
-    everyone = ClickMetrics(len(mine.positive) - 1)
-    for part in store.reduce(name, mine.to_dict()):
-        everyone.merge(ClickMetrics.from_dict(part))
-    return everyone
+def merged(parts: Iterable[Mapping[str, Any]]) -> ClickMetrics:
+    """The metrics of all trainers, from those of each."""
+    first, *others = map(ClickMetrics.from_dict, parts)
+    for other in others:
+        first.merge(other)
+    return first

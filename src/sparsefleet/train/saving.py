@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsefleet.checkpoint import point_latest, prune, step_path
 from sparsefleet.core.errors import CheckpointError, ConfigError
-from sparsefleet.store.base import ParameterStore, RunFacts
+from sparsefleet.metrics import ClickMetrics
+from sparsefleet.store.base import RunFacts
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SavePolicy:
     folder: str
     """Checkpoints go to folder/step-…; `latest` in it names the newest."""
     every_steps: int | None = None
-    """Also save after every so many batches."""
+    """Also save after every so many batches; of several trainers, those of the first."""
     every_epoch: bool = True
     on_interrupt: bool = True
     """Save when the user stops the run."""
@@ -33,22 +33,24 @@ class SavePolicy:
         if self.keep < 1:
             raise ConfigError(f"keep={self.keep} must be 1 or above")
 
+    def due(self, step: int) -> bool:
+        """Whether it is time to save after this step."""
+        return self.every_steps is not None and step % self.every_steps == 0
+
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Where a run stands; with the tables and the dense block, all that a resumed run needs."""
+    """Where one trainer's run stands; with the tables and the dense block, all that a resumed run needs."""
 
     step: int = 0
     epoch: int = 0
     position: Mapping[str, Any] = field(default_factory=dict)
     """Of the reader; empty: the epoch's beginning."""
+    finished: bool = False
+    """Of this epoch this trainer has no more rows; others of its job still have."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     random_state: str = ""
     """torch's generator, so that dropout goes on as if never interrupted."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """All but step and position, which have places of their own in a checkpoint."""
-        return {"epoch": self.epoch, "metrics": dict(self.metrics), "random_state": self.random_state}
 
     @staticmethod
     def from_facts(facts: RunFacts, trainer: int = 0, trainers: int = 1) -> TrainingState:
@@ -60,24 +62,56 @@ class TrainingState:
             )
         try:
             training = facts.extra["training"]
+            places = training.get("trainers", {})
+            mine = places[str(trainer)] if len(places) == trainers > 1 else {}
             return TrainingState(
-                step=facts.step,
+                step=int(mine.get("step", facts.step)),
                 epoch=int(training["epoch"]),
                 position=dict(facts.positions.get(str(trainer), {})),
+                finished=bool(mine.get("finished", False)),
                 metrics=dict(training["metrics"]) if trainer == 0 else {},
-                random_state=str(training["random_state"]),
+                random_state=str(mine.get("random_state", training["random_state"])),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"the checkpoint's record of the run is damaged: {error!r}") from error
 
 
-def save_checkpoint(store: ParameterStore, policy: SavePolicy, facts: RunFacts) -> str:
-    """Save into the policy's folder, point `latest` at it, and remove what is too old. Returns the path."""
-    path = str(step_path(policy.folder, facts.step))
-    store.save(path, facts)
-    point_latest(path)
-    prune(policy.folder, policy.keep)
-    return path
+def joint_facts(states: Mapping[int, TrainingState], mine: int, trainers: int) -> RunFacts:
+    """What a checkpoint says of where its trainers stand, from the state of each; `mine` is the one that saves.
+
+    Trainers meet at the end of every epoch: some may be through with the present one, none further than that. A lost
+    trainer has no state: what it has not trained is missing from this epoch, whether it is resumed or not.
+    """
+    epoch = min(state.epoch for state in states.values())
+    within_epoch = any(state.position or state.epoch > epoch for state in states.values())
+    metrics = ClickMetrics.from_dict(states[mine].metrics)
+    for trainer, state in states.items():
+        if trainer != mine:
+            metrics.merge(ClickMetrics.from_dict(state.metrics))
+    training: dict[str, Any] = {
+        "epoch": epoch,
+        "metrics": metrics.to_dict(),
+        "random_state": states[mine].random_state,
+    }
+    positions = {}
+    if trainers > 1:
+        lost = TrainingState(step=states[mine].step, epoch=epoch + 1, random_state=states[mine].random_state)
+        all_states = {trainer: states.get(trainer, lost) for trainer in range(trainers)}
+        training["trainers"] = {
+            str(trainer): {
+                "step": state.step,
+                "finished": within_epoch and state.epoch > epoch,
+                "random_state": state.random_state,
+            }
+            for trainer, state in all_states.items()
+        }
+        if within_epoch:
+            positions = {
+                str(trainer): state.position if state.epoch == epoch else {} for trainer, state in all_states.items()
+            }
+    elif within_epoch:
+        positions = {str(mine): states[mine].position}
+    return RunFacts(step=states[mine].step, positions=positions, extra={"training": training})
 
 
 def random_state_text() -> str:

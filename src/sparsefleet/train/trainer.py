@@ -26,7 +26,7 @@ from sparsefleet.train.job import Job, LocalJob
 from sparsefleet.train.loop import run_threads
 from sparsefleet.train.replica import Scorer
 from sparsefleet.train.reporting.base import Reporter
-from sparsefleet.train.run import FitResult, Run, RunConfig, merged_metrics
+from sparsefleet.train.run import FitResult, Run, RunConfig, merged
 from sparsefleet.train.saving import SavePolicy, TrainingState, restore_random_state
 from sparsefleet.train.session import DENSE, Session
 
@@ -106,7 +106,7 @@ class Trainer:
         try:
             with _intra_op_threads_kept(), self.job.communicator() as communicator:
                 communicator.start(session.parameters)
-                try:
+                with run.taking_part(communicator):
                     for number in range(state.epoch, epochs):
                         run.epoch(number, communicator)
                         if test is not None:
@@ -114,9 +114,6 @@ class Trainer:
                             scored = self.evaluate_everywhere(model, test)
                             for reporter in self.reporters:
                                 reporter.evaluated(run.progress.step, scored)
-                except KeyboardInterrupt:
-                    run.interrupted(communicator)
-                    raise
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
         except BaseException:
@@ -160,7 +157,7 @@ class Trainer:
         self.store.barrier(name)  # whoever still trains changes what the others would score
         with session.dense_as_stored():
             mine = self.measure(model, data, fetch=fetch)
-        return merged_metrics(self.store, name, mine).values()
+        return merged(self.store.reduce(name, mine.to_dict())).values()
 
     def infer_from_dataset(
         self,
@@ -241,13 +238,14 @@ class Trainer:
         return facts
 
     def save(self, path: str, *, drop_state: bool = False) -> None:
-        """Write a checkpoint of the parameters as they are now, and of where the last run stands.
+        """Write a checkpoint of the parameters as they are now, and of where the run stands, or the last one.
 
-        drop_state: without optimizer state, for scoring only.
+        One trainer of a job calls it, whatever the others do meanwhile. From any thread; while training goes on, from
+        a fetch handler for example. drop_state: without optimizer state, for scoring only.
         """
         if self._run is None:
             raise ConfigError("there is nothing to save yet: call fit first")
-        self.store.save(path, self._run.facts(self._run.state()), drop_state=drop_state)
+        self._run.save_to(path, drop_state=drop_state)
 
     def _resume(self, model: nn.Module, data: Reader, path: str) -> TrainingState:
         facts = self.load(model, path)

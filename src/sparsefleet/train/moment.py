@@ -1,0 +1,60 @@
+"""RunMoment: a run's part in a checkpoint of its job: it stands still, says where it is, goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from sparsefleet.communicator import Communicator
+from sparsefleet.core.errors import StoreError
+from sparsefleet.store.base import ParameterStore
+from sparsefleet.train.gate import Gate
+from sparsefleet.train.progress import Progress
+from sparsefleet.train.saving import TrainingState
+
+ACCOUNT_SECONDS = 60.0
+"""Between a step's arrival on the servers and its entry in the reader's position lie microseconds, not this."""
+LOOK_EVERY = 0.002
+
+
+class RunMoment:
+    """Implements `CutMember`."""
+
+    def __init__(self, store: ParameterStore, progress: Progress, state: Callable[[], TrainingState]) -> None:
+        self.communicator: Communicator | None = None
+        """Of the run under way; None: nothing is."""
+        self.gate = Gate(lambda: self.communicator.parked() if self.communicator else 0)
+        self._store, self._progress, self._state = store, progress, state
+        self._steps_before = progress.step
+        self._paused = False
+
+    def pause(self) -> None:
+        """Where the store holds pushes off by itself and no step is kept back here, there is nothing to do.
+
+        In sync nothing else would do: a trainer that stood still would keep the others within their step.
+        """
+        communicator = self.communicator
+        if self._paused or communicator is None or (self._store.holds_pushes and not communicator.keeps_back):
+            return
+        self.gate.close()
+        self._paused = True
+        communicator.flush()
+
+    def report(self, applied: int | None) -> dict[str, Any]:
+        # A thread may have had its step's answer and not told the reader yet.
+        deadline = time.monotonic() + ACCOUNT_SECONDS
+        while applied is not None and not self._paused and self._progress.step - self._steps_before != applied:
+            if time.monotonic() > deadline:
+                done = self._progress.step - self._steps_before
+                raise StoreError(
+                    f"of this trainer's steps {applied} are on the servers and {done} done here: no position fits"
+                )
+            time.sleep(LOOK_EVERY)
+        return asdict(self._state())
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self.gate.open()

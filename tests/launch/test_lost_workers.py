@@ -1,0 +1,87 @@
+"""Workers of real jobs, killed under the launcher: what becomes of the job is up to its mode, not to a flag."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparsefleet.checkpoint import Checkpoint, latest
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+TIMEOUT = 3
+
+JOB = f"""
+    from small_jobs import Given, batches, small_model
+    from sparsefleet import fleet, optim
+    from sparsefleet.train import FetchHandler, SavePolicy, Trainer
+
+    class Slow(FetchHandler):
+        def handler(self, fetched):
+            print("step", int(fetched[0]), "pid", os.getpid())
+            time.sleep(0.05)
+
+    fleet.init()
+    strategy = fleet.DistributedStrategy(mode=sys.argv[1], timeout={TIMEOUT})
+    optimizer = fleet.distributed_optimizer(optim.SGD(1e-2), strategy)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+    fleet.init_worker()
+    result = Trainer(optimizer).fit(
+        small_model(),
+        Given(batches(30, seed=fleet.worker_index())),
+        epochs=2,
+        save=SavePolicy("run", every_steps=10),
+        fetch=[Slow(["step"], period_batches=1)],
+    )
+    if fleet.is_first_worker():
+        fleet.save_persistables("model")
+    fleet.stop_worker()
+    print(result.rows, "rows without", ", ".join(result.lost))
+"""
+
+
+@pytest.fixture
+def job(launcher):
+    """Starts a job of a mode, kills a worker in its midst, and returns what the launcher ended with and said."""
+    launcher.environment = {"PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
+
+    def run(mode: str, killed: int) -> tuple[int, str]:
+        process = launcher.start("--server_num=2", "--worker_num=2", launcher.script(JOB), mode)
+        logs = launcher.logs
+        launcher.wait_until(lambda: all("step 5 " in logs().get(f"workerlog.{w}", "") for w in range(2)), 60)
+        os.kill(int(re.findall(r"pid (\d+)", logs()[f"workerlog.{killed}"])[-1]), signal.SIGKILL)
+        _, said = process.communicate(timeout=90)
+        assert launcher.left() == []
+        return process.returncode, said
+
+    return run
+
+
+@pytest.mark.parametrize(("mode", "killed"), [("async", 0), ("geo", 1)])
+def test_the_rest_finish_and_the_model_is_saved(launcher, job, mode: str, killed: int) -> None:
+    status, said = job(mode, killed)
+    other = 1 - killed
+    assert status == 128 + signal.SIGKILL, said
+    assert f"worker {killed} failed (killed by SIGKILL); the others go on without it" in said
+    assert f"the job went on without worker {killed}: worker {other} ended well" in said
+    log = launcher.logs()[f"workerlog.{other}"]
+    assert f"1200 rows without worker {killed} (process " in log, log
+    assert f"the job ends without worker {killed} (process " in log
+    for path in (launcher.folder / "model", latest(launcher.folder / "run")):
+        training = Checkpoint.open(path).manifest.extra["training"]
+        assert training["epoch"] == 2, json.dumps(training)[:300]
+
+
+def test_in_sync_the_rest_end_too_and_name_it(launcher, job) -> None:
+    status, said = job("sync", 0)
+    assert status == 128 + signal.SIGKILL
+    assert "worker 0 failed (killed by SIGKILL); the others may go on for 30 s" in said
+    assert "worker 1 (exit status 1)" in said
+    assert "lost worker 0 (process " in launcher.logs()["workerlog.1"]
