@@ -36,13 +36,15 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from parts import redis_rows
 from parts.common import criteo_files
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.open import open_reader
-from sparsefleet.export import export_checkpoint
+from sparsefleet.export import Bundle, export_checkpoint
 from sparsefleet.models import CTRDNN
 from sparsefleet.optim import Adam
 from sparsefleet.serving import Predictor
+from sparsefleet.serving.redis import RedisAddress
 from sparsefleet.train import SavePolicy, Trainer
 
 CANDIDATES = 100
@@ -116,8 +118,8 @@ def _alone(path: Path, raw: list[dict[str, Any]], seconds: float, callers: int, 
 
 
 @contextlib.contextmanager
-def server(path: Path) -> Iterator[tuple[tuple[str, int], int]]:
-    command = [sys.executable, "-m", "sparsefleet", "serve", str(path), "--port", "0"]
+def server(path: Path, sparse: str = "mmap") -> Iterator[tuple[tuple[str, int], int]]:
+    command = [sys.executable, "-m", "sparsefleet", "serve", str(path), "--port", "0", "--sparse", sparse]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -239,6 +241,42 @@ def one_round(
     return Round(max(spread, apart), served, alone_cpu, (processor_seconds(pid) - before) / (served * seconds))
 
 
+def redis_lines(table: Table, path: Path, forms: dict[str, list[bytes]], seconds: float, rounds: int) -> None:
+    """Redis's own time is on the same cores, too."""
+    with redis_rows.redis_server() as address:
+        publishing(table, address, path, rounds)
+        url = f"redis://127.0.0.1:{address.port}/0"
+        places = {"mmap": "mmap", "Redis, hot rows cached": url, "Redis, no cache": f"{url}?cache_mb=0"}
+        with contextlib.ExitStack() as stack:
+            servers = {name: stack.enter_context(server(path, where))[0] for name, where in places.items()}
+            for form, made in forms.items():
+                taken: dict[str, list[float]] = {name: [] for name in servers}
+                for address_of in servers.values():
+                    throughput(address_of, made, 4, 1.0)  # warm
+                for _ in range(rounds):
+                    for name, address_of in servers.items():
+                        taken[name].append(throughput(address_of, made, 8, seconds / 2))
+                for name in list(servers)[1:]:
+                    ratio = statistics.median(a / b for a, b in zip(taken[name], taken["mmap"], strict=True))
+                    ours, theirs = statistics.median(taken[name]), statistics.median(taken["mmap"])
+                    row = (f"{form}: {name}", f"{ours:,.0f} requests/s", f"mmap {theirs:,.0f}/s")
+                    table.add_row(*row, f"{ratio:.2f}", "≥ 0.4", _mark(ratio >= 0.4))
+
+
+def publishing(table: Table, address: RedisAddress, path: Path, rounds: int) -> None:
+    bundle, commands = Bundle.open(path), path.parent / "commands"
+    total = redis_rows.commands_file(bundle, commands)
+    pairs = []
+    for _ in range(max(3, rounds)):
+        pairs.append((redis_rows.pipe_seconds(address, commands), redis_rows.publish_seconds(address, bundle)))
+    ratio = statistics.median(theirs / ours for theirs, ours in pairs)
+    theirs, ours = (statistics.median(values) for values in zip(*pairs, strict=True))
+    rows = sum(len(file) for file in bundle.tables.values())
+    row = (f"publish {rows:,} rows to Redis, {total / 1e6:.0f} MB", f"{rows / ours:,.0f} rows/s")
+    table.add_row(*row, f"redis-cli --pipe {rows / theirs:,.0f}/s", f"{ratio:.2f}", "≥ 0.5", _mark(ratio >= 0.5))
+    table.add_row("memory in Redis", f"{redis_rows.memory(address) / rows:.0f} bytes a row", "", "", "", "")
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     arguments.add_argument("--quick", action="store_true", help="shorter runs, noisier figures")
@@ -274,6 +312,10 @@ def main() -> None:
                 ratio = statistics.median(high / middle for middle, high in pairs)
                 row = (f"{form}: p99 at {rate:,.0f} requests/s", f"{1e3 * p99:.1f} ms", f"median {1e3 * median:.1f} ms")
                 table.add_row(*row, f"{ratio:.1f}", "≤ 5", _mark(ratio <= 5))
+        if redis_rows.installed():
+            redis_lines(table, path, forms, seconds, rounds)
+        else:
+            table.add_row("Redis", "not measured: there is no redis-server", "", "", "", "")
     Console(width=150).print(table)
 
 
