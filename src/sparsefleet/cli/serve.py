@@ -28,7 +28,7 @@ def serve(
     ] = "full",
     max_body: Annotated[int, typer.Option(help="Bytes that a request may have.")] = 16 << 20,
     max_rows: Annotated[int, typer.Option(help="Rows that a JSON request may have.")] = 10_000,
-    batch_rows: Annotated[int, typer.Option(help="Rows scored together at most.")] = 1024,
+    batch_rows: Annotated[int, typer.Option(help="Rows scored together at most.")] = 400,
     watch_seconds: Annotated[float, typer.Option(help="How often `current` is looked at.")] = 2.0,
     allow_missing: Annotated[bool, typer.Option(help="A field that a row leaves out counts as null.")] = False,
 ) -> None:

@@ -62,7 +62,8 @@ class RowParser:
         self._plain = PlainRequests(
             schema, max_rows=max_rows, max_text=MAX_TEXT, max_values=MAX_VALUES, allow_missing=allow_missing
         )
-        self._names = (*schema.dense_names, *schema.slot_names)
+        self._slots = schema.slot_names
+        self._names = (*schema.dense_names, *self._slots)
         self._place = {name: index for index, name in enumerate(self._names)}
         self._minimum = np.array([[f.minimum] for f in schema.dense], np.float64).reshape(-1, 1)
         self._diff = np.array([[f.diff] for f in schema.dense], np.float64).reshape(-1, 1)
@@ -73,7 +74,7 @@ class RowParser:
         if found is None:
             return self.request(parse_json(body))
         dense, keys, offsets = found
-        return Batch(np.full(len(dense), np.nan, np.float32), dense, keys, offsets, self.schema.slot_names)
+        return Batch(np.full(len(dense), np.nan, np.float32), dense, keys, offsets, self._slots)
 
     def request(self, document: Any) -> Batch:
         """The body of a request: {"rows": […]}, or {"context": {…}, "candidates": […]}."""

@@ -18,7 +18,7 @@ from sparsefleet.serving.http import application
 from sparsefleet.serving.pointer import resolve
 from sparsefleet.serving.versions import open_predictor
 
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0001
 """How long one thread may keep the interpreter while another waits. Python's 5 ms would show in every p99."""
 
 
