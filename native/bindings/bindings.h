@@ -27,6 +27,7 @@ inline void expect(bool ok, const char* what) {
 
 void bind_text(nb::module_& m);   // hashing and parsing of rows
 void bind_rows(nb::module_& m);   // unique keys, pooling, metrics
+void bind_tower(nb::module_& m);  // dense layers
 void bind_table(nb::module_& m);  // sparse tables, update rules, initial values
 void bind_bundle(nb::module_& m);  // rows files of bundles
 void bind_redis(nb::module_& m);  // rows of bundles in Redis

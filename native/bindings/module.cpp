@@ -5,6 +5,7 @@ NB_MODULE(_native, m) {
     m.doc() = "Hot kernels of SparseFleet; each has a readable NumPy twin in sparsefleet.kernels.reference";
     sparsefleet::bind_text(m);
     sparsefleet::bind_rows(m);
+    sparsefleet::bind_tower(m);
     sparsefleet::bind_table(m);
     sparsefleet::bind_bundle(m);
     sparsefleet::bind_redis(m);

@@ -1,0 +1,104 @@
+"""Dense layers: the native kernel against its NumPy twin, over shapes that do and do not fill its tiles."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsefleet.core.batch import F32
+from sparsefleet.kernels import tower
+from sparsefleet.kernels.reference import tower as reference
+
+WIDTHS = st.lists(st.integers(1, 200), min_size=2, max_size=4)
+
+
+def passes(kind: type, rows: int, widths: list[int], half: bool, seed: int, to_input: bool = True) -> list[F32]:
+    """The output and all gradients of one forward and backward pass."""
+    draw = np.random.default_rng(seed)
+
+    def values(*shape: int) -> F32:
+        return draw.normal(size=shape).astype(np.float32)
+
+    x, grad_out = values(rows, widths[0]), values(rows, widths[-1])
+    weights = [values(b, a) / np.float32(np.sqrt(a)) for a, b in pairwise(widths)]
+    biases = [values(b) for b in widths[1:]]
+    out, grad_x = np.empty((rows, widths[-1]), np.float32), np.empty_like(x)
+    grad_weights, grad_biases = [np.empty_like(w) for w in weights], [np.empty_like(b) for b in biases]
+    space = kind(rows, widths)
+    for _ in range(2):  # buffers of the first pass must not show in the second
+        space.forward(x, weights, biases, out, half)
+        space.backward(x, weights, grad_out, grad_weights, grad_biases, grad_x if to_input else None, half)
+    return [out, *grad_weights, *grad_biases, *([grad_x] if to_input else [])]
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(0, 300), widths=WIDTHS, seed=st.integers(0, 99))
+def test_native_equals_its_twin(rows: int, widths: list[int], seed: int) -> None:
+    twin = passes(reference.TowerSpace, rows, widths, half=False, seed=seed)
+    for mine, theirs in zip(passes(tower.TowerSpace, rows, widths, half=False, seed=seed), twin, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 100), width=st.integers(1, 200), out=st.integers(1, 100), seed=st.integers(0, 99))
+def test_half_rounds_the_factors_and_nothing_else(rows: int, width: int, out: int, seed: int) -> None:
+    # One layer: with several, a value rounded the other way in between would hide what is compared.
+    twin = passes(reference.TowerSpace, rows, [width, out], half=True, seed=seed)
+    for mine, theirs in zip(passes(tower.TowerSpace, rows, [width, out], half=True, seed=seed), twin, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_whole_network_equals_its_twin(half: bool) -> None:
+    widths = [273, 400, 400, 400, 2]
+    twin = passes(reference.TowerSpace, 100, widths, half=half, seed=1)
+    for mine, theirs in zip(passes(tower.TowerSpace, 100, widths, half=half, seed=1), twin, strict=True):
+        # A sum near zero may fall on the other side of relu: single values may differ, all together must not.
+        assert np.linalg.norm(mine - theirs) <= 1e-3 * np.linalg.norm(theirs)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_row_does_not_depend_on_the_rows_beside_it(half: bool) -> None:
+    draw = np.random.default_rng(0)
+    widths = [31, 90, 3]
+    weights = [draw.normal(size=(b, a)).astype(np.float32) for a, b in ((31, 90), (90, 3))]
+    biases = [draw.normal(size=b).astype(np.float32) for b in (90, 3)]
+    x = draw.normal(size=(257, 31)).astype(np.float32)
+
+    def scores(part: F32) -> F32:
+        out = np.empty((len(part), 3), np.float32)
+        tower.TowerSpace(len(part), widths).forward(part, weights, biases, out, half)
+        return out
+
+    alone = np.concatenate([scores(x[i : i + 1]) for i in range(len(x))])
+    np.testing.assert_array_equal(scores(x), alone)
+
+
+def test_what_is_not_a_number_stays_so() -> None:
+    space = tower.TowerSpace(1, [2, 1])
+    out = np.empty((1, 1), np.float32)
+    for half in (False, True):
+        space.forward(
+            np.array([[np.nan, 1]], np.float32), [np.ones((1, 2), np.float32)], [np.zeros(1, np.float32)], out, half
+        )
+        assert np.isnan(out[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "message"),
+    [((3, 2), (1, 2), "x has the wrong shape"), ((1, 2), (2, 1), "weights have the wrong shape")],
+)
+def test_wrong_shapes_are_refused(x: tuple[int, int], weight: tuple[int, int], message: str) -> None:
+    space = tower.TowerSpace(1, [2, 1])
+    with pytest.raises(ValueError, match=message):
+        space.forward(
+            np.zeros(x, np.float32),
+            [np.zeros(weight, np.float32)],
+            [np.zeros(1, np.float32)],
+            np.zeros((1, 1), np.float32),
+            False,
+        )
