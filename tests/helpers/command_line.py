@@ -28,11 +28,13 @@ class CommandLine:
         self._mark = f"test-{uuid.uuid4().hex}"
         self._started: list[subprocess.Popen[str]] = []
 
-    def start(self, *words: object, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, *words: object, environment: dict[str, str] | None = None, module: str = "sparsefleet"
+    ) -> subprocess.Popen[str]:
         clean = {name: value for name, value in os.environ.items() if name not in ROLE_VARIABLES}
         clean |= {"PYTHONPATH": str(Path(sparsefleet.__file__).parents[1]), "COMMAND_LINE_TEST": self._mark}
         process = subprocess.Popen(
-            [sys.executable, "-m", "sparsefleet", *map(str, words)],
+            [sys.executable, "-m", module, *map(str, words)],
             cwd=self.folder,
             env={**clean, **(environment or {})},
             stdout=subprocess.PIPE,
@@ -46,8 +48,8 @@ class CommandLine:
         out, error = process.communicate(timeout=seconds)
         return subprocess.CompletedProcess(process.args, process.returncode, out, error)
 
-    def run(self, *words: object, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return self.finish(self.start(*words, environment=environment))
+    def run(self, *words: object, **settings: Any) -> subprocess.CompletedProcess[str]:
+        return self.finish(self.start(*words, **settings))
 
     def result(self, *words: object) -> dict[str, Any]:
         """The JSON object of a command that ends well."""

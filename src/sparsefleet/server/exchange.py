@@ -19,6 +19,7 @@ from sparsefleet.server.holdings import Bound, BoundRows, apply_push
 from sparsefleet.server.mail import Letter
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.wire import FRAME_SCHEMA, Frame, WireError, decode, describe, encode, layout_bytes, read_parts
+from sparsefleet.store.wire.arrays import pack_arrays
 from sparsefleet.store.wire.frames import EMPTY, Bytes
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Exchange:
             "sync": self._sync,
             "geo": self._geo,
             "create_dense": self._create_dense,
+            "start_buffers": self._start_buffers,
             "put_letter": self._put_letter,
             "take_letter": self._take_letter,
         }
@@ -158,6 +160,10 @@ class Exchange:
             self._on_wait,
         )
         return {"created": created}, block.table.values.copy().view(np.uint8)
+
+    def _start_buffers(self, frame: Frame, number: int) -> Answer:
+        described, body = pack_arrays(self._state.holdings.start_buffers())
+        return {"arrays": described}, body
 
     def _put_letter(self, frame: Frame, number: int) -> Answer:
         letter = Letter(self._lane.worker, _flag(frame, "last", False), frame.body)

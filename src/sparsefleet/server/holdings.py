@@ -62,14 +62,21 @@ class Holdings:
         self._changed = threading.Condition()
         self._checkpoint = Checkpoint.open(latest(load_from)) if load_from else None
         self._values_only = values_only
+        self._filling: SparseTable | None = None
+        """A table that is being made from the checkpoint."""
 
     def create_table(self, spec: TableSpec, servers: int) -> None:
+        """Make the table, from the checkpoint that the server starts from where it has one: that may take long."""
         with self._changed:
             present = self._tables.get(spec.name)
             if present is None:
                 table = SparseTable(spec)
                 if self._checkpoint is not None and self._saved(spec.name, "tables"):
-                    load_table(self._checkpoint, table, keep=self._mine(servers), values_only=self._values_only)
+                    self._filling = table
+                    try:
+                        load_table(self._checkpoint, table, keep=self._mine(servers), values_only=self._values_only)
+                    finally:
+                        self._filling = None
                 self._tables[spec.name] = table
                 return
         if differing := differences(present.spec, spec):
@@ -95,7 +102,10 @@ class Holdings:
             )
         deadline = time.monotonic() + seconds
         while True:
-            with self._changed:
+            if not self._changed.acquire(timeout=SLICE):
+                on_wait("a checkpoint is being loaded")
+                continue
+            try:
                 block = self._blocks.get(name)
                 if block is None and may_create:
                     block = HeldBlock(DenseTable(name, np.array(values, np.float32), rule), layout, start)
@@ -107,6 +117,8 @@ class Holdings:
                 if block is not None:
                     break
                 self._changed.wait(SLICE)
+            finally:
+                self._changed.release()
             if time.monotonic() > deadline:
                 raise StoreError(f"dense block {name!r}: the trainer that made it on server 0 did not make it here")
             on_wait(f"dense block {name!r} is being made")
@@ -158,6 +170,15 @@ class Holdings:
         with self._changed:
             load_blocks(checkpoint, self.blocks(), values_only=values_only)
             load_tables(checkpoint, self.tables(), keep=self._mine(servers), values_only=values_only)
+
+    def rows(self) -> int:
+        """Rows that are here, those of a table that is still being filled too: grows while something is loaded."""
+        filling = self._filling
+        return sum(len(table) for table in [*self.tables(), *([filling] if filling else [])])
+
+    def start_buffers(self) -> dict[str, npt.NDArray[Any]]:
+        """What the checkpoint that this server starts from holds besides tables and blocks; nothing without one."""
+        return dict(self._checkpoint.buffers()) if self._checkpoint is not None else {}
 
     def stats(self) -> dict[str, Any]:
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -12,13 +13,18 @@ from sparsefleet.checkpoint import TableInfo, locate
 from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.saving import write_shards
+from sparsefleet.table.spec import TableSpec
 
 log = logging.getLogger(__name__)
+
+
+TELL_EVERY = 5.0
 
 
 class Job:
     def __init__(self, work: Callable[[], dict[str, Any]]) -> None:
         self._work = work
+        self._started = self._told = time.monotonic()
         self._answer: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._run, name="sparsefleet-job", daemon=True)
         self._thread.start()
@@ -27,6 +33,17 @@ class Job:
         """The answer, or None while the job is at work."""
         self._thread.join(patience)
         return None if self._thread.is_alive() else self._answer
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def untold(self) -> bool:
+        """Whether it is time to say again that the job is at work, however many ask."""
+        due = time.monotonic() - self._told >= TELL_EVERY
+        if due:
+            self._told = time.monotonic()
+        return due
 
     def _run(self) -> None:
         try:
@@ -75,7 +92,16 @@ class Saving:
             }
 
         self._state.gate.check(owner)
-        return self._job(f"write {owner} {directory}", work, patience)
+        return self._job(f"write to {directory}", work, patience, key=f"write {owner} {directory}")
+
+    def create_table(self, spec: TableSpec, patience: float) -> dict[str, Any]:
+        """Done at once, unless its rows come from the checkpoint that the server starts from."""
+
+        def work() -> dict[str, Any]:
+            self._state.holdings.create_table(spec, self._state.sessions.servers)
+            return {}
+
+        return self._job(f"table {spec.name!r}", work, patience, key=repr(spec))
 
     def load(self, ticket: str, path: str, values_only: bool, patience: float) -> dict[str, Any]:
         def work() -> dict[str, Any]:
@@ -88,19 +114,22 @@ class Saving:
             self._state.last_checkpoint = path
             return {}
 
-        return self._job(f"load {ticket}", work, patience)
+        return self._job(f"load of {path}", work, patience, key=ticket)
 
-    def _job(self, name: str, work: Callable[[], dict[str, Any]], patience: float) -> dict[str, Any]:
-        """Start the job unless it runs, and wait a while for its end."""
+    def _job(self, what: str, work: Callable[[], dict[str, Any]], patience: float, *, key: str) -> dict[str, Any]:
+        """Start the job of this key unless it runs, and wait a while for its end; `busy` while it is at work."""
         with self._lock:
-            job = self._jobs.get(name)
+            job = self._jobs.get(key)
             if job is None:
-                job = self._jobs[name] = Job(work)
+                job = self._jobs[key] = Job(work)
         answer = job.wait(patience)
         if answer is None:
-            return {"busy": True}
+            rows = self._state.holdings.rows()
+            if job.untold():
+                log.info("%s: at work for %.0f s; %s rows are here", what, job.seconds, f"{rows:,}")
+            return {"busy": True, "rows": rows}
         with self._lock:
-            self._jobs.pop(name, None)
+            self._jobs.pop(key, None)
         return answer
 
 

@@ -126,11 +126,11 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
     def _stop(self, data: Data) -> None:
         self._state.sessions.stop(*_identity(data))
 
-    def _create_table(self, data: Data) -> None:
+    def _create_table(self, data: Data) -> Data:
         spec = data.get("spec")
         if not isinstance(spec, dict):
             raise WireError(f"spec must describe a table; got {spec!r}")
-        self._state.holdings.create_table(spec_from_dict(spec), self._state.sessions.servers)
+        return self._saving.create_table(spec_from_dict(spec), _patience(data))
 
     def _meet(self, data: Data) -> Data:
         return self._state.meetings.meet(read_place(data), *_identity(data), data.get("payload"), _patience(data))

@@ -123,6 +123,10 @@ class ParameterStore(ABC):
     def create_dense(self, name: str, values: F32, rule: UpdateRule, layout: Layout) -> None:
         """Make the dense block from `values`, or, where it exists, fill `values` from it."""
 
+    def start_buffers(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Buffers of the checkpoint that the store itself started from; empty where it started from nothing."""
+        return {}
+
     @abstractmethod
     def pull(self, table: str, keys: U64, *, create: bool = True) -> Pending[F32]:
         """Rows [U, D]. Missing ones are created, or with create=False read as zeros and counted as misses."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
@@ -32,7 +33,8 @@ from sparsefleet.store.remote_cut import Watch, open_cut
 from sparsefleet.store.remote_lane import Joined, Lanes, Message
 from sparsefleet.store.remote_link import ServerLink
 from sparsefleet.store.remote_pack import Block, DenseItem, Item, RowItem, pack
-from sparsefleet.store.wire import Frame, differences, read_parts, spec_to_dict
+from sparsefleet.store.wire import Frame, differences, read_parts
+from sparsefleet.store.wire.arrays import read_arrays
 from sparsefleet.store.wire.frames import EMPTY, Bytes
 from sparsefleet.table.spec import TableSpec
 
@@ -80,9 +82,14 @@ class RemoteStore(ParameterStore):
         known = self._specs.get(spec.name)
         if known is not None and (differing := differences(known, spec)):
             raise StoreError(f"table {spec.name!r} exists with another spec: {'; '.join(differing)}")
-        for link in self._links:
-            link.action("create_table", {"spec": spec_to_dict(spec)})
+        remote_saving.create_table(self._links, spec)
         self._specs[spec.name] = spec
+
+    def start_buffers(self) -> dict[str, npt.NDArray[Any]]:
+        def arrays(frames: list[Frame]) -> dict[str, npt.NDArray[Any]]:
+            return read_arrays(frames[0].header.get("arrays"), frames[0].body)
+
+        return self._send("buffers of the start", {0: ({"op": "start_buffers"}, EMPTY, LETTER_BYTES)}, arrays).wait()
 
     def create_dense(self, name: str, values: F32, rule: UpdateRule, layout: Layout) -> None:
         """The first trainer that reaches server 0 makes the block on all servers; the others take its values."""

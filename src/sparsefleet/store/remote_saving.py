@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -28,9 +29,14 @@ from sparsefleet.core.errors import CheckpointError, SparseFleetError, StoreErro
 from sparsefleet.store.base import RunFacts
 from sparsefleet.store.remote_link import ServerLink
 from sparsefleet.store.saving import facts_of, manifest_of
+from sparsefleet.store.wire import spec_to_dict
+from sparsefleet.table.spec import TableSpec
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Check = Callable[[Mapping[str, Any]], None]
+"""Called with each answer that says that a server is still at work; raises where waiting longer is of no use."""
+TELL_EVERY = 5.0
 
 
 def save(
@@ -41,7 +47,7 @@ def save(
         frozen.make_equal()
         facts = facts_now()
         request = {"owner": owner, "directory": str(draft.directory), "drop_state": drop_state}
-        answers = _on_all(links, lambda link: _finished(link, "write", request, frozen.check))
+        answers = _on_all(links, lambda link: _finished(link, "write", request, lambda busy: frozen.check()))
         files = [_file(entry, link) for link, answer in zip(links, answers, strict=True) for entry in answer["files"]]
         files += write_buffers(draft.directory, facts.buffers)
         tables, blocks = _same(links, answers, "tables"), _same(links, answers, "blocks")
@@ -63,18 +69,47 @@ def load(links: Sequence[ServerLink], path: str, *, values_only: bool = False) -
     checkpoint = Checkpoint.open(latest(path))
     facts = facts_of(checkpoint)
     request = {"path": str(checkpoint.location), "values_only": values_only, "ticket": uuid.uuid4().hex}
-    _on_all(links, lambda link: _finished(link, "load", request, lambda: None))
+    _on_all(links, lambda link: _finished(link, "load", request, _Loading(link, f"load {path}")))
     return facts
 
 
-def _finished(link: ServerLink, job: str, request: Mapping[str, Any], check: Callable[[], None]) -> dict[str, Any]:
+def create_table(links: Sequence[ServerLink], spec: TableSpec) -> None:
+    """On servers that start from a checkpoint, the table's rows come from it."""
+    request = {"spec": spec_to_dict(spec)}
+    what = f"load table {spec.name!r}"
+    _on_all(links, lambda link: _finished(link, "create_table", request, _Loading(link, what)))
+
+
+class _Loading:
+    """A server is loading: says so now and then, and gives up when no row has come for the time-out."""
+
+    def __init__(self, link: ServerLink, what: str) -> None:
+        self._link, self._what, self._rows = link, what, -1
+        self._begun = self._moved = self._told = time.monotonic()
+
+    def __call__(self, busy: Mapping[str, Any]) -> None:
+        now, rows, limit = time.monotonic(), int(busy.get("rows", 0)), self._link.config.timeout
+        if rows != self._rows:
+            self._rows, self._moved = rows, now
+        if now - self._moved > limit:
+            raise StoreError(
+                f"{self._link} has not got on with it for {limit:g} s: {self._what}; {rows:,} rows are there"
+            )
+        if now - self._told >= TELL_EVERY:
+            self._told = now
+            log.warning(
+                "waiting for %s to %s: %s rows after %.0f s", self._link, self._what, f"{rows:,}", now - self._begun
+            )
+
+
+def _finished(link: ServerLink, job: str, request: Mapping[str, Any], check: Check) -> dict[str, Any]:
     """Ask for a job until it is done. It may take long; each question has the usual time-out."""
     patience = min(5.0, link.config.timeout / 4)
     while True:
         answer = link.action(job, {**request, "patience": patience}, patience + link.config.timeout)
         if not answer.get("busy"):
             return answer
-        check()
+        check(answer)
 
 
 class _Frozen:

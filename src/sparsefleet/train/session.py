@@ -38,6 +38,8 @@ class Session:
         self.block = DenseBlock(model)
         layout = [(piece.name, piece.shape) for piece in self.block.pieces]
         store.create_dense(DENSE, self.block.values, optimizer, layout)
+        if buffers := store.start_buffers():
+            self.load_buffers(buffers)
         self.parameters = Parameters(specs, DENSE, self.block.values, optimizer)
 
     def copies(self, count: int) -> list[nn.Module]:

@@ -1,0 +1,96 @@
+"""Servers that start from a checkpoint: trainers wait for as long as it gets on; buffers come too."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from small_jobs import Given, batches, cluster, in_threads, small_model
+from torch import nn
+
+from sparsefleet import optim
+from sparsefleet.checkpoint import Checkpoint
+from sparsefleet.core.errors import StoreError
+from sparsefleet.store import LocalStore
+from sparsefleet.store.base import RunFacts
+from sparsefleet.table import TableSpec
+from sparsefleet.train import Trainer
+
+SPEC = TableSpec("ads", 2, optim.SGD(1.0))
+TIMEOUT = 1.0
+
+
+@pytest.fixture
+def saved(tmp_path):
+    store = LocalStore()
+    store.create_table(SPEC)
+    store.pull("ads", np.arange(400, dtype=np.uint64))
+    store.save(str(tmp_path / "model"), RunFacts())
+    return str(tmp_path / "model")
+
+
+def make_slow(monkeypatch, pieces: int, pause: float) -> None:
+    """Reading a table gives its rows in so many pieces, with pauses between them."""
+    read = Checkpoint.sparse_rows
+
+    def slowly(self, *arguments, **settings):
+        for rows in read(self, *arguments, **settings):
+            for start in range(pieces):
+                time.sleep(pause)
+                yield type(rows)(*(getattr(rows, name)[start::pieces] for name in ("keys", "values", "state", "seen")))
+
+    monkeypatch.setattr(Checkpoint, "sparse_rows", slowly)
+
+
+def test_a_load_that_stands_still_is_not(saved, monkeypatch):
+    make_slow(monkeypatch, 1, 3 * TIMEOUT)
+    with cluster(1, load_from=saved) as fleet:
+        store = fleet.store(timeout=TIMEOUT)
+        with pytest.raises(StoreError, match=r"has not got on with it for 1 s: load table 'ads'; 0 rows are there"):
+            store.create_table(SPEC)
+
+
+@pytest.mark.parametrize("how", ["start from", "load"])
+def test_a_load_that_takes_long_is_waited_for(saved, monkeypatch, caplog, how):
+    monkeypatch.setattr("sparsefleet.store.remote_saving.TELL_EVERY", 0.5)
+    monkeypatch.setattr("sparsefleet.server.saving.TELL_EVERY", 0.5)
+    make_slow(monkeypatch, 10, TIMEOUT / 4)
+    caplog.set_level("INFO")
+    with cluster(2, load_from=saved if how == "start from" else None) as fleet:
+        stores = [fleet.store(worker, 2, timeout=TIMEOUT) for worker in range(2)]
+        begun = time.monotonic()
+        in_threads([lambda store=store: store.create_table(SPEC) for store in stores])
+        if how == "load":
+            stores[0].load(saved)
+        assert time.monotonic() - begun > 2 * TIMEOUT
+        assert stores[1].stats()["tables"]["ads"]["rows"] == 400
+    said = " ".join(record.getMessage() for record in caplog.records)
+    what = "load table 'ads'" if how == "start from" else f"load {saved}"
+    assert f"waiting for server 0 ({fleet.endpoints[0]}) to {what}: " in said
+    assert "at work for " in said
+
+
+class WithNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ctr = small_model()
+        self.norm = nn.BatchNorm1d(13)
+
+    def forward(self, batch):
+        return self.ctr(batch) + self.norm(torch.from_numpy(batch.dense)).mean(dim=1, keepdim=True)
+
+
+def test_buffers_of_the_checkpoint_reach_the_trainers(tmp_path):
+    trainer, model = Trainer(optim.SGD(1e-3)), WithNorm()
+    trainer.fit(model, Given(batches(10)))
+    trainer.save(str(tmp_path / "model"))
+    assert model.norm.num_batches_tracked == 10
+    with cluster(2, load_from=str(tmp_path / "model")) as fleet:
+        other = WithNorm()
+        again = Trainer(store=fleet.store(), optimizer=optim.SGD(1e-3))
+        again.evaluate(other, Given(batches(2)))
+    assert other.norm.num_batches_tracked == 10
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
