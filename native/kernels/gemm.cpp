@@ -105,7 +105,7 @@ struct Tile {
 
 inline Vector finished(Vector sum, Vector mask, After after) {
     const Vector zero = {};
-    if (after == After::kRelu) return sum > zero ? sum : zero;
+    if (after == After::kRelu) return sum < zero ? zero : sum;  // what is not a number stays so
     if (after == After::kMask) return mask > zero ? sum : zero;
     return sum;
 }

@@ -44,7 +44,7 @@ void TowerSpace::backward(const float* x, const std::vector<const float*>& weigh
         gemm({grad, 1, to}, {input, from, 1}, grad_weights[i], to, from, rows_, {}, half, scratch_);
         column_sums(grad, rows_, to, grad_biases[i]);
         float* below = i ? grads_[i % 2].data() : grad_x;
-        if (!below) return;
+        if (i == 0 && !grad_x) return;
         const Epilogue epilogue{nullptr, i ? After::kMask : After::kNothing, i ? input : nullptr};
         gemm({grad, to, 1}, {weights[i], from, 1}, below, rows_, from, to, epilogue, half, scratch_);
         grad = below;

@@ -78,14 +78,16 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(half: bool) -> None:
     np.testing.assert_array_equal(scores(x), alone)
 
 
-def test_what_is_not_a_number_stays_so() -> None:
-    space = tower.TowerSpace(1, [2, 1])
+@pytest.mark.parametrize("half", [False, True])
+def test_what_is_not_a_number_stays_so(half: bool) -> None:
+    space = tower.TowerSpace(1, [2, 3, 1])
     out = np.empty((1, 1), np.float32)
-    for half in (False, True):
-        space.forward(
-            np.array([[np.nan, 1]], np.float32), [np.ones((1, 2), np.float32)], [np.zeros(1, np.float32)], out, half
-        )
-        assert np.isnan(out[0, 0])
+    weights, biases = (
+        [np.ones((3, 2), np.float32), np.ones((1, 3), np.float32)],
+        [np.zeros(3, np.float32), np.zeros(1, np.float32)],
+    )
+    space.forward(np.array([[np.nan, 1]], np.float32), weights, biases, out, half)
+    assert np.isnan(out[0, 0])
 
 
 @pytest.mark.parametrize(
