@@ -17,7 +17,6 @@ import redis
 
 BINARY = shutil.which("redis-server") or ""
 SKIPPED = "there is no redis-server on this machine: apt-get install redis-server (make redis)"
-needs_redis = pytest.mark.skipif(not BINARY, reason=SKIPPED)
 
 
 class RedisServer:
@@ -75,6 +74,8 @@ class RedisServer:
 
 @contextlib.contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
+    if not BINARY:
+        pytest.skip(SKIPPED)
     server = RedisServer(folder, *options)
     try:
         yield server
@@ -84,7 +85,5 @@ def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[RedisServer]:
-    if not BINARY:
-        pytest.skip(SKIPPED)
     with redis_server(tmp_path) as server:
         yield server
