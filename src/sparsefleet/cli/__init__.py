@@ -1,4 +1,4 @@
-"""The command line: `sparsefleet data|train|infer|status|checkpoint|export|publish|serve`.
+"""The command line: `sparsefleet data|train|infer|status|checkpoint|export|publish|serve|verify|replay`.
 
 Messages go to stderr, results to stdout.
 """

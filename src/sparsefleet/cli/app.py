@@ -9,9 +9,11 @@ from sparsefleet.cli import checkpoint, data
 from sparsefleet.cli.export import export
 from sparsefleet.cli.infer import infer
 from sparsefleet.cli.publish import publish
+from sparsefleet.cli.replay import replay
 from sparsefleet.cli.serve import serve
 from sparsefleet.cli.status import status
 from sparsefleet.cli.train import train
+from sparsefleet.cli.verify import verify
 
 app = typer.Typer(
     name="sparsefleet",
@@ -27,6 +29,8 @@ app.command()(status)
 app.command()(export)
 app.command()(publish)
 app.command()(serve)
+app.command()(verify)
+app.command()(replay)
 
 
 @app.callback(invoke_without_command=True)

@@ -30,31 +30,39 @@ LOG_SECONDS = 10.0
 """Where stderr is no terminal: a line this often."""
 
 
-def errors_to_exit(command: Callable[P, R]) -> Callable[P, R]:
-    """A command whose errors become one red message and exit status 1, and Ctrl-C status 130.
+def errors_exit_with(status: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A command whose errors become one red message and this exit status, and Ctrl-C status 130.
 
     Bugs keep their traceback.
     """
 
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            result = command(*args, **kwargs)
-            sys.stdout.flush()
-            return result
-        except SparseFleetError as error:
-            console.print(f"[bold red]error:[/] [red]{escape(str(error))}[/]", soft_wrap=True)
-            raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            console.print("[yellow]interrupted[/]")
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # The reader of our output (`| head`) has seen enough. Python would complain again when it flushes
-            # at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
+    def decorate(command: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(command)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                result = command(*args, **kwargs)
+                sys.stdout.flush()
+                return result
+            except SparseFleetError as error:
+                console.print(f"[bold red]error:[/] [red]{escape(str(error))}[/]", soft_wrap=True)
+                raise typer.Exit(status) from None
+            except KeyboardInterrupt:
+                console.print("[yellow]interrupted[/]")
+                raise typer.Exit(INTERRUPTED) from None
+            except BrokenPipeError:
+                # The reader of our output (`| head`) has seen enough. Python would complain again when it flushes
+                # at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(0) from None
 
-    return wrapped
+        return wrapped
+
+    return decorate
+
+
+def errors_to_exit(command: Callable[P, R]) -> Callable[P, R]:
+    """Errors become exit status 1: what most commands want."""
+    return errors_exit_with(1)(command)
 
 
 class Progress(ABC):

@@ -30,6 +30,11 @@ def serve(
     max_rows: Annotated[int, typer.Option(help="Rows that a JSON request may have.")] = 10_000,
     batch_rows: Annotated[int, typer.Option(help="Rows scored together at most.")] = 400,
     watch_seconds: Annotated[float, typer.Option(help="How often `current` is looked at.")] = 2.0,
+    log_requests: Annotated[
+        str | None, typer.Option(help="Write every JSON request with its scores to this file, for `replay`.")
+    ] = None,
+    log_max_bytes: Annotated[int, typer.Option(help="A log of this size is kept as FILE.1, and a new one begun.")] = 256
+    << 20,
     allow_missing: Annotated[bool, typer.Option(help="A field that a row leaves out counts as null.")] = False,
 ) -> None:
     """Serve predictions: POST /v1/predict, GET /v1/model, /healthz, /metrics; POST /v1/reload, /v1/rollback."""
@@ -49,6 +54,8 @@ def serve(
         max_rows=max_rows,
         batch_rows=batch_rows,
         allow_missing=allow_missing,
+        log_requests=log_requests,
+        log_max_bytes=log_max_bytes,
         watch_seconds=watch_seconds,
     )
     console.print(f"serving {bundle}; SIGTERM or Ctrl-C ends it", markup=False)

@@ -60,6 +60,12 @@ class _Options:
             raise ConfigError(f"name={self.name!r:.80}: wanted are 1 to 200 characters, no control characters")
 
 
+def check_export(out: str | os.PathLike[str], *, rows: str, min_seen: int, name: str | None) -> Path:
+    """Where a bundle with these options would go; raises where an export would."""
+    _Options(rows, min_seen, name, lambda what: None)
+    return _target(out)
+
+
 def export_checkpoint(
     checkpoint_path: AnyPath,
     out: str | os.PathLike[str],
@@ -80,7 +86,7 @@ def export_checkpoint(
     options = _Options(rows, min_seen, name, progress)
     target = _target(out)
     checkpoint = Checkpoint.open(latest(checkpoint_path))
-    return _export(checkpoint, _model_of(checkpoint, model), _schema_of(checkpoint, schema), target, options)
+    return _export(checkpoint, model_of(checkpoint, model), schema_of(checkpoint, schema), target, options)
 
 
 def export_model(
@@ -116,7 +122,7 @@ def export_model(
         store_facts = RunFacts(step=step, schema=schema.to_dict(), model=registry.describe(model), buffers=buffers)
         source.save(path, store_facts)
         checkpoint = Checkpoint.open(path)
-        return _export(checkpoint, _model_of(checkpoint, model), schema, target, options)
+        return _export(checkpoint, model_of(checkpoint, model), schema, target, options)
 
 
 def _export(checkpoint: Checkpoint, model: nn.Module, schema: Schema, target: Path, options: _Options) -> Exported:
@@ -196,7 +202,7 @@ def _target(out: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _schema_of(checkpoint: Checkpoint, given: Schema | None) -> Schema:
+def schema_of(checkpoint: Checkpoint, given: Schema | None) -> Schema:
     saved = checkpoint.manifest.schema
     if given is not None:
         return given
@@ -207,7 +213,7 @@ def _schema_of(checkpoint: Checkpoint, given: Schema | None) -> Schema:
     return Schema.from_dict(saved, where=f"{checkpoint.location}: schema")
 
 
-def _model_of(checkpoint: Checkpoint, given: nn.Module | None) -> nn.Module:
+def model_of(checkpoint: Checkpoint, given: nn.Module | None) -> nn.Module:
     """The model with the checkpoint's dense parameters and buffers; a given one is not changed."""
     description = checkpoint.manifest.model
     if given is None and description.get("name") == "custom":

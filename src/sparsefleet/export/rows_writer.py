@@ -115,6 +115,16 @@ def encoded(values: F32, dtype: RowType, table: str) -> U8:
     return out
 
 
+def as_kept(values: F32, dtype: RowType, table: str) -> F32:
+    """Rows [U, D] as a reader of the file gets them back: what the type of rows leaves of them."""
+    raw, dim = encoded(values, dtype, table), values.shape[1]
+    if dtype is RowType.FLOAT32:
+        return raw.view("<f4")
+    if dtype is RowType.FLOAT16:
+        return raw[:, : 2 * dim].copy().view("<f2").astype(np.float32)
+    return raw[:, :4].copy().view("<f4") * raw[:, 4 : 4 + dim].copy().view(np.int8).astype(np.float32)
+
+
 def _kept(rows: TableRows, min_seen: int) -> TableRows:
     return rows.select(rows.seen >= min_seen) if min_seen else rows
 

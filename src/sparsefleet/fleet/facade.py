@@ -14,6 +14,7 @@ from sparsefleet.data.split import Path, split_files
 from sparsefleet.fleet.job import FleetJob
 from sparsefleet.fleet.roles import Role
 from sparsefleet.fleet.security import Security
+from sparsefleet.fleet.serving_model import save_bundle
 from sparsefleet.fleet.shuffle import exchange
 from sparsefleet.fleet.strategy import DistributedStrategy
 from sparsefleet.optim.base import UpdateRule
@@ -185,9 +186,24 @@ class Fleet:
         """A checkpoint of everything: rows, optimizer state, dense parameters. One trainer calls it."""
         self._trainer().save(str(dirname))
 
-    def save_inference_model(self, dirname: str) -> None:
-        """A checkpoint without optimizer state, for scoring: a fraction of the size. One trainer calls it."""
-        self._trainer().save(str(dirname), drop_state=True)
+    def save_inference_model(
+        self, dirname: str, *, format: str = "bundle", rows: str = "float32", min_seen: int = 0, name: str | None = None
+    ) -> None:
+        """What scoring needs, and no optimizer state, of one moment on all servers. One trainer calls it.
+
+        `format`: "bundle", for `sparsefleet serve` and `Predictor` (`rows`, `min_seen` and `name` as in
+        `sparsefleet export`); or "checkpoint", for `sparsefleet infer` and `Trainer.load(…, values_only=True)`.
+        """
+        if format == "checkpoint":
+            if (rows, min_seen, name) != ("float32", 0, None):
+                raise ConfigError(
+                    "rows, min_seen and name are options of a bundle; format='checkpoint' has none of them"
+                )
+            self._trainer().save(str(dirname), drop_state=True)
+        elif format == "bundle":
+            save_bundle(self._trainer(), str(dirname), rows=rows, min_seen=min_seen, name=name)
+        else:
+            raise ConfigError(f"format={format!r} is not a format of models to serve; choose bundle or checkpoint")
 
     def _trainer(self) -> Trainer:
         trainer = self._known_job().trainer

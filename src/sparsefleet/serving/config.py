@@ -34,6 +34,10 @@ class ServeConfig:
     """Rows that may wait; beyond it requests are turned away with 503."""
     allow_missing: bool = False
     """A field that a row leaves out counts as null instead of being refused."""
+    log_requests: str | None = None
+    """A file that takes every JSON request with its scores, a line each."""
+    log_max_bytes: int = 256 << 20
+    """A log that reaches this is kept as FILE.1, and a new one is begun."""
     watch_seconds: float = 2.0
     """How often `current` is looked at."""
     body_timeout: float = 30.0
@@ -48,7 +52,7 @@ class ServeConfig:
             raise ConfigError(f"port={self.port} must be 0 (any free one) to 65535")
         if self.check not in ("full", "quick"):
             raise ConfigError(f"check={self.check!r} is not a check; choose full or quick")
-        for name in ("threads", "max_body", "max_rows", "batch_rows", "max_waiting_rows"):
+        for name in ("threads", "max_body", "max_rows", "batch_rows", "max_waiting_rows", "log_max_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or above")
         for name in ("watch_seconds", "body_timeout", "drain_timeout"):

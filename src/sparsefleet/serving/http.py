@@ -24,9 +24,11 @@ from sparsefleet.kernels.request import format_floats
 from sparsefleet.serving import arrow_body
 from sparsefleet.serving.batcher import MicroBatcher, OverloadedError
 from sparsefleet.serving.config import ServeConfig
+from sparsefleet.serving.describe import described
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.pointer import follow
 from sparsefleet.serving.predictor import Predictor
+from sparsefleet.serving.request_log import RequestLog
 from sparsefleet.serving.rows import RequestError, parse_json
 from sparsefleet.serving.source import SourceError
 from sparsefleet.serving.versions import Versions
@@ -53,6 +55,9 @@ class Service:
         self.config, self.metrics = config, Metrics()
         self.versions = Versions(config, self.metrics, first)
         self.batcher = MicroBatcher(config.threads, config.batch_rows, config.max_waiting_rows, self.metrics)
+        self._log = (
+            RequestLog(config.log_requests, config.log_max_bytes, self.metrics, _tell) if config.log_requests else None
+        )
         self._follow = (
             asyncio.create_task(follow(pointer, self.versions, config.watch_seconds, _tell)) if pointer else None
         )
@@ -63,6 +68,8 @@ class Service:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._follow
         self.batcher.close()
+        if self._log is not None:
+            self._log.close()
 
     # -- predictions -------------------------------------------------------------------------------------------------
 
@@ -73,7 +80,8 @@ class Service:
         """The answer's body. Speaks ASGI itself: a `Request` and a `Response` would cost a tenth of a prediction."""
         body = await self._body(scope, receive, self.config.max_body)
         with self.versions.hold() as predictor:
-            if _header(scope, b"content-type").partition(b";")[0].strip() == ARROW:
+            arrow = _header(scope, b"content-type").partition(b";")[0].strip() == ARROW
+            if arrow:
                 batch = await asyncio.to_thread(arrow_body.batch_of_stream, body, predictor.bundle.schema)
             elif len(body) > LARGE_BODY:
                 batch = await asyncio.to_thread(predictor.parser.body, body)
@@ -81,7 +89,10 @@ class Service:
                 batch = predictor.parser.body(body)
             scores = await self.batcher.score(predictor, batch)
             self.metrics.predicted(predictor.version)
-            return _answer_bytes(predictor.version, scores)
+            answer = _answer_bytes(predictor.version, scores)
+        if self._log is not None and not arrow:
+            self._log.add(answer, body)
+        return answer
 
     # -- what it is and how it does ----------------------------------------------------------------------------------
 
@@ -100,25 +111,9 @@ class Service:
         current, previous = self.versions.current, self.versions.previous
         bundle, config = current.bundle, self.config
         return {
-            "version": current.version,
-            "id": bundle.manifest.id,
+            **described(bundle),
             "bundle": str(bundle.path),
-            "created": bundle.manifest.created,
-            "checkpoint": {
-                "name": bundle.manifest.checkpoint.name,
-                "step": bundle.manifest.checkpoint.step,
-                "created": bundle.manifest.checkpoint.created,
-            },
             "previous": previous.version if previous else None,
-            "dense": list(bundle.schema.dense_names),
-            "slots": list(bundle.schema.slot_names),
-            "schema": bundle.schema.to_dict(),
-            "tables": [
-                {"name": table.name, "dim": table.dim, "rows": table.rows, "dtype": table.dtype}
-                for table in bundle.manifest.tables
-            ],
-            "missing": "zeros",
-            "unknown": "zeros",
             "sparse": {"kind": config.sparse.partition(":")[0], **current.source.stats()},
             "limits": {"body_bytes": config.max_body, "rows": config.max_rows},
         }

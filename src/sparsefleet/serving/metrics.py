@@ -19,6 +19,7 @@ class Metrics:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._answers: Counter[str] = Counter()
         self._switches: Counter[str] = Counter()
+        self._logged: Counter[str] = Counter()
         self._buckets = [0] * (len(SECONDS) + 1)
         self._seconds = 0.0
         self._rows = self._batches = self._joined = self._keys = self._unknown = 0
@@ -46,6 +47,11 @@ class Metrics:
         """`outcome`: loaded, refused or rolled_back."""
         with self._lock:
             self._switches[outcome] += 1
+
+    def logged(self, outcome: str, count: int = 1) -> None:
+        """`outcome`: written or dropped."""
+        with self._lock:
+            self._logged[outcome] += count
 
     def text(self, version: str, waiting_rows: int, source: Mapping[str, Any]) -> str:
         """In Prometheus' exposition format, version 0.0.4. `source`: counters of where rows come from."""
@@ -85,6 +91,12 @@ class Metrics:
         )
         for name, value in source.items():
             metric(f"source_{name}", "gauge", f"Of the rows of the version that answers: {name}.", ("", float(value)))
+        metric(
+            "logged_requests_total",
+            "counter",
+            "Requests written to the log of requests, and those left out of it.",
+            *((_labels(outcome=name), self._logged[name]) for name in ("written", "dropped")),
+        )
         metric("model_info", "gauge", "The version that answers now.", (_labels(version=version), 1))
         lines.append("# HELP sparsefleet_predict_seconds Time from a prediction's request to its answer.")
         lines.append("# TYPE sparsefleet_predict_seconds histogram")

@@ -1,0 +1,83 @@
+"""`sparsefleet verify`: is what is served what was trained? Exit status 1 where something differs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsefleet.cli.console import console, errors_exit_with
+from sparsefleet.cli.verify_view import show_report
+from sparsefleet.core.errors import BundleError, SparseFleetError
+
+UNREADABLE = 2
+"""Exit status where there is nothing to compare: 1 says that something differs."""
+
+
+@errors_exit_with(UNREADABLE)
+def verify(
+    checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a run's folder: then its newest checkpoint.")],
+    bundle: Annotated[Path, typer.Option(help="The bundle that was made of it.")],
+    data: Annotated[str, typer.Option(help="Rows to score everywhere: a folder, a file or a pattern.")],
+    url: Annotated[str | None, typer.Option(help="A running server, http://host:port.")] = None,
+    rows: Annotated[int, typer.Option(help="Rows of the data that are scored.")] = 1000,
+    tolerance: Annotated[float, typer.Option(help="How far scores may be apart.")] = 1e-6,
+    sparse_sample: Annotated[
+        int | None, typer.Option(help="Compare about so many rows of each table instead of all.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for one answer of a server.")] = 30.0,
+    format: Annotated[str, typer.Option(help="auto, criteo, multislot or parquet.")] = "auto",
+    pipe_command: Annotated[
+        str | None, typer.Option(help="Shell command that turns a file (its stdin) into MultiSlot text.")
+    ] = None,
+    unlabelled: Annotated[bool, typer.Option(help="The rows have no label column.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+) -> None:
+    """Compare a checkpoint with its bundle and whoever serves it: network, parameters, settings, scores."""
+    try:
+        from sparsefleet.verify import VerifyConfig
+        from sparsefleet.verify import verify as compare
+    except ImportError as error:
+        raise SparseFleetError(f"verifying needs more packages ({error}): pip install 'sparsefleet[serve]'") from error
+    config = VerifyConfig(
+        rows=rows,
+        tolerance=tolerance,
+        sparse_sample=sparse_sample,
+        timeout=timeout,
+        format=format,
+        pipe_command=pipe_command,
+        labelled=not unlabelled,
+    )
+    with console.status("opening") as status:
+        try:
+            report = compare(
+                checkpoint,
+                bundle,
+                data,
+                url=url,
+                config=config,
+                progress=lambda what: status.update(f"comparing {what}"),
+            )
+        except BundleError as error:
+            if not (bundle.expanduser() / "manifest.json").exists():
+                raise
+            _refused(error, json_output)
+    if json_output:
+        print(json.dumps(report.to_dict()))
+    else:
+        show_report(report)
+    sys.stdout.flush()
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _refused(error: BundleError, json_output: bool) -> None:
+    """There is a bundle, but nobody could serve it as it is: that is an answer, too."""
+    if json_output:
+        print(json.dumps({"ok": False, "error": str(error)}))
+    console.print(
+        f"differs: the bundle cannot be served as it is: {error}", style="bold red", markup=False, soft_wrap=True
+    )
+    raise typer.Exit(1)

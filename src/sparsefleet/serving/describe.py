@@ -1,0 +1,31 @@
+"""What a bundle is, as plain data: the answer to GET /v1/model, and what `sparsefleet verify` compares."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from sparsefleet.export.bundle import Bundle
+
+
+def described(bundle: Bundle) -> dict[str, Any]:
+    manifest, schema = bundle.manifest, bundle.schema
+    return {
+        "version": manifest.name,
+        "id": manifest.id,
+        "created": manifest.created,
+        "sparsefleet": manifest.sparsefleet,
+        "checkpoint": asdict(manifest.checkpoint),
+        "dense": list(schema.dense_names),
+        "slots": list(schema.slot_names),
+        "schema": schema.to_dict(),
+        "tables": [
+            {"name": table.name, "dim": table.dim, "rows": table.rows, "dtype": table.dtype}
+            for table in manifest.tables
+        ],
+        "min_seen": manifest.min_seen,
+        "embeddings": [asdict(entry) for entry in bundle.network.embeddings],
+        "missing": "zeros",
+        "unknown": "zeros",
+        "checksums": {entry.path: entry.checksum for entry in manifest.files},
+    }

@@ -1,0 +1,101 @@
+"""RequestLog: what was asked and what was answered, one JSON line a request, for `sparsefleet replay`.
+
+A request never waits for the disk: lines queue up to a bound in bytes, and beyond it they are left out and counted. The
+file has a bound, too: a full one is kept as `FILE.1` (in place of the one before) and a new one is begun.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import BinaryIO
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.serving.metrics import Metrics
+
+QUEUE_BYTES = 64 << 20
+
+
+class RequestLog:
+    def __init__(self, path: str, max_bytes: int, metrics: Metrics, tell: Callable[[str], None]) -> None:
+        self._path, self._max_bytes, self._metrics, self._tell = path, max_bytes, metrics, tell
+        try:
+            self._file: BinaryIO | None = open(path, "ab")  # noqa: SIM115  (open as long as the server runs)
+        except OSError as error:
+            raise ConfigError(f"cannot log requests to {path}: {error.strerror or error}") from error
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._lines: deque[bytes] = deque()
+        self._waiting = 0
+        self._changed = threading.Condition()
+        self._closing = self._failed = False
+        self._thread = threading.Thread(target=self._work, name="request-log", daemon=True)
+        self._thread.start()
+
+    def add(self, answer: bytes, body: bytes) -> None:
+        """`answer`: {"version": …, "scores": …} as it is sent; `body`: a JSON request that was understood."""
+        request = body.strip().replace(b"\n", b" ").replace(b"\r", b" ")  # within JSON they are but white space
+        if not request.startswith(b"{") or b"\0" in request:  # another encoding than UTF-8
+            self._metrics.logged("dropped")
+            return
+        line = b'%b, "time": %.3f, "request": %b}\n' % (answer[:-1], time.time(), request)
+        with self._changed:
+            fits = self._waiting + len(line) <= QUEUE_BYTES and not self._closing
+            if fits:
+                self._lines.append(line)
+                self._waiting += len(line)
+                self._changed.notify()
+        if not fits:
+            self._metrics.logged("dropped")
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout=10)
+
+    def _work(self) -> None:
+        while lines := self._next():
+            try:
+                self._write(lines)
+                self._metrics.logged("written", len(lines))
+                self._failed = False
+            except OSError as error:
+                self._metrics.logged("dropped", len(lines))
+                if not self._failed:  # told once, until it works again
+                    self._tell(f"cannot log requests to {self._path}: {error.strerror or error}; they are left out")
+                self._failed = True
+        if self._file is not None:
+            self._file.close()
+
+    def _next(self) -> list[bytes]:
+        """All that waits; empty at the end."""
+        with self._changed:
+            while not self._lines and not self._closing:
+                self._changed.wait()
+            lines = list(self._lines)
+            self._lines.clear()
+            self._waiting = 0
+        return lines
+
+    def _write(self, lines: list[bytes]) -> None:
+        for line in lines:
+            if self._size and self._size + len(line) > self._max_bytes:
+                self._rotate()
+            if self._file is None:
+                self._file = open(self._path, "ab")  # noqa: SIM115
+                self._size = os.fstat(self._file.fileno()).st_size
+            self._file.write(line)
+            self._size += len(line)
+        if self._file is not None:
+            self._file.flush()
+
+    def _rotate(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        os.replace(self._path, self._path + ".1")
+        self._size = 0

@@ -1,0 +1,48 @@
+"""Question 1: is the pruned graph right? The same rows through the training network and through the bundle's.
+
+Both get the checkpoint's rows, so that what differs is the network alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import nn
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.export.bundle import Bundle
+from sparsefleet.serving.predictor import Predictor
+from sparsefleet.verify.differences import Spread, apart
+from sparsefleet.verify.offline import KnownRows, OfflineSource, torch_scores
+from sparsefleet.verify.report import Check, Question
+
+TITLE = "Is the pruned graph right?"
+
+
+def check_graph(
+    bundle: Bundle, graph: Any, model: nn.Module, rows: dict[str, KnownRows], batch: Batch, tolerance: float
+) -> Question:
+    return Question(TITLE, [_compared(bundle, model, rows, batch, tolerance), _described(bundle, graph)])
+
+
+def _compared(bundle: Bundle, model: nn.Module, rows: dict[str, KnownRows], batch: Batch, tolerance: float) -> Check:
+    what, allowed = f"{len(batch):,} rows, torch against ONNX", f"{tolerance:g}"
+    try:
+        predicted = Predictor(bundle, source=OfflineSource(rows)).predict_batch(batch)
+    except SparseFleetError as error:
+        return Check(what, False, f"the bundle cannot score rows as training reads them: {error}", allowed)
+    spread = Spread.of(apart(torch_scores(model, rows, batch), predicted))
+    figure = f"{spread.max:.2g} at most, {spread.mean:.2g} on average"
+    return Check(what, spread.max <= tolerance, figure, allowed, spread.to_dict())
+
+
+def _described(bundle: Bundle, graph: Any) -> Check:
+    """What is left of the model; a loss or a metric would stand out here."""
+    operators = Counter(node.op_type for node in graph.node)
+    inputs = [entry.name for entry in graph.input]
+    listed = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in operators.most_common())
+    figure = f"from {', '.join(inputs)} to {bundle.network.output}: {listed}"
+    facts = {"inputs": inputs, "output": bundle.network.output, "operators": dict(operators)}
+    return Check("what the graph holds", None, figure, facts=facts)

@@ -1,0 +1,95 @@
+"""A plain HTTP client of `sparsefleet serve`: one connection, kept open, with a time-out. Not shared by threads."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from sparsefleet.core.errors import ConfigError, SparseFleetError
+
+MAX_ANSWER = 1 << 28
+
+
+class PlaceError(SparseFleetError):
+    """A server that cannot be reached, does not answer in time, or answers something else than asked for."""
+
+
+class RefusedError(PlaceError):
+    """The server answered, and refused: its status and its words."""
+
+    def __init__(self, url: str, status: int, reason: str) -> None:
+        super().__init__(f"{url} answered {status}: {reason}")
+        self.status, self.reason = status, reason
+
+
+class HttpClient:
+    def __init__(self, url: str, timeout: float = 30.0) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise ConfigError(f"{url!r} is not the address of a server; it looks like http://127.0.0.1:8000")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._prefix = parts.path.rstrip("/")
+        self._connection = kind(parts.hostname, port, timeout=timeout)
+
+    def get(self, path: str) -> Any:
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, body: Any) -> Any:
+        return self._ask("POST", path, json.dumps(body).encode())
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> Any:
+        try:
+            status, raw = self._exchange(method, path, body)
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+            # A kept connection that the server closed meanwhile. Asking twice changes nothing: scores have no effect.
+            self._connection.close()
+            status, raw = self._exchange_or_fail(method, path, body)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failed(error) from error
+        try:
+            answer = json.loads(raw)
+        except ValueError:
+            answer = None
+        if status != 200:
+            told = answer.get("error") if isinstance(answer, dict) else None
+            raise RefusedError(self.url + path, status, str(told or raw[:200].decode(errors="replace")))
+        if answer is None:
+            raise PlaceError(f"{self.url}{path} answered something that is not JSON: is it a server of ours?")
+        return answer
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        headers = {"content-type": "application/json"} if body is not None else {}
+        self._connection.request(method, self._prefix + path, body, headers)
+        response = self._connection.getresponse()
+        return response.status, response.read(MAX_ANSWER)
+
+    def _exchange_or_fail(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        try:
+            return self._exchange(method, path, body)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> PlaceError:
+        self._connection.close()
+        reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        return PlaceError(f"{self.url} cannot be reached: {reason}; is the server running?")
+
+
+def scores_of(answer: Any, rows: int, url: str) -> tuple[str, list[float]]:
+    """(version, scores) of an answer to a prediction."""
+    if isinstance(answer, dict):
+        version, scores = answer.get("version"), answer.get("scores")
+        numbers = isinstance(scores, list) and all(type(score) in (int, float) for score in scores)
+        if isinstance(version, str) and isinstance(scores, list) and numbers and len(scores) == rows:
+            return version, scores
+    raise PlaceError(f'{url} did not answer {{"version": …, "scores": […]}} for {rows} rows: {str(answer)[:200]}')

@@ -1,0 +1,40 @@
+"""A running server: rows go to it raw, as JSON, so its own parsing, hashing and normalisation are put to the test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsefleet.core.batch import F32
+from sparsefleet.verify.data_rows import RawRow
+from sparsefleet.verify.http_client import HttpClient, PlaceError, scores_of
+from sparsefleet.verify.places import ScoringPlace
+
+ROWS_A_REQUEST = 200
+
+
+class HttpPlace(ScoringPlace):
+    def __init__(self, url: str, timeout: float) -> None:
+        self._client = HttpClient(url, timeout)
+        self.url = self._client.url
+        self.versions: list[str] = []
+        """Every version that answered, in order of appearance."""
+        self.model: dict[str, Any] = self._client.get("/v1/model")
+        if not isinstance(self.model, dict) or "schema" not in self.model:
+            raise PlaceError(f"{self._client.url}/v1/model does not describe a model: is it a server of ours?")
+
+    def scores(self, rows: Sequence[RawRow]) -> F32:
+        found: list[float] = []
+        for start in range(0, len(rows), ROWS_A_REQUEST):
+            part = list(rows[start : start + ROWS_A_REQUEST])
+            answer = self._client.post("/v1/predict", {"rows": part})
+            version, scores = scores_of(answer, len(part), self._client.url)
+            if version not in self.versions:
+                self.versions.append(version)
+            found += scores
+        return np.array(found, np.float32)
+
+    def close(self) -> None:
+        self._client.close()

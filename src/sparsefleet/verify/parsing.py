@@ -1,0 +1,58 @@
+"""Question 3, put to the test: the data as the bundle's schema reads it raw, against how training read it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.core.schema import Schema
+from sparsefleet.export.bundle import Bundle
+from sparsefleet.serving.rows import RowParser
+from sparsefleet.verify.data_rows import DataRows
+from sparsefleet.verify.differences import apart
+from sparsefleet.verify.report import Check
+from sparsefleet.verify.settings import SAME
+
+
+def check_parsing(rows: DataRows, bundle: Bundle) -> list[Check]:
+    """The rows as the bundle's schema reads them raw, against how training read them."""
+    what = "keys of the rows" if rows.is_raw else "keys of the rows (as they stand in the files, not hashed)"
+    try:
+        online = RowParser(bundle.schema, max_rows=2**31).rows(rows.raw)
+    except SparseFleetError as error:
+        return [Check(what, False, f"the bundle cannot read the rows: {error}", SAME)]
+    return [_keys(what, rows.batch, online), _numbers(rows.batch, online, bundle.schema)]
+
+
+def _keys(what: str, offline: Batch, online: Batch) -> Check:
+    differing = {}
+    for slot in offline.slots:
+        if slot not in online.slots:
+            differing[slot] = len(offline)
+            continue
+        (keys, ends), (others, other_ends) = offline.slot(slot), online.slot(slot)
+        if not np.array_equal(ends, other_ends):
+            differing[slot] = int(np.count_nonzero(np.diff(ends) != np.diff(other_ends)))
+        elif not np.array_equal(keys, others):
+            differing[slot] = int(np.count_nonzero(keys != others))
+    facts = {"keys": len(offline.keys), "differences": differing}
+    if not differing:
+        return Check(what, True, f"{len(offline.keys):,} equal", SAME, facts)
+    shown = ", ".join(f"{count:,} of slot {slot}" for slot, count in list(differing.items())[:5])
+    return Check(what, False, f"differ: {shown}" + (", …" if len(differing) > 5 else ""), SAME, facts)
+
+
+def _numbers(offline: Batch, online: Batch, schema: Schema) -> Check:
+    what = "numbers of the rows, normalised"
+    if offline.dense.shape != online.dense.shape:
+        return Check(what, False, f"{offline.dense.shape[1]} in training, {online.dense.shape[1]} here", SAME)
+    far = apart(offline.dense, online.dense)
+    differing = {
+        name: float(column.max()) for name, column in zip(schema.dense_names, far.T, strict=True) if column.any()
+    }
+    facts = {"numbers": far.size, "differences": differing}
+    if not differing:
+        return Check(what, True, f"{far.size:,} equal", SAME, facts)
+    shown = ", ".join(f"{name} by {value:.3g}" for name, value in list(differing.items())[:5])
+    return Check(what, False, f"differ: {shown}", SAME, facts)

@@ -1,0 +1,207 @@
+"""verify: the three questions and the scores, for a checkpoint and every place that serves it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from torch import nn
+
+from sparsefleet.checkpoint import AnyPath, Checkpoint, latest
+from sparsefleet.core.errors import BundleError, ConfigError
+from sparsefleet.core.schema import Schema
+from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.exporting import model_of, schema_of
+from sparsefleet.verify.data_rows import DataRows, read_rows
+from sparsefleet.verify.graph import check_graph
+from sparsefleet.verify.http_place import HttpPlace
+from sparsefleet.verify.offline import as_exported, rows_for, torch_scores
+from sparsefleet.verify.parsing import check_parsing
+from sparsefleet.verify.places import BUNDLE, CHECKPOINT, HTTP, PredictorPlace, RowsPlace, ScoringPlace, bundle_rows
+from sparsefleet.verify.report import Check, Question, Report
+from sparsefleet.verify.scores import check_scores, score_rows
+from sparsefleet.verify.settings import (
+    bundle_settings,
+    check_precision,
+    compare_settings,
+    offline_settings,
+    told_settings,
+)
+from sparsefleet.verify.table_rows import check_table
+from sparsefleet.verify.tensors import check_tensors
+from sparsefleet.verify.worst import worst_rows
+
+
+@dataclass(frozen=True)
+class VerifyConfig:
+    rows: int = 1000
+    """Rows of the data that are scored."""
+    tolerance: float = 1e-6
+    """How far scores (probabilities) may be apart."""
+    sparse_sample: int | None = None
+    """About how many rows of each table are compared; None: all."""
+    timeout: float = 30.0
+    """Seconds for one answer of a server."""
+    format: str = "auto"
+    pipe_command: str | None = None
+    labelled: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ConfigError(f"rows={self.rows} must be 1 or above")
+        if not self.tolerance >= 0:
+            raise ConfigError(f"tolerance={self.tolerance} must be 0 or above")
+        if self.sparse_sample is not None and self.sparse_sample < 1:
+            raise ConfigError(f"sparse_sample={self.sparse_sample} must be 1 or above")
+        if not self.timeout > 0:
+            raise ConfigError(f"timeout={self.timeout} must be above 0")
+
+
+def verify(
+    checkpoint: AnyPath,
+    bundle: str | os.PathLike[str],
+    data: str,
+    *,
+    url: str | None = None,
+    model: nn.Module | None = None,
+    config: VerifyConfig | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Report:
+    """Compare a checkpoint, or a run's newest one, with a bundle and whoever serves it.
+
+    `url`: a running server. `model`: your own module where the checkpoint does not hold one of the project's. What
+    cannot be read at all raises; what differs is in the report.
+    """
+    config = config or VerifyConfig()
+    with ExitStack() as stack:
+        progress("opening")
+        opened = Checkpoint.open(latest(checkpoint))
+        served = Bundle.open(bundle, full=True)
+        network, schema = model_of(opened, model), schema_of(opened, None)
+        server = HttpPlace(url, config.timeout) if url else None
+        if server:
+            stack.callback(server.close)
+        reading = {"format_name": config.format, "pipe_command": config.pipe_command, "labelled": config.labelled}
+        rows = read_rows(data, schema, config.rows, **reading)  # type: ignore[arg-type]
+        return _Comparison(opened, served, network, schema, rows, server, config, progress).report()
+
+
+class _Comparison:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        bundle: Bundle,
+        model: nn.Module,
+        schema: Schema,
+        rows: DataRows,
+        server: HttpPlace | None,
+        config: VerifyConfig,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.checkpoint, self.bundle, self.model, self.schema = checkpoint, bundle, model, schema
+        self.rows, self.server, self.config, self.progress = rows, server, config, progress
+        self.graph: Any = _graph_of(bundle)
+        self.row_places: dict[str, RowsPlace] = {BUNDLE: bundle_rows(bundle)}
+        self.scoring: dict[str, ScoringPlace] = {
+            name: PredictorPlace(bundle, place.source) for name, place in self.row_places.items()
+        }
+        if server:
+            self.scoring[HTTP] = server
+
+    def report(self) -> Report:
+        config, bundle, rows = self.config, self.bundle, self.rows
+        self.progress("rows of the data in the checkpoint")
+        trained = rows_for(self.checkpoint, rows.batch.keys)
+        exported = as_exported(trained, bundle.manifest)
+        self.progress("network")
+        graph = check_graph(bundle, self.graph, self.model, trained, rows.batch, config.tolerance)
+        parameters = self._parameters()
+        self.progress("scores")
+        offline = torch_scores(self.model, trained, rows.batch), torch_scores(self.model, exported, rows.batch)
+        scored = score_rows(self.scoring, rows.raw, *offline)
+        return Report(
+            places=self._named(),
+            rows=len(rows.batch),
+            tolerance=config.tolerance,
+            graph=graph,
+            parameters=parameters,
+            settings=self._settings(),
+            scores=check_scores(scored, config.tolerance, _options(bundle)),
+            worst=worst_rows(rows, scored, bundle, trained, self.row_places),
+            notes=_notes(rows, config),
+        )
+
+    def _parameters(self) -> Question:
+        checks = check_tensors(self.checkpoint, self.bundle.network, self.graph)
+        saved = {info.name: info.dim for info in self.checkpoint.manifest.tables}
+        held = {table.name: table for table in self.bundle.manifest.tables}
+        for name in dict.fromkeys([*saved, *held]):
+            what = f"table {name}"
+            if name not in held:
+                checks.append(Check(what, False, "the bundle does not have it"))
+            elif name not in saved:
+                checks.append(Check(what, False, "the checkpoint does not have it"))
+            elif saved[name] != held[name].dim:
+                checks.append(Check(what, False, f"{saved[name]} values a row; {held[name].dim} in the bundle"))
+            else:
+                self.progress(what)
+                checks += check_table(
+                    self.checkpoint, self.bundle, held[name], self.row_places, self.config.sparse_sample
+                )
+        return Question("Are parameters online what they are offline?", checks)
+
+    def _settings(self) -> Question:
+        """After the scores: only then is it known which versions the server answered with."""
+        places = {
+            CHECKPOINT: offline_settings(self.checkpoint, self.schema, self.model),
+            BUNDLE: bundle_settings(self.bundle),
+        }
+        if self.server:
+            places[HTTP] = told_settings(self.server.model, HTTP)
+        checks = [*compare_settings(places), check_precision(self.graph), *check_parsing(self.rows, self.bundle)]
+        if self.server:
+            checks.append(_answered(self.server, self.bundle))
+        return Question("Are the serving settings right?", checks)
+
+    def _named(self) -> dict[str, str]:
+        named = {CHECKPOINT: str(self.checkpoint.location), BUNDLE: str(self.bundle.path)}
+        if self.server:
+            named[HTTP] = self.server.url
+        return named
+
+
+def _answered(server: HttpPlace, bundle: Bundle) -> Check:
+    found = ", ".join(server.versions) or "none"
+    ok = server.versions == [bundle.name] if server.versions else None
+    return Check("version that answered", ok, found, bundle.name, {"versions": server.versions})
+
+
+def _graph_of(bundle: Bundle) -> Any:
+    try:
+        return onnx.load_model_from_string(bundle.graph).graph
+    except Exception as error:  # protobuf raises types of its own
+        raise BundleError(f"{bundle.path}/model.onnx: not an ONNX model: {error}") from error
+
+
+def _options(bundle: Bundle) -> str:
+    kinds = dict.fromkeys(table.dtype for table in bundle.manifest.tables if table.dtype != "float32")
+    words = [f"rows as {kind}" for kind in kinds]
+    dropped = sum(table.dropped for table in bundle.manifest.tables)
+    if dropped:
+        words.append(f"{dropped:,} rows left out")
+    return ", ".join(words)
+
+
+def _notes(rows: DataRows, config: VerifyConfig) -> list[str]:
+    notes = []
+    if not rows.is_raw:
+        notes.append(
+            "the data holds keys and normalised numbers, so hashing and normalisation were not put to the test"
+        )
+    if len(rows.batch) < config.rows:
+        notes.append(f"the data has {len(rows.batch):,} rows; {config.rows:,} were asked for")
+    return notes

@@ -1,0 +1,3 @@
+from bundle_fixtures import trained
+
+__all__ = ["trained"]
