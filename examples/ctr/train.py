@@ -30,6 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--model", help="checkpoint to start from: incremental training")
     parser.add_argument("--save", help="where to save the model")
+    parser.add_argument("--bundle", help="where to put what serving needs: sparsefleet serve BUNDLE")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds of silence after which a peer is lost")
     return parser.parse_args()
 
@@ -57,6 +58,8 @@ def main() -> None:
     result = trainer.fit(model, rows, args.epochs, test=test)
     if args.save and fleet.is_first_worker():
         fleet.save_persistables(args.save)
+    if args.bundle and fleet.is_first_worker():
+        fleet.save_inference_model(args.bundle)
     fleet.stop_worker()
     summary = {"train_auc": result.train["auc"], "samples_per_s": result.samples_per_s, "rows": result.rows}
     if result.test:

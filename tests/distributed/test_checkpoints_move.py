@@ -8,7 +8,10 @@ from small_jobs import Given, batches, cluster, in_threads, local_parameters, re
 
 from sparsefleet import optim
 from sparsefleet.checkpoint import Checkpoint
+from sparsefleet.export import Bundle
 from sparsefleet.fleet import DistributedStrategy
+from sparsefleet.fleet.serving_model import save_bundle
+from sparsefleet.serving import Predictor
 from sparsefleet.store import LocalStore
 from sparsefleet.train import FetchHandler, SavePolicy, Trainer
 
@@ -106,3 +109,32 @@ def test_a_save_while_others_train_is_of_one_moment(tmp_path, mode):
     assert all(len(set(each)) == 1 for each in steps)
     assert [each[0] for each in steps] == sorted(each[0] for each in steps)
     assert all(manifest.extra["training"]["trainers"].keys() == {"0", "1"} for manifest in manifests)
+
+
+def test_a_bundle_of_a_running_job_is_what_its_servers_hold(tmp_path):
+    with cluster(2) as fleet:
+        first, _ = fleet.train(readers(SHARES), RULE, SYNC)
+        save_bundle(first.trainer, str(tmp_path / "bundle"), rows="float32", min_seen=0, name="v1")
+        wanted = predictions(first.trainer, first.model)
+    predictor = Predictor(tmp_path / "bundle")
+    np.testing.assert_allclose(np.concatenate([predictor.predict_batch(batch) for batch in TEST]), wanted, atol=1e-6)
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_bundle_saved_while_others_train_opens_and_scores(tmp_path):
+    class SaveBundles(FetchHandler):
+        def handler(self, fetched):
+            path = str(tmp_path / f"v{int(fetched[0]) // 10}")
+            save_bundle(trainers[1], path, rows="float32", min_seen=0, name=None)
+
+    with cluster(3) as fleet:
+        trainers = [Trainer(fleet.job(RULE, ASYNC, worker, 2)) for worker in range(2)]
+        models = [small_model() for _ in trainers]
+        fetch = [[], [SaveBundles(["step"], period_batches=10)]]
+        in_threads(
+            [lambda w=w: trainers[w].fit(models[w], Given(batches(30, seed=w)), fetch=fetch[w]) for w in range(2)]
+        )
+    for number in (1, 2, 3):
+        bundle = Bundle.open(tmp_path / f"v{number}", full=True)
+        assert bundle.manifest.checkpoint.step >= 10 * number
+        assert np.isfinite(Predictor(bundle).predict_batch(TEST[0])).all()

@@ -14,6 +14,7 @@ import pytest
 from sparsefleet.data.tools.synth import SynthSpec, synth
 from sparsefleet.fleet.roles import ROLE_VARIABLES
 from sparsefleet.launch.reaper import members
+from sparsefleet.verify import verify
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "ctr" / "train.py"
@@ -34,6 +35,7 @@ def environment(mark, **variables):
 
 def options(data, mode, saved):
     given = ("--data", data / "train", "--test-data", data / "test", "--mode", mode, "--save", saved)
+    given += ("--bundle", saved.with_name("bundle"))
     return [str(each) for each in (*given, "--batch-size", 200, "--timeout", 20)]
 
 
@@ -52,7 +54,8 @@ def by_launcher(data, folder, mode):
     logs = {path.name: path.read_text() for path in (folder / "log").iterdir()}
     assert ended.returncode == 0, (ended.stderr, logs)
     assert not members(mark, ())
-    assert (folder / "saved" / "manifest.json").exists()
+    report = verify(folder / "saved", folder / "bundle", str(data / "test"))
+    assert report.ok, report.to_dict()
     return json.loads(logs["workerlog.0"].splitlines()[-1])
 
 

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx.numpy_helper
+
 
 def rewrite(bundle: Path, path: str, data: bytes) -> None:
     """Change a file and make the manifest agree, as somebody who means harm would."""
@@ -27,3 +30,29 @@ def with_schema(bundle: Path, copy: Path, edit: Callable[[dict[str, Any]], None]
     edit(schema)
     rewrite(copy, "schema.json", json.dumps(schema).encode())
     return copy
+
+
+def change_tensor(bundle: Path, copy: Path, name: str, checksums: bool = True) -> Path:
+    """A copy of the bundle with one value of one tensor another."""
+    shutil.copytree(bundle, copy)
+    model = onnx.load_model_from_string((copy / "model.onnx").read_bytes())
+    (tensor,) = (entry for entry in model.graph.initializer if entry.name.endswith(name))
+    values = onnx.numpy_helper.to_array(tensor).copy()
+    values[1, 3] += 0.25
+    tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    data = model.SerializeToString()
+    if checksums:
+        rewrite(copy, "model.onnx", data)
+    else:
+        (copy / "model.onnx").write_bytes(data)
+    return copy
+
+
+def failed_checks(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a report of `verify` complains of, by name."""
+    return {
+        check["what"]: check
+        for part in ("graph", "parameters", "settings", "scores")
+        for check in report[part]["checks"]
+        if check["ok"] is False
+    }

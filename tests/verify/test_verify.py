@@ -6,12 +6,10 @@ import json
 import shutil
 
 import numpy as np
-import onnx
-import onnx.numpy_helper
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from bundle_edits import rewrite, with_schema
+from bundle_edits import change_tensor, failed_checks, rewrite, with_schema
 from bundle_fixtures import SCHEMA
 from http_server import serving
 
@@ -32,33 +30,8 @@ def verify(trained, cli):
     return run
 
 
-def failed(report):
-    return {
-        check["what"]: check
-        for part in ("graph", "parameters", "settings", "scores")
-        for check in report[part]["checks"]
-        if check["ok"] is False
-    }
-
-
-def change_tensor(bundle, copy, name, checksums=True):
-    """A copy of the bundle with one value of one tensor another."""
-    shutil.copytree(bundle, copy)
-    model = onnx.load_model_from_string((copy / "model.onnx").read_bytes())
-    (tensor,) = (entry for entry in model.graph.initializer if entry.name.endswith(name))
-    values = onnx.numpy_helper.to_array(tensor).copy()
-    values[1, 3] += 0.25
-    tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
-    data = model.SerializeToString()
-    if checksums:
-        rewrite(copy, "model.onnx", data)
-    else:
-        (copy / "model.onnx").write_bytes(data)
-    return copy
-
-
 def change_row(bundle, copy):
-    """A copy with one value of one row another; the key of that row."""
+    """A copy with one value of one row another."""
     shutil.copytree(bundle, copy)
     path = copy / "sparse" / f"{ROWS}.rows"
     data = bytearray(path.read_bytes())
@@ -101,7 +74,7 @@ def _raw(value):
 
 def test_a_changed_tensor(trained, verify, tmp_path):
     changed = change_tensor(trained.bundles[0], tmp_path / "changed", "tower.layers.0.weight")
-    wrong = failed(report := verify(changed, status=1))
+    wrong = failed_checks(report := verify(changed, status=1))
     assert {what for what in wrong if what.startswith(("tensor", "table"))} == {"tensor tower.layers.0.weight"}
     tensor = wrong["tensor tower.layers.0.weight"]
     assert (tensor["differing"], tensor["at"]) == (1, [1, 3])
@@ -129,7 +102,7 @@ def test_a_changed_tensor_whose_checksum_was_left_is_refused(trained, verify, tm
 )
 def test_a_changed_schema(trained, verify, tmp_path, edit, setting, item):
     """The report names the setting; and the rows' own keys and numbers show it, not only the files' word."""
-    wrong = failed(report := verify(with_schema(trained.bundles[0], tmp_path / "changed", edit), status=1))
+    wrong = failed_checks(report := verify(with_schema(trained.bundles[0], tmp_path / "changed", edit), status=1))
     assert list(wrong[setting]["differences"]) == [item]
     values = wrong[setting]["differences"][item]
     assert values["checkpoint"] != values["bundle"]
@@ -145,7 +118,7 @@ def test_a_changed_schema(trained, verify, tmp_path, edit, setting, item):
 
 
 def test_a_changed_row(trained, verify, tmp_path):
-    wrong = failed(verify(change_row(trained.bundles[0], tmp_path / "changed"), status=1))
+    wrong = failed_checks(verify(change_row(trained.bundles[0], tmp_path / "changed"), status=1))
     table = wrong[f"table {ROWS}, bundle"]
     assert (table["differing"], table["missing"], table["surplus"]) == (1, 0, 0)
     (example,) = table["examples"]
@@ -155,7 +128,7 @@ def test_a_changed_row(trained, verify, tmp_path):
 
 def test_another_version_on_the_server(trained, verify):
     with serving(trained.bundles[1]) as server:
-        wrong = failed(report := verify(trained.bundles[0], "--url", server.url, status=1))
+        wrong = failed_checks(report := verify(trained.bundles[0], "--url", server.url, status=1))
     assert wrong["version"]["differences"]["version"] == {"bundle": "v1", "http": "v2"}
     assert wrong["version that answered"]["versions"] == ["v2"]
     assert "scores of http" in wrong
@@ -172,7 +145,7 @@ def test_a_server_of_another_schema_is_told_by_its_settings(trained, verify, tmp
     network["embeddings"][0]["slots"][25] = "Z"
     rewrite(other, "network.json", json.dumps(network).encode())
     with serving(other) as server:
-        wrong = failed(verify(trained.bundles[0], "--url", server.url, status=1))
+        wrong = failed_checks(verify(trained.bundles[0], "--url", server.url, status=1))
     assert wrong["slots"]["differences"] == {"number 26": {"checkpoint": "C26", "bundle": "C26", "http": "Z"}}
     assert "answered 400" in wrong["scores of http"]["figure"]
 
@@ -200,7 +173,7 @@ def test_rows_that_are_missing_or_too_many(trained, verify, tmp_path):
         manifest = json.loads((path / "manifest.json").read_text())
         manifest["min_seen"] = says
         (path / "manifest.json").write_text(json.dumps(manifest))
-    few, many = (failed(verify(tmp_path / name, status=1))[f"table {ROWS}, bundle"] for name in ("few", "all"))
+    few, many = (failed_checks(verify(tmp_path / name, status=1))[f"table {ROWS}, bundle"] for name in ("few", "all"))
     assert few["missing"] > 1000
     assert (few["surplus"], len(few["missing_keys"])) == (0, 5)
     assert many["surplus"] == few["missing"]
@@ -208,7 +181,7 @@ def test_rows_that_are_missing_or_too_many(trained, verify, tmp_path):
 
 
 def test_the_bundle_of_another_checkpoint(trained, verify):
-    wrong = failed(verify(trained.bundles[2], status=1))
+    wrong = failed_checks(verify(trained.bundles[2], status=1))
     assert wrong[f"table {ROWS}, bundle"]["differing"] > 1000
     assert wrong["step"]["differences"]["step"] == {"checkpoint": 6, "bundle": 18}
 

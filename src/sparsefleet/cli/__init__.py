@@ -15,7 +15,7 @@ def main() -> None:
 
     try:
         # Late imports: `import sparsefleet.cli` alone stays cheap, and a machine that serves needs no torch.
-        if sys.argv[1:2] in (["serve"], ["publish"]):
+        if sys.argv[1:2] in (["serve"], ["publish"], ["replay"]):
             from sparsefleet.cli.serve import only_serving
 
             only_serving()()

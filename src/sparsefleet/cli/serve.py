@@ -8,6 +8,7 @@ import typer
 
 from sparsefleet.cli.console import console, errors_to_exit
 from sparsefleet.cli.publish import publish
+from sparsefleet.cli.replay import replay
 from sparsefleet.core.errors import SparseFleetError
 
 
@@ -63,9 +64,10 @@ def serve(
 
 
 def only_serving() -> typer.Typer:
-    """An application of these commands alone, for machines that serve and have no torch."""
+    """An application of these commands alone, for machines that have no torch."""
     app = typer.Typer(name="sparsefleet", pretty_exceptions_show_locals=False)
     app.command("serve")(serve)
     app.command("publish")(publish)
+    app.command("replay")(replay)
     app.callback()(lambda: None)
     return app

@@ -23,6 +23,9 @@ def verify(
     bundle: Annotated[Path, typer.Option(help="The bundle that was made of it.")],
     data: Annotated[str, typer.Option(help="Rows to score everywhere: a folder, a file or a pattern.")],
     url: Annotated[str | None, typer.Option(help="A running server, http://host:port.")] = None,
+    redis: Annotated[
+        str | None, typer.Option(help="Where the rows were published: redis://host:port/database?prefix=NAME.")
+    ] = None,
     rows: Annotated[int, typer.Option(help="Rows of the data that are scored.")] = 1000,
     tolerance: Annotated[float, typer.Option(help="How far scores may be apart.")] = 1e-6,
     sparse_sample: Annotated[
@@ -58,6 +61,7 @@ def verify(
                 bundle,
                 data,
                 url=url,
+                redis=redis,
                 config=config,
                 progress=lambda what: status.update(f"comparing {what}"),
             )

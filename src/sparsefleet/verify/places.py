@@ -39,8 +39,8 @@ class RowsPlace:
     """Whoever holds sparse rows."""
 
     source: SparseSource
-    count: Callable[[str], int | None]
-    """Rows of a table there; None where it cannot be told."""
+    count: Callable[[str], int]
+    """Rows of a table that are there."""
 
 
 def bundle_rows(bundle: Bundle) -> RowsPlace:

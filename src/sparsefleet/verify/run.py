@@ -21,7 +21,17 @@ from sparsefleet.verify.graph import check_graph
 from sparsefleet.verify.http_place import HttpPlace
 from sparsefleet.verify.offline import as_exported, rows_for, torch_scores
 from sparsefleet.verify.parsing import check_parsing
-from sparsefleet.verify.places import BUNDLE, CHECKPOINT, HTTP, PredictorPlace, RowsPlace, ScoringPlace, bundle_rows
+from sparsefleet.verify.places import (
+    BUNDLE,
+    CHECKPOINT,
+    HTTP,
+    REDIS,
+    PredictorPlace,
+    RowsPlace,
+    ScoringPlace,
+    bundle_rows,
+)
+from sparsefleet.verify.redis_place import RedisPlace
 from sparsefleet.verify.report import Check, Question, Report
 from sparsefleet.verify.scores import check_scores, score_rows
 from sparsefleet.verify.settings import (
@@ -67,14 +77,15 @@ def verify(
     data: str,
     *,
     url: str | None = None,
+    redis: str | None = None,
     model: nn.Module | None = None,
     config: VerifyConfig | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Report:
     """Compare a checkpoint, or a run's newest one, with a bundle and whoever serves it.
 
-    `url`: a running server. `model`: your own module where the checkpoint does not hold one of the project's. What
-    cannot be read at all raises; what differs is in the report.
+    `url`: a running server. `redis`: where the bundle's rows were published. `model`: your own module where the
+    checkpoint does not hold one of the project's. What cannot be read at all raises; what differs is in the report.
     """
     config = config or VerifyConfig()
     with ExitStack() as stack:
@@ -85,9 +96,12 @@ def verify(
         server = HttpPlace(url, config.timeout) if url else None
         if server:
             stack.callback(server.close)
+        published = RedisPlace(served, redis, config.timeout) if redis else None
+        if published:
+            stack.callback(published.close)
         reading = {"format_name": config.format, "pipe_command": config.pipe_command, "labelled": config.labelled}
         rows = read_rows(data, schema, config.rows, **reading)  # type: ignore[arg-type]
-        return _Comparison(opened, served, network, schema, rows, server, config, progress).report()
+        return _Comparison(opened, served, network, schema, rows, server, published, config, progress).report()
 
 
 class _Comparison:
@@ -99,13 +113,17 @@ class _Comparison:
         schema: Schema,
         rows: DataRows,
         server: HttpPlace | None,
+        published: RedisPlace | None,
         config: VerifyConfig,
         progress: Callable[[str], None],
     ) -> None:
         self.checkpoint, self.bundle, self.model, self.schema = checkpoint, bundle, model, schema
-        self.rows, self.server, self.config, self.progress = rows, server, config, progress
+        self.rows, self.server, self.published = rows, server, published
+        self.config, self.progress = config, progress
         self.graph: Any = _graph_of(bundle)
         self.row_places: dict[str, RowsPlace] = {BUNDLE: bundle_rows(bundle)}
+        if published and published.rows:
+            self.row_places[REDIS] = published.rows
         self.scoring: dict[str, ScoringPlace] = {
             name: PredictorPlace(bundle, place.source) for name, place in self.row_places.items()
         }
@@ -152,6 +170,8 @@ class _Comparison:
                 checks += check_table(
                     self.checkpoint, self.bundle, held[name], self.row_places, self.config.sparse_sample
                 )
+        if self.published and self.published.refused:
+            checks.append(Check(f"rows in {REDIS}", False, self.published.refused))
         return Question("Are parameters online what they are offline?", checks)
 
     def _settings(self) -> Question:
@@ -162,6 +182,8 @@ class _Comparison:
         }
         if self.server:
             places[HTTP] = told_settings(self.server.model, HTTP)
+        if self.published:
+            places[REDIS] = self.published.settings()
         checks = [*compare_settings(places), check_precision(self.graph), *check_parsing(self.rows, self.bundle)]
         if self.server:
             checks.append(_answered(self.server, self.bundle))
@@ -171,6 +193,9 @@ class _Comparison:
         named = {CHECKPOINT: str(self.checkpoint.location), BUNDLE: str(self.bundle.path)}
         if self.server:
             named[HTTP] = self.server.url
+        if self.published:
+            address = self.published.address
+            named[REDIS] = f"{address.shown}, prefix {address.prefix}"
         return named
 
 

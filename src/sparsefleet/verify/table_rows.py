@@ -5,7 +5,8 @@ Legend: U keys, D values a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.manifest import BundleTable
@@ -59,6 +61,8 @@ class _Tally:
     examples: list[dict[str, Any]] = field(default_factory=list)
     missing_keys: list[int] = field(default_factory=list)
     surplus_keys: list[int] = field(default_factory=list)
+    failure: str = ""
+    """Why the place could not be read to its end."""
 
     def add(self, rows: TableRows, wanted: npt.NDArray[np.bool_], online: F32, found: Any, dtype: str) -> None:
         self.found += int(found.sum())
@@ -99,28 +103,40 @@ def check_table(
         if not len(rows):
             continue
         for name, place in places.items():
-            online, found = place.source.rows(table.name, rows.keys)
-            tallies[name].add(rows, rows.seen >= min_seen, online, found, table.dtype)
+            with _failing(tallies[name]):
+                online, found = place.source.rows(table.name, rows.keys)
+                tallies[name].add(rows, rows.seen >= min_seen, online, found, table.dtype)
     checks = []
     for name, tally in tallies.items():
-        held = places[name].count(table.name)
-        if share is None and held is not None and held > tally.found:
-            tally.surplus += held - tally.found
-            _note(tally.surplus_keys, _unknown_keys(checkpoint, bundle, table.name) if name == BUNDLE else None)
-        elif share is not None and held is not None and held > kept:
-            tally.surplus += held - kept
+        with _failing(tally):
+            held = places[name].count(table.name)
+            strangers = held - (tally.found if share is None else kept)
+            if strangers > 0:
+                tally.surplus += strangers
+                _note(tally.surplus_keys, _unknown_keys(checkpoint, bundle, table.name) if name == BUNDLE else None)
         checks.append(_check(name, table, tally, total - kept, min_seen, total if share else None))
     return checks
 
 
+@contextmanager
+def _failing(tally: _Tally) -> Iterator[None]:
+    """A place that cannot be read is a finding; its first reason is told."""
+    try:
+        yield
+    except SparseFleetError as error:
+        tally.failure = tally.failure or str(error)
+
+
 def _check(place: str, table: BundleTable, tally: _Tally, dropped: int, min_seen: int, of: int | None) -> Check:
-    ok = not (tally.differing or tally.missing or tally.surplus)
+    ok = not (tally.differing or tally.missing or tally.surplus or tally.failure)
     parts = [f"{tally.compared:,}{f' of {of:,}' if of else ''} compared, {tally.largest:.2g} at most"]
     for count, what in ((tally.differing, "differ"), (tally.missing, "missing"), (tally.surplus, "surplus")):
         if count:
             parts.append(f"{count:,} {what}")
     if dropped:
         parts.append(f"{dropped:,} left out on purpose (met fewer than {min_seen} times)")
+    if tally.failure:
+        parts.append(f"cannot be read to the end: {tally.failure}")
     if tally.examples:
         parts.append(_shown(tally.examples[0]))
     parts += [f"missing: key {key}" for key in tally.missing_keys[:1]]
@@ -138,6 +154,7 @@ def _check(place: str, table: BundleTable, tally: _Tally, dropped: int, min_seen
         "examples": tally.examples,
         "missing_keys": tally.missing_keys,
         "surplus_keys": tally.surplus_keys,
+        "failure": tally.failure or None,
     }
     allowed = f"{table.dtype}: {ALLOWED[table.dtype]}"
     return Check(f"table {table.name}, {place}", ok, "; ".join(parts), allowed, facts)
