@@ -1,16 +1,22 @@
 """Documents are tested: code blocks run or at least resolve, commands parse, named files exist.
 
-A fence ```python run``` is executed, all those of one file in one namespace, in a folder with a little data. A plain
+A fence ```sh run``` is executed by bash, all those of one file as one script, with ports of its own. A fence
+```python run``` is executed, all those of one file in one namespace, in a folder with a little data. A plain
 ```python``` block is compiled and its imports are resolved.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
+import itertools
 import os
 import re
 import shlex
+import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,15 +26,19 @@ import pytest
 import torch
 import typer
 import typer.main
+from redis_server import BINARY, SKIPPED, redis_server
 
 from sparsefleet.cli.app import app
 from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.fleet.roles import ROLE_VARIABLES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(sparsefleet [^`]+)`")
 IGNORED_ARGUMENTS = {"…"}
+SHELL = {"&", "|", ">"}
+"""What follows is the shell's business."""
 UsageError = typer.BadParameter.__mro__[1]
 """Of the click that typer stands on, which is not always the one that `import click` finds."""
 
@@ -87,10 +97,51 @@ def test_python_blocks_run(page, data, tmp_path, monkeypatch):
 
 def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
     """The arguments of each `sparsefleet` call in a block of commands."""
-    for line, source in blocks(page, "console", "sh", ""):
+    for line, source in blocks(page, "console", "sh", "sh run", ""):
         for number, text in enumerate(source.splitlines(), line):
             if text.startswith(("$ sparsefleet ", "sparsefleet ")):
-                yield number, shlex.split(text.removeprefix("$ "), comments=True)[1:]
+                words = shlex.split(text.removeprefix("$ "), comments=True)[1:]
+                yield number, list(itertools.takewhile(lambda word: word not in SHELL, words))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p, "sh run"))], ids=lambda page: page.name)
+def test_commands_run(page, tmp_path):
+    """Every command as a reader types it; the ports of a server and of Redis are replaced by free ones."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "sparsefleet"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m sparsefleet "$@"\n')
+    program.chmod(0o755)
+    script = "set -euo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"
+    script += "".join(source for _, source in blocks(page, "sh run"))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    script = script.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace("--port 8000", f"--port {port}")
+    with contextlib.ExitStack() as stack:
+        if "redis://127.0.0.1:6379" in script:
+            if not BINARY:
+                pytest.skip(SKIPPED)
+            store = stack.enter_context(redis_server(tmp_path))
+            script = script.replace("127.0.0.1:6379", f"127.0.0.1:{store.port}")
+        paths = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+        clean = {name: value for name, value in os.environ.items() if name not in ROLE_VARIABLES}
+        # Into a file: a pipe would stay open as long as any process of a script that failed.
+        with (tmp_path / "said").open("w") as said:
+            ended = subprocess.Popen(
+                ["bash", "-c", script],
+                cwd=tmp_path,
+                env={**clean, **paths},
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+            try:
+                status = ended.wait(timeout=100)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(ended.pid, signal.SIGKILL)
+                ended.wait(timeout=10)
+    assert status == 0, (tmp_path / "said").read_text()
 
 
 def find(arguments: list[str]) -> tuple[Any, list[str]]:
@@ -125,8 +176,9 @@ def test_commands_in_the_text_exist_with_their_options(page):
         assert not unknown, f"{page.name}: `{found[1]}`: no option {unknown}"
 
 
-def test_options_named_alone_exist_in_train_or_infer():
-    known = {option for name in ("train", "infer") for parameter in find([name])[0].params for option in parameter.opts}
+def test_options_named_alone_exist_in_a_command():
+    names = ("train", "infer", "export", "serve", "verify", "replay")
+    known = {option for name in names for parameter in find([name])[0].params for option in parameter.opts}
     for group in ("data", "checkpoint"):
         for command in find([group])[0].commands.values():
             known |= {option for parameter in command.params for option in parameter.opts}

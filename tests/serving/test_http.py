@@ -242,8 +242,8 @@ def test_who_may_switch(trained):
 
 
 def test_no_request_fails_and_none_is_mixed_while_versions_switch(trained, expected):
-    """2,000 requests of 8 clients during three switches and one roll-back."""
-    rows, clients, each = trained.rows, 8, 250
+    """10,000 requests of 16 clients during three switches and one roll-back."""
+    rows, clients, each = trained.rows, 16, 625
     done = itertools.count()
     progress = [0]
     seen: list[set[str]] = []
