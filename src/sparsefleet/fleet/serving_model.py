@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.train import Trainer
 
@@ -21,9 +22,11 @@ def save_bundle(trainer: Trainer, path: str, *, rows: str, min_seen: int, name: 
             f"a bundle needs more packages ({error}): pip install 'sparsefleet[serve]'; format='checkpoint' needs none"
         ) from error
     target = check_export(path, rows=rows, min_seen=min_seen, name=name)  # before the servers are asked for gigabytes
-    model, step = trainer.trained_model()
+    model = trainer.trained_model()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.cut-", dir=target.parent) as folder:
-        cut = Path(folder) / f"step-{step:08d}"
-        trainer.save(str(cut), drop_state=True)
+        trainer.save(f"{folder}/cut", drop_state=True)
+        # Under the name that a run would have given it: the bundle's manifest tells it.
+        cut = Path(folder) / f"step-{Checkpoint.open(f'{folder}/cut').manifest.step:08d}"
+        Path(f"{folder}/cut").rename(cut)
         export_checkpoint(cut, target, rows=rows, min_seen=min_seen, name=name, model=model)

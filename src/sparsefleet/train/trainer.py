@@ -247,11 +247,11 @@ class Trainer:
             raise ConfigError("there is nothing to save yet: call fit first")
         self._run.save_to(path, drop_state=drop_state)
 
-    def trained_model(self) -> tuple[nn.Module, int]:
-        """The model of the last run, and the steps that it has been trained for."""
+    def trained_model(self) -> nn.Module:
+        """The model of the run, or of the last one: what `save` saves."""
         if self._run is None:
             raise ConfigError("there is nothing to save yet: call fit first")
-        return self._run.session.model, self._run.progress.step
+        return self._run.session.model
 
     def _resume(self, model: nn.Module, data: Reader, path: str) -> TrainingState:
         facts = self.load(model, path)
