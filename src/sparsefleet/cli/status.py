@@ -133,7 +133,7 @@ def _watch(links: Sequence[ServerLink], seconds: float, as_json: bool) -> None:
 
 
 def view(report: Report) -> Group:
-    return Group(_servers(report), Text(), _calls(report), Text(), _trainers(report))
+    return Group(_servers(report), _last_checkpoint(report), Text(), _calls(report), Text(), _trainers(report))
 
 
 def _live_view(report: Report) -> Group:
@@ -142,12 +142,11 @@ def _live_view(report: Report) -> Group:
 
 
 def _servers(report: Report) -> Table:
-    table = _table("server", "up", "table", ">rows", ">memory", ">updates", ">misses", ">queue", "last checkpoint")
+    table = _table("server", "up", "table", ">rows", ">memory", ">updates", ">misses", ">queue")
     for endpoint, server in report.answers.items():
         first = (f"{server['index']}  {endpoint}", _clock(server["uptime_s"]))
         queues = server["queues"]
-        waiting = f"{queues['under_way']} + {queues['held_by_cut'] + queues['waiting_in_round']} waiting"
-        last = (waiting, str(server.get("last_checkpoint") or "-"))
+        last = f"{queues['under_way']} + {queues['held_by_cut'] + queues['waiting_in_round']}"
         lines = [
             (name, _count(t["rows"]), _bytes(t["memory_bytes"]), _count(t["step"]), _count(t["misses"]))
             for name, t in server["tables"].items()
@@ -157,8 +156,14 @@ def _servers(report: Report) -> Table:
             for name, block in server["dense"].items()
         ]
         for number, line in enumerate(lines or [("none yet", "", "", "", "")]):
-            table.add_row(*(first if number == 0 else ("", "")), *line, *(last if number == 0 else ("", "")))
+            _add(table, *(first if number == 0 else ("", "")), *line, last if number == 0 else "")
     return table
+
+
+def _last_checkpoint(report: Report) -> Text:
+    """One for all servers, but for the moment in which they are told of a new one."""
+    known = [server["last_checkpoint"] for server in report.answers.values() if server.get("last_checkpoint")]
+    return Text(f"last checkpoint  {known[0] if known else 'none yet'}", overflow="fold")
 
 
 def _calls(report: Report) -> Table:
@@ -166,16 +171,17 @@ def _calls(report: Report) -> Table:
     for server in report.answers.values():
         for number, (name, meter) in enumerate(server["calls"].items()):
             quantiles = meter.get("ms", {})
-            table.add_row(
+            _add(
+                table,
                 str(server["index"]) if number == 0 else "",
                 name,
                 _count(meter["per_s"]),
-                _count(meter["rows_per_s"]),
+                _count(meter["rows_per_s"]) if meter["rows_per_s"] else "-",
                 *(f"{quantiles[q]:.2f} ms" if q in quantiles else "-" for q in ("p50", "p90", "p99")),
                 _count(meter["total"]),
             )
     if not table.row_count:
-        table.add_row(*["-"] * len(table.columns))
+        _add(table, *["-"] * len(table.columns))
     return table
 
 
@@ -186,7 +192,8 @@ def _trainers(report: Report) -> Table:
         present = trainer["state"] in ("present", "resting")
         state = str(trainer.get("doing", trainer["state"]) if present else trainer["state"])
         late = present and seen > _LATE_SECONDS
-        table.add_row(
+        _add(
+            table,
             worker,
             Text(state, style="red" if trainer["state"] in ("lost", "dropped") else ""),
             str(trainer["epoch"] + 1) if "epoch" in trainer else "-",
@@ -197,16 +204,24 @@ def _trainers(report: Report) -> Table:
             str(trainer["about"]),
         )
     if not table.row_count:
-        table.add_row("none has come yet", *[""] * 7)
+        _add(table, "none has come yet", *[""] * 7)
     return table
 
 
 def _table(*columns: str) -> Table:
-    """Columns of numbers are marked by `>`: they stand to the right."""
+    """Columns of numbers are marked by `>`: they stand to the right, and are the last to be cut short."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+        number = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if number else "left", no_wrap=number)
     return table
+
+
+def _add(table: Table, *cells: str | Text) -> None:
+    row = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+    for cell in row:
+        cell.no_wrap, cell.overflow = True, "ellipsis"
+    table.add_row(*row)
 
 
 def _count(number: float) -> str:
