@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsefleet.core.errors import BundleError, ConfigError
+from sparsefleet.core.json_fields import document, encodes
 from sparsefleet.core.schema import Schema
 from sparsefleet.export import manifest as manifests
-from sparsefleet.export.json_fields import document
 from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, NetworkInfo
 from sparsefleet.export.rows_file import RowsFile, RowsHeader
 from sparsefleet.kernels.bundle_rows import RowType
@@ -49,7 +49,7 @@ class Bundle:
         }
         where = str(folder / manifests.SCHEMA)
         try:
-            schema = Schema.from_dict(document(small[manifests.SCHEMA], where), where)
+            schema = Schema.from_dict(document(small[manifests.SCHEMA], where, BundleError), where)
         except ConfigError as error:
             raise BundleError(str(error)) from error
         except (TypeError, AttributeError, ValueError) as error:
@@ -119,19 +119,11 @@ def _check_schema_types(schema: Schema, where: str) -> None:
     whole = [schema.sparse_feature_dim, schema.hash_seed]
     if (
         not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
-        or not all(isinstance(text, str) and _encodes(text) for text in texts)
+        or not all(isinstance(text, str) and encodes(text) for text in texts)
         or not all(isinstance(number, int) and not isinstance(number, bool) and number < 2**64 for number in whole)
         or not schema.slots
     ):
         raise BundleError(f"{where}: a name is not text, a number not a number, or there are no slots")
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _open_rows(folder: Path, table: BundleTable, manifest: BundleManifest) -> RowsFile:

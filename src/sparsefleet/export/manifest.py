@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparsefleet.core.errors import BundleError
-from sparsefleet.export.json_fields import Fields, document, once, plain_text, short
+from sparsefleet.core.json_fields import MAX_TEXT, Fields, document, once, path_problem, short
 
 FORMAT, NETWORK_FORMAT = "sparsefleet-bundle", "sparsefleet-network"
 VERSION = 1
@@ -23,8 +23,24 @@ MAX_DIM = 65536
 
 NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 ID = re.compile(r"[0-9a-f]{32}")
-CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}")
-CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+
+
+class BundleFields(Fields):
+    error = BundleError
+
+    def header(self, format_name: str, version: int, what: str) -> None:
+        found = self.take("format")
+        if found != format_name:
+            raise BundleError(f"{self.where}: format is {short(found)}, not {format_name!r}: no {what}")
+        number = self.take("version")
+        if number != version or isinstance(number, bool):
+            raise BundleError(
+                f"{self.where}: version {short(number)} of the {what} format; this release reads version {version}: "
+                "export the checkpoint anew, or serve with the release that wrote it"
+            )
+
+    def path(self, name: str) -> str:
+        return self.checked(name, lambda path: path_problem(path, "bundle"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +124,25 @@ class NetworkInfo:
 
 
 def parse_manifest(data: bytes, where: str) -> BundleManifest:
-    fields = Fields(_document(data, where), where)
+    fields = BundleFields(_document(data, where), where)
     fields.header(FORMAT, VERSION, "bundle")
-    created = "a UTC time such as 2026-01-31T12:00:00Z"
     origin = fields.child("checkpoint")
     manifest = BundleManifest(
         name=fields.text("name", NAME, "1 to 200 characters, no control characters"),
         id=fields.text("id", ID, "32 hexadecimal digits"),
-        checkpoint=Origin(origin.text("name"), origin.integer("step"), origin.text("created", CREATED, created)),
+        checkpoint=Origin(origin.text("name"), origin.integer("step"), origin.created("created")),
         tables=fields.items("tables", _table),
         min_seen=fields.integer("min_seen"),
         files=fields.items("files", _file),
-        created=fields.text("created", CREATED, created),
+        created=fields.created("created"),
         sparsefleet=fields.text("sparsefleet"),
     )
     origin.end()
     fields.end()
     paths = [entry.path for entry in manifest.files]
-    once(paths, "file", where)
-    once([table.name for table in manifest.tables], "table", where)
-    once([table.path for table in manifest.tables], "rows file", where)
+    once(paths, "file", where, BundleError)
+    once([table.name for table in manifest.tables], "table", where, BundleError)
+    once([table.path for table in manifest.tables], "rows file", where, BundleError)
     for needed in (GRAPH, NETWORK, SCHEMA, *(table.path for table in manifest.tables)):
         if needed not in paths:
             raise BundleError(f"{where}: file {short(needed)} is not listed")
@@ -135,7 +150,7 @@ def parse_manifest(data: bytes, where: str) -> BundleManifest:
 
 
 def parse_network(data: bytes, where: str) -> NetworkInfo:
-    fields = Fields(_document(data, where), where)
+    fields = BundleFields(_document(data, where), where)
     fields.header(NETWORK_FORMAT, VERSION, "network description")
     network = NetworkInfo(
         output=fields.text("output"),
@@ -145,11 +160,11 @@ def parse_network(data: bytes, where: str) -> NetworkInfo:
     )
     fields.end()
     inputs = [embedding.input for embedding in network.embeddings]
-    once(inputs + ([network.dense.input] if network.dense else []), "input", where)
+    once(inputs + ([network.dense.input] if network.dense else []), "input", where, BundleError)
     return network
 
 
-def _dense(fields: Fields) -> DenseInput | None:
+def _dense(fields: BundleFields) -> DenseInput | None:
     if fields.take("dense") is None:
         return None
     dense = fields.child("dense")
@@ -159,13 +174,13 @@ def _dense(fields: Fields) -> DenseInput | None:
 
 
 def _embedding(item: Any, where: str) -> EmbeddingInput:
-    fields = Fields(item, where)
+    fields = BundleFields(item, where)
     embedding = EmbeddingInput(
         input=fields.text("input"),
         module=fields.text("module"),
         table=fields.text("table"),
         dim=fields.integer("dim", 1, MAX_DIM),
-        slots=fields.items("slots", plain_text),
+        slots=fields.items("slots", _text),
         pooling=fields.choice("pooling", POOLINGS),
         missing=fields.choice("missing", (ZEROS,)),
         unknown=fields.choice("unknown", (ZEROS,)),
@@ -176,6 +191,12 @@ def _embedding(item: Any, where: str) -> EmbeddingInput:
     return embedding
 
 
+def _text(item: Any, where: str) -> str:
+    if not isinstance(item, str) or len(item) > MAX_TEXT:
+        raise BundleError(f"{where}: wanted is text, got {short(item)}")
+    return item
+
+
 def _parameter(item: Any, where: str) -> tuple[str, str]:
     if not (isinstance(item, list) and len(item) == 2 and all(isinstance(name, str) for name in item)):
         raise BundleError(f"{where}: wanted is [name in the model, name in the graph], got {short(item)}")
@@ -183,7 +204,7 @@ def _parameter(item: Any, where: str) -> tuple[str, str]:
 
 
 def _table(item: Any, where: str) -> BundleTable:
-    fields = Fields(item, where)
+    fields = BundleFields(item, where)
     table = BundleTable(
         name=fields.text("name"),
         dim=fields.integer("dim", 1, MAX_DIM),
@@ -197,9 +218,8 @@ def _table(item: Any, where: str) -> BundleTable:
 
 
 def _file(item: Any, where: str) -> BundleFile:
-    fields = Fields(item, where)
-    checksum = "'crc32:' and 8 hexadecimal digits"
-    entry = BundleFile(fields.path("path"), fields.integer("bytes"), fields.text("checksum", CHECKSUM, checksum))
+    fields = BundleFields(item, where)
+    entry = BundleFile(fields.path("path"), fields.integer("bytes"), fields.checksum("checksum"))
     fields.end()
     if entry.path == MANIFEST:
         raise fields.fail("path", "is the manifest, which cannot list itself")
@@ -209,7 +229,7 @@ def _file(item: Any, where: str) -> BundleFile:
 def _document(data: bytes, where: str) -> Any:
     if len(data) > MAX_BYTES:
         raise BundleError(f"{where}: {len(data)} bytes; at most {MAX_BYTES} are allowed")
-    return document(data, where)
+    return document(data, where, BundleError)
 
 
 def _json(data: Mapping[str, Any]) -> bytes:

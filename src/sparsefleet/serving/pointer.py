@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sparsefleet.core.errors import BundleError
-from sparsefleet.export.json_fields import path_problem
+from sparsefleet.core.json_fields import path_problem
 from sparsefleet.serving.source import NotPublishedError, SourceError
 from sparsefleet.serving.versions import Versions
 
@@ -27,7 +27,7 @@ def named_by(pointer: Path) -> str:
         name = pointer.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BundleError(f"cannot read {pointer}: {error}") from error
-    problem = "it is empty" if not name else path_problem(name)
+    problem = "it is empty" if not name else path_problem(name, "pointer")
     if problem:
         raise BundleError(f"{pointer}: it must name a bundle beside it, such as v7; it says {name!r:.80}: {problem}")
     return str(pointer.parent / name)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from sparsefleet.core.errors import BundleError
+from sparsefleet.core.json_fields import CHECKSUM, document, once
 from sparsefleet.export.bundle import Bundle
-from sparsefleet.export.json_fields import Fields, document, once
-from sparsefleet.export.manifest import CHECKSUM, CREATED, DTYPES, ID, MAX_DIM, NAME
+from sparsefleet.export.manifest import DTYPES, ID, MAX_DIM, NAME, BundleFields
 from sparsefleet.kernels.bundle_rows import RowType
 
 FORMAT, VERSION = "sparsefleet-rows", 1
@@ -112,7 +113,7 @@ class VersionRecord:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> VersionRecord:
-        fields = Fields(document(data, where), where)
+        fields = BundleFields(document(data, where, BundleError), where)
         fields.header(FORMAT, VERSION, "record of rows in Redis")
         files = fields.take("files")
         if not isinstance(files, dict) or not all(
@@ -124,13 +125,13 @@ class VersionRecord:
             id=fields.text("id", ID, "32 hexadecimal digits"),
             name=fields.text("name", NAME, "1 to 200 characters, no control characters"),
             state=fields.choice("state", STATES),
-            created=fields.text("created", CREATED, "a UTC time"),
-            published=fields.text("published", CREATED, "a UTC time"),
+            created=fields.created("created"),
+            published=fields.created("published"),
             files=files,
             tables=fields.items("tables", _table),
         )
         fields.end()
-        once([table.name for table in record.tables], "table", where)
+        once([table.name for table in record.tables], "table", where, BundleError)
         return record
 
     def difference(self, bundle: Bundle) -> str:
@@ -160,7 +161,7 @@ def bucket_bits(rows: int, stride: int) -> int:
 
 
 def _table(item: Any, where: str) -> TableRecord:
-    fields = Fields(item, where)
+    fields = BundleFields(item, where)
     table = TableRecord(
         name=fields.text("name"),
         dim=fields.integer("dim", 1, MAX_DIM),
