@@ -22,9 +22,9 @@ def show_report(report: Report) -> None:
     for number, question in enumerate(report.questions, 1):
         title = f"{number}. {question.title}" if number < len(report.questions) else question.title
         table = Table(title=title, title_justify="left", title_style="bold", expand=True)
-        table.add_column("what", min_width=28, ratio=1, overflow="fold")
-        table.add_column("found", ratio=2, overflow="fold")
-        table.add_column("allowed", max_width=22, overflow="fold")
+        table.add_column("what", min_width=28, max_width=36, overflow="fold")
+        table.add_column("found", ratio=1, overflow="fold")
+        table.add_column("allowed", max_width=20, overflow="fold")
         table.add_column("verdict", min_width=7)
         for check in question.checks:
             table.add_row(Text(check.what), Text(check.figure), Text(check.allowed), _verdict(check))
