@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,10 @@ from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.serving.source import SourceError
+
+JOINED_ROWS = 128
+"""Requests are joined up to so many rows. The network gains little from more; and the more one thread takes, the sooner
+the queue is empty and the others wait for clients to ask again."""
 
 
 class OverloadedError(SparseFleetError):
@@ -31,12 +37,23 @@ class _Waiting:
     answer: asyncio.Future[F32]
 
 
+class _Task(NamedTuple):
+    """`work` is called in a scoring thread, with the items of all tasks that are taken together."""
+
+    work: Callable[[list[Any]], None]
+    joins: object
+    """Tasks of the same one may be taken together."""
+    rows: int
+    item: Any
+
+
 class MicroBatcher:
     """Owns the scoring threads. `score` is called on one event loop; a batch holds rows of one predictor only."""
 
     def __init__(self, threads: int, batch_rows: int, max_waiting_rows: int, metrics: Metrics) -> None:
         self._batch_rows, self._max_waiting, self._metrics = batch_rows, max_waiting_rows, metrics
-        self._queue: deque[_Waiting] = deque()
+        self._joined_rows = min(batch_rows, JOINED_ROWS)
+        self._queue: deque[_Task] = deque()
         self._rows = 0
         self._changed = threading.Condition()
         self._closing = False
@@ -55,10 +72,7 @@ class MicroBatcher:
         """Probabilities [B], all of this predictor; an error of the scoring is raised here."""
         if not len(batch):
             return np.empty(0, np.float32)
-        if self._rows + len(batch) > self._max_waiting and self._rows:
-            raise OverloadedError(
-                f"{self._rows} rows wait to be scored, {self._max_waiting} are allowed; try again later"
-            )
+        self._check_room(len(batch))
         # A long request goes piece by piece, so that short ones need not wait for all of it.
         pieces = [
             _Waiting(
@@ -67,12 +81,26 @@ class MicroBatcher:
             for start in range(0, len(batch), self._batch_rows)
         ]
         with self._changed:
-            self._queue.extend(pieces)
+            self._queue.extend(_Task(self._score, predictor, len(piece.batch), piece) for piece in pieces)
             self._rows += len(batch)
             self._changed.notify(len(pieces))
         if len(pieces) == 1:
             return await pieces[0].answer
         return np.concatenate(await asyncio.gather(*(piece.answer for piece in pieces)))
+
+    def submit(self, work: Callable[[list[Any]], None], item: Any, rows: int) -> None:
+        """Have `work` called in a scoring thread, with this item and others of the same work that wait beside it."""
+        self._check_room(rows)
+        with self._changed:
+            self._queue.append(_Task(work, work, rows, item))
+            self._rows += rows
+            self._changed.notify()
+
+    def _check_room(self, rows: int) -> None:
+        if self._rows + rows > self._max_waiting and self._rows:
+            raise OverloadedError(
+                f"{self._rows} rows wait to be scored, {self._max_waiting} are allowed; try again later"
+            )
 
     def close(self) -> None:
         """End the threads once nothing waits."""
@@ -84,7 +112,7 @@ class MicroBatcher:
 
     def _work(self) -> None:
         while group := self._next():
-            self._score(group)
+            group[0].work([task.item for task in group])
 
     def _score(self, group: list[_Waiting]) -> None:
         try:
@@ -101,7 +129,7 @@ class MicroBatcher:
             self._metrics.scored(len(batch), len(group), scores.keys, scores.unknown)
             self._tell(self._deliver, group, scores.probabilities)
 
-    def _next(self) -> list[_Waiting]:
+    def _next(self) -> list[_Task]:
         """What waits longest, and what goes with it; empty when the threads are to end."""
         with self._changed:
             while not self._queue:
@@ -109,12 +137,12 @@ class MicroBatcher:
                     return []
                 self._changed.wait()
             group = [self._queue.popleft()]
-            rows = len(group[0].batch)
+            rows = group[0].rows
             while self._queue:
-                waiting = self._queue[0]
-                if waiting.predictor is not group[0].predictor or rows + len(waiting.batch) > self._batch_rows:
+                task = self._queue[0]
+                if task.joins != group[0].joins or rows + task.rows > self._joined_rows:
                     break
-                rows += len(waiting.batch)
+                rows += task.rows
                 group.append(self._queue.popleft())
             self._rows -= rows
         return group

@@ -28,8 +28,8 @@ class ServeConfig:
     max_rows: int = 10_000
     """Rows of a JSON request; an Arrow stream may have as many as fit the body."""
     batch_rows: int = 400
-    """Rows scored together: requests that wait at the same time are joined up to this. With many
-    more, one thread would take all that waits and leave the others idle."""
+    """Rows scored at once: a longer request is cut into pieces. Short requests that wait at the same time are
+    joined, up to `batcher.JOINED_ROWS`."""
     max_waiting_rows: int = 200_000
     """Rows that may wait; beyond it requests are turned away with 503."""
     allow_missing: bool = False

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,19 +17,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sparsefleet.core.batch import F32
-from sparsefleet.core.errors import BundleError, SparseFleetError
-from sparsefleet.kernels.request import format_floats
 from sparsefleet.serving import arrow_body
-from sparsefleet.serving.batcher import MicroBatcher, OverloadedError
+from sparsefleet.serving.answers import HttpError, answer_bytes, refusal
+from sparsefleet.serving.batcher import MicroBatcher
 from sparsefleet.serving.config import ServeConfig
 from sparsefleet.serving.describe import described
+from sparsefleet.serving.direct import DirectRequests
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.pointer import follow
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.serving.request_log import RequestLog
-from sparsefleet.serving.rows import RequestError, parse_json
-from sparsefleet.serving.source import SourceError
+from sparsefleet.serving.rows import parse_json
 from sparsefleet.serving.versions import Versions
 
 T = TypeVar("T")
@@ -39,13 +36,6 @@ MAX_ADMIN_BODY = 1 << 16
 ARROW = arrow_body.CONTENT_TYPE.encode()
 LARGE_BODY = 256 << 10
 """A body above this is parsed in a thread, so that others need not wait for it."""
-
-
-class HttpError(Exception):
-    def __init__(self, status: int, message: str, **facts: Any) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
-        self.facts = {name: value for name, value in facts.items() if value is not None}
 
 
 class Service:
@@ -58,6 +48,7 @@ class Service:
         self._log = (
             RequestLog(config.log_requests, config.log_max_bytes, self.metrics, _tell) if config.log_requests else None
         )
+        self.direct = DirectRequests(self.versions, self.batcher, self.metrics, self._log)
         self._follow = (
             asyncio.create_task(follow(pointer, self.versions, config.watch_seconds, _tell)) if pointer else None
         )
@@ -89,7 +80,7 @@ class Service:
                 batch = predictor.parser.body(body)
             scores = await self.batcher.score(predictor, batch)
             self.metrics.predicted(predictor.version)
-            answer = _answer_bytes(predictor.version, scores)
+            answer = answer_bytes(predictor.version, scores)
         if self._log is not None and not arrow:
             self._log.add(answer, body)
         return answer
@@ -177,22 +168,15 @@ class Service:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _answer_bytes(version: str, scores: F32) -> bytes:
-    text = format_floats(scores)
-    if text is None:
-        raise HttpError(500, f"version {version} gave a score that is not a number", version=version)
-    return b'{"version": ' + json.dumps(version).encode() + b', "scores": ' + text + b"}"
-
-
 def application(config: ServeConfig, first: Predictor, pointer: Any = None) -> ASGIApp:
     """The ASGI application; its threads start and end with it."""
     services: list[Service] = []
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
         services.append(Service(config, first, pointer))
         try:
-            yield
+            yield {"service": services[-1]}  # for `protocol.PredictionConnection`
         finally:
             await services.pop().close()
 
@@ -252,21 +236,12 @@ async def _answer(service: Service, work: Awaitable[T]) -> T | Response:
     """What the work comes to, or what is answered in its place."""
     try:
         return await work
-    except HttpError as error:
-        # The rest of a body that is too long is not read: the connection cannot go on.
-        close = {"connection": "close"} if error.status in (408, 413) else None
-        return JSONResponse({"error": error.message, **error.facts}, error.status, headers=close)
-    except RequestError as error:
-        facts = {name: value for name, value in (("field", error.field), ("row", error.row)) if value is not None}
-        return JSONResponse({"error": str(error), **facts}, 400)
-    except BundleError as error:
-        return JSONResponse({"error": str(error), "version": service.versions.current.version}, 409)
-    except (OverloadedError, SourceError) as error:
-        return JSONResponse({"error": str(error)}, 503, headers={"retry-after": "1"})
-    except ClientDisconnect:
-        return Response(status_code=499)
-    except SparseFleetError as error:
-        return JSONResponse({"error": str(error)}, 400)
+    except Exception as error:
+        answer = refusal(error, service.versions.current.version)
+        if answer is None:
+            raise
+        status, body, headers = answer
+        return Response(body, status, headers)
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

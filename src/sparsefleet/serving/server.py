@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -16,6 +18,7 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.serving.config import ServeConfig
 from sparsefleet.serving.http import application
 from sparsefleet.serving.pointer import resolve
+from sparsefleet.serving.protocol import PredictionConnection
 from sparsefleet.serving.versions import open_predictor
 
 SWITCH_SECONDS = 0.0001
@@ -48,18 +51,30 @@ def serve(config: ServeConfig) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     sys.setswitchinterval(SWITCH_SECONDS)
-    server = _Server(
-        uvicorn.Config(
-            application(config, predictor, pointer),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
-            timeout_keep_alive=75,
-        )
+    settings = uvicorn.Config(
+        application(config, predictor, pointer),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
+        timeout_keep_alive=75,
     )
+    _begin_connections_directly(settings)
     print(json.dumps({"url": url, "version": predictor.version}), flush=True)
-    server.run(sockets=[listener])
+    _Server(settings).run(sockets=[listener])
+
+
+def _begin_connections_directly(settings: uvicorn.Config) -> None:
+    """Every connection begins as a `PredictionConnection`; uvicorn's own kind takes over what is not for that one."""
+    settings.load()
+    usual: Any = settings.http_protocol_class
+
+    def connection(**given: Any) -> PredictionConnection:
+        service, state = given["app_state"]["service"], given["server_state"]
+        loop = given["_loop"] or asyncio.get_running_loop()
+        return PredictionConnection(service, state, settings.timeout_keep_alive, loop, lambda: usual(**given))
+
+    settings.http_protocol_class = connection  # type: ignore[assignment]
 
 
 def _listen(config: ServeConfig) -> socket.socket:

@@ -30,9 +30,11 @@ class _Version:
         self._holders = 1
         self._lock = threading.Lock()
 
-    def hold(self) -> None:
+    def hold(self) -> bool:
+        """False where it is closed already."""
         with self._lock:
-            self._holders += 1
+            self._holders += bool(self._holders)
+            return self._holders > 0
 
     def let_go(self) -> None:
         with self._lock:
@@ -43,7 +45,7 @@ class _Version:
 
 
 class Versions:
-    """Lives on the server's event loop; bundles are opened in a thread of their own."""
+    """Lives on the server's event loop; bundles are opened in a thread of their own. Any thread may `hold`."""
 
     def __init__(self, config: ServeConfig, metrics: Metrics, first: Predictor) -> None:
         self._config, self._metrics = config, metrics
@@ -62,8 +64,8 @@ class Versions:
     @contextmanager
     def hold(self) -> Iterator[Predictor]:
         """The version that answers now, kept open as long as it is needed."""
-        version = self._current
-        version.hold()
+        while not (version := self._current).hold():
+            pass  # another thread looked, and it was switched away twice in between
         try:
             yield version.predictor
         finally:
