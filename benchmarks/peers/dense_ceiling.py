@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 
 import torch
 from torch import nn
@@ -77,27 +79,36 @@ def replicas_in_threads(batch: int, seconds: float, cores: int = 2, **how: bool)
     return sum(rates)
 
 
-def _replica(batch: int, seconds: float, start: float, how: dict[str, bool], out: object) -> None:
+def _replica(batch: int, seconds: float, ready: Barrier, how: dict[str, bool], out: Queue[float]) -> None:
     torch.set_num_threads(1)
-    out.put(_count(plain_step(batch, **how), batch, seconds, start))  # type: ignore[attr-defined]
+    step = plain_step(batch, **how)
+    step()  # compiles, where it is to be compiled
+    ready.wait(timeout=240)
+    out.put(_count(step, batch, seconds, time.time() + 0.5))
 
 
 def replicas_in_processes(batch: int, seconds: float, cores: int = 2, **how: bool) -> float:
     """One model per core, each in a process of its own."""
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
-    start = time.time() + 6.0  # importing torch takes a while
-    children = [context.Process(target=_replica, args=(batch, seconds, start, how, out)) for _ in range(cores)]
+    ready = context.Barrier(cores)
+    children = [context.Process(target=_replica, args=(batch, seconds, ready, how, out)) for _ in range(cores)]
     for child in children:
         child.start()
-    rates = [out.get(timeout=120) for _ in children]
+    rates = [out.get(timeout=240) for _ in children]
     for child in children:
         child.join()
     return float(sum(rates))
+
+
+def compiled_replicas(batch: int, seconds: float, cores: int = 2, **how: bool) -> float:
+    """One model per core through torch.compile, each in a process of its own."""
+    return replicas_in_processes(batch, seconds, cores, **how, compiled=True)
 
 
 ARRANGEMENTS = {
     "2 intra-op threads": intra_op,
     "2 replicas in threads": replicas_in_threads,
     "2 replicas in processes": replicas_in_processes,
+    "2 compiled replicas in processes": compiled_replicas,
 }
