@@ -106,6 +106,7 @@ def test_a_trainer_that_fails_fails_the_job_and_its_message_is_shown(shell: Comm
         (["--servers", "1", "--workers", "1", "--lost-trainer", "wait"], "choose error or drop"),
         (["--servers", "1", "--workers", "1", "--data", "/nowhere"], "/nowhere: no such file or folder"),
         (["--servers", "1", "--workers", "5000"], "use fewer workers"),
+        (["--servers", "1", "--workers", "1", "--log-dir", __file__], "cannot be used: Not a directory; give a folder"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(

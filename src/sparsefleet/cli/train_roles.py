@@ -71,7 +71,10 @@ def launch_roles(
     )
     logs = [log_dir / f"workerlog.{index}" for index in range(workers)]
     for log in logs:
-        log.unlink(missing_ok=True)  # of an earlier job: its result is not ours
+        try:
+            log.unlink(missing_ok=True)  # of an earlier job: its result is not ours
+        except OSError as error:
+            raise ConfigError(f"log_dir={str(log_dir)!r} cannot be used: {error.strerror}; give a folder") from None
     view = view_for(program="sparsefleet train", show_result=False)
     outcome = launch.run_local(lambda role: command, servers, workers, settings, view=view)
     # Every trainer knows the whole job's result; the first of them may be lost.
