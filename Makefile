@@ -7,6 +7,9 @@ DATA   ?= runs/quickstart/data
 MODEL  ?= runs/quickstart/model
 MODE   ?= async
 
+# Tests that mostly wait for processes and files, or need no quiet: two at a time.
+TOGETHER := $(addprefix tests/,checkpoint cli data distributed docs examples fleet kernels launch verify)
+
 .PHONY: help setup train train-distributed test test-all lint redis bench native clean
 
 help:
@@ -46,7 +49,8 @@ redis:
 	@sh scripts/redis_for_tests.sh
 
 test: lint redis
-	$(BIN)/python -m pytest -m "not slow" tests
+	$(BIN)/python -m pytest -m "not slow" -n 2 $(TOGETHER)
+	$(BIN)/python -m pytest -m "not slow" $(addprefix --ignore=,$(TOGETHER)) tests
 
 test-all: lint redis
 	$(BIN)/python -m pytest tests
