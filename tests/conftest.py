@@ -14,6 +14,10 @@ import pytest
 
 from sparsefleet.data.tools.synth import SynthSpec, synth
 
+# A shell starts what runs in the background with Ctrl-C ignored, and children inherit that: tests of Ctrl-C would hang.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 SECONDS = 60
 """No child may take longer, however busy the machine is."""
 

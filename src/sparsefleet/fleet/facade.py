@@ -142,6 +142,7 @@ class Fleet:
                 timeout=strategy.timeout,
                 connect_timeout=strategy.connect_timeout,
                 heartbeat=min(1.0, strategy.timeout / 5),
+                shared_memory=strategy.shared_memory,
                 token=security.token,
                 tls_root_certs=security.roots,
             )

@@ -31,6 +31,8 @@ class DistributedStrategy:
     """Seconds without a sign of life after which a server or trainer counts as lost."""
     connect_timeout: float = 120.0
     """Seconds that trainers wait for servers to come up, and for each other to register."""
+    shared_memory: bool = True
+    """Exchange large bodies with servers of the same host through memory; False: through the network always."""
     lost_trainer: str | None = None
     """error: the others stop with an error that names it; drop: they go on. None: error in sync, drop otherwise."""
 
@@ -62,6 +64,7 @@ class DistributedStrategy:
             k_steps=given.get("k_steps") or self.k_steps,
             timeout=self.timeout,
             connect_timeout=self.connect_timeout,
+            shared_memory=self.shared_memory,
             lost_trainer=self.lost_trainer or ("error" if mode == "sync" else "drop"),
         )
 
@@ -76,4 +79,5 @@ class Resolved:
     k_steps: int
     timeout: float
     connect_timeout: float
+    shared_memory: bool
     lost_trainer: str

@@ -21,6 +21,7 @@ from sparsefleet.server.state import ServerState
 from sparsefleet.store.wire import FRAME_SCHEMA, Frame, WireError, decode, describe, encode, layout_bytes, read_parts
 from sparsefleet.store.wire.arrays import pack_arrays
 from sparsefleet.store.wire.frames import EMPTY, Bytes
+from sparsefleet.store.wire.segment import SHARED_BYTES, Segment
 
 log = logging.getLogger(__name__)
 
@@ -31,34 +32,30 @@ class CutOff(Exception):
     """Raised by a test's hook: end the stream without an answer."""
 
 
+IN_PLACE = frozenset({"pull", "push"})
+"""What is done with a shared body before the answer goes out: it is read where it is. Others get a copy."""
+
+
 class Exchange:
-    def __init__(self, state: ServerState, lane: PushLane, writer: Any) -> None:
-        self._state, self._lane, self._writer = state, lane, writer
+    def __init__(self, state: ServerState, lane: PushLane, writer: Any, segment: Segment | None = None) -> None:
+        self._state, self._lane, self._writer, self._segment = state, lane, writer, segment
         self._begun = False
-        self._operations: dict[str, Callable[[Frame, int], Answer]] = {
-            "pull": self._pull,
-            "push": self._push,
-            "sync": self._sync,
-            "geo": self._geo,
-            "create_dense": self._create_dense,
-            "start_buffers": self._start_buffers,
-            "put_letter": self._put_letter,
-            "take_letter": self._take_letter,
-        }
 
     def run(self, reader: Any) -> None:
-        self._write({"server": self._state.server_id})
+        self._write({"server": self._state.server_id, "segment": self._segment is not None})
         while True:
             try:
                 chunk = reader.read_chunk()
             except StopIteration:
                 return
             number: int | None = None
+            room: Bytes | None = None
             self._state.meters.under_way += 1
             try:
                 frame = decode(chunk.app_metadata, chunk.data)
                 number = _sequence(frame.header)
-                header, body = self._operation(frame)(frame, number)
+                frame, room = self._with_shared(frame)
+                header, body = self._operation(frame)(self, frame, number)
             except CutOff:
                 return
             except (SparseFleetError, OverflowError) as error:
@@ -68,14 +65,30 @@ class Exchange:
                 header, body = {"error": f"the server failed: {error!r}; its log says where"}, EMPTY
             finally:
                 self._state.meters.under_way -= 1
-            self._write({**header, "seq": number}, body)
+            if room is not None and SHARED_BYTES <= len(body) <= len(room):
+                room[: len(body)] = body
+                self._write({**header, "seq": number, "shared": len(body)})
+            else:
+                self._write({**header, "seq": number}, body)
             del chunk
 
-    def _operation(self, frame: Frame) -> Callable[[Frame, int], Answer]:
+    def _with_shared(self, frame: Frame) -> tuple[Frame, Bytes | None]:
+        """The message with its body where that is in the shared segment, and the room there for the answer."""
+        body, room = frame.header.get("at"), frame.header.get("room")
+        if body is None and room is None:
+            return frame, None
+        if self._segment is None:
+            raise WireError("a body in shared memory, on a stream that shares none")
+        if body is not None:
+            view = self._segment.view(body)
+            frame = Frame(frame.header, view if frame.header.get("op") in IN_PLACE else view.copy())
+        return frame, None if room is None else self._segment.view(room)
+
+    def _operation(self, frame: Frame) -> Operation:
         name = frame.header.get("op")
-        operation = self._operations.get(name) if isinstance(name, str) else None
+        operation = OPERATIONS.get(name) if isinstance(name, str) else None
         if operation is None:
-            raise WireError(f"operation {name!r} does not exist; there are {', '.join(self._operations)}")
+            raise WireError(f"operation {name!r} does not exist; there are {', '.join(OPERATIONS)}")
         with self._state.sessions.changed:
             self._state.sessions.check(self._lane.worker, self._lane.incarnation)
         return operation
@@ -210,6 +223,21 @@ class Exchange:
             self._writer.begin(FRAME_SCHEMA)
             self._begun = True
         self._writer.write_with_metadata(batch, metadata)
+
+
+Operation = Callable[[Exchange, Frame, int], Answer]
+
+# Not in the instance: a cycle there would keep its segment until the collector comes by.
+OPERATIONS: dict[str, Operation] = {
+    "pull": Exchange._pull,
+    "push": Exchange._push,
+    "sync": Exchange._sync,
+    "geo": Exchange._geo,
+    "create_dense": Exchange._create_dense,
+    "start_buffers": Exchange._start_buffers,
+    "put_letter": Exchange._put_letter,
+    "take_letter": Exchange._take_letter,
+}
 
 
 def _sequence(header: dict[str, Any]) -> int:

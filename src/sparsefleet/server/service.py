@@ -15,6 +15,7 @@ from sparsefleet.server.saving import Saving, need_seconds, need_text
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.wire import PROTOCOL, WireError, encode, read_json, spec_from_dict, to_json
 from sparsefleet.store.wire.auth import CheckToken
+from sparsefleet.store.wire.segment import accepted
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +68,12 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         try:
             hello = _checked_protocol(read_json(bytes(descriptor.command or b""), "the opening of a stream"))
             lane = self._state.lane(*_identity(hello), _integer(hello, "lane"))
+            segment = accepted(hello.get("segment"))
         except SparseFleetError as error:
             metadata, _ = encode({"error": str(error), "server": self._state.server_id})
             writer.write_metadata(metadata)
             return
-        Exchange(self._state, lane, writer).run(reader)
+        Exchange(self._state, lane, writer, segment).run(reader)
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         return [to_json(self._answer(action))]

@@ -87,7 +87,7 @@ class RemoteStore(ParameterStore):
 
     def start_buffers(self) -> dict[str, npt.NDArray[Any]]:
         def arrays(frames: list[Frame]) -> dict[str, npt.NDArray[Any]]:
-            return read_arrays(frames[0].header.get("arrays"), frames[0].body)
+            return read_arrays(frames[0].header.get("arrays"), frames[0].body.copy())
 
         return self._send("buffers of the start", {0: ({"op": "start_buffers"}, EMPTY, LETTER_BYTES)}, arrays).wait()
 
@@ -103,7 +103,7 @@ class RemoteStore(ParameterStore):
         item = DenseItem(block, block.checked("values", values))
         created = False
         for server in range(self.servers):
-            described, body = pack([item], server)
+            described, body = pack([item], server, self._room)
             message = {**header, "parts": described, "create": created or server == 0}
             calls = self._lanes.mine().send(f"create_dense {name!r}", {server: (message, body, len(body))})
             frame = calls[0].wait(self.config.timeout)
@@ -125,7 +125,7 @@ class RemoteStore(ParameterStore):
         block.checked("out", out)
         messages: dict[int, Message] = {}
         for server in range(self.servers):
-            described, body = pack([DenseItem(block, None)], server)
+            described, body = pack([DenseItem(block, None)], server, self._room)
             start, stop = block.cut(server)
             messages[server] = ({"op": "pull", "parts": described}, body, 4 * (stop - start))
 
@@ -335,16 +335,19 @@ class RemoteStore(ParameterStore):
     def _messages(self, op: str, items: Sequence[Item], *, steps: int = 0, answer_bytes: int = 0) -> dict[int, Message]:
         messages: dict[int, Message] = {}
         for server in range(self.servers):
-            described, body = pack(items, server)
+            described, body = pack(items, server, self._room)
             messages[server] = ({"op": op, "parts": described, "steps": steps}, body, answer_bytes)
         return messages
+
+    def _room(self, server: int, size: int) -> Bytes:
+        return self._lanes.mine().room(server, size)
 
     def _pull(self, table: str, keys: U64, header: Mapping[str, Any]) -> Pending[F32]:
         item = self._row_item(table, keys, None)
         messages: dict[int, Message] = {}
         for server, count in enumerate(item.split.counts):
             if count:
-                described, body = pack([item], server)
+                described, body = pack([item], server, self._room)
                 messages[server] = ({**header, "parts": described}, body, 4 * count * item.dim)
 
         def rows(frames: list[Frame]) -> F32:

@@ -20,6 +20,8 @@ class RemoteConfig:
     """Seconds to wait for servers that have not started yet."""
     heartbeat: float = 1.0
     """Seconds between two signs of life of this trainer."""
+    shared_memory: bool = True
+    """Exchange large bodies with servers of this host through memory instead of the network."""
     token: str | None = field(default=None, repr=False)
     tls_root_certs: bytes | None = field(default=None, repr=False)
     """PEM; given, all connections are encrypted and the servers' certificates checked against it."""

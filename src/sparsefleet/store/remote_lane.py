@@ -26,7 +26,7 @@ Message = tuple[Mapping[str, Any], Bytes, int]
 
 
 class Joined(Generic[T]):
-    """The Pending of a call to several servers."""
+    """The Pending of a call to several servers. What `finish` returns holds copies, never a frame's own bytes."""
 
     __slots__ = ("_calls", "_error", "_finish", "_result", "_seconds")
 
@@ -50,6 +50,8 @@ class Joined(Generic[T]):
             except StoreError as error:
                 self._error = error
                 raise
+            for call in self._calls:
+                call.release()
             self._finish, self._calls = None, ()
         return self._result
 
@@ -59,6 +61,11 @@ class Lane:
         self._streams = [Stream(link, {**hello, "lane": number}, watchdog) for link in links]
         self._lock = threading.Lock()  # a lane is one thread's, but close() may come from another
         self._sequence = 0
+
+    def room(self, server: int, size: int) -> Bytes:
+        """Bytes to fill and send to this server as a body."""
+        with self._lock:
+            return self._streams[server].room(size)
 
     def send(self, operation: str, messages: Mapping[int, Message]) -> list[Call]:
         """Send one call: a message to each of the given servers, all under the same number."""

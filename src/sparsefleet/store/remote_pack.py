@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +72,8 @@ class RowItem:
 Item = RowItem | DenseItem
 
 
-def pack(items: Sequence[Item], server: int) -> tuple[list[list[Any]], Bytes]:
-    """One server's share: the list of parts for the header, and the body."""
+def pack(items: Sequence[Item], server: int, room: Callable[[int, int], Bytes]) -> tuple[list[list[Any]], Bytes]:
+    """One server's share: the list of parts for the header, and the body, which is made where `room` says."""
     sizes: list[PartSizes] = []
     for item in items:
         if isinstance(item, DenseItem):
@@ -82,7 +82,7 @@ def pack(items: Sequence[Item], server: int) -> tuple[list[list[Any]], Bytes]:
         else:
             count = item.split.counts[server]
             sizes.append((ROWS, item.name, count, 0 if item.values is None else count * item.dim))
-    body, views = layout_bytes(sizes)
+    body, views = layout_bytes(sizes, lambda size: room(server, size))
     for item, (keys, floats) in zip(items, views, strict=True):
         if isinstance(item, DenseItem):
             if item.values is not None:

@@ -7,6 +7,10 @@ push once.
 A server that writes an answer nobody reads stops reading itself, and a client that writes to it then waits for ever.
 So a call is only sent while the answers still to come are small (UNREAD_BYTES, well below gRPC's window); else they
 are read first.
+
+Where the server is on this host, large bodies go through memory that both share (wire/segment.py). A segment lives as
+long as its connection: after a lost one, the old server thread may still be writing into the old segment, so calls
+that are sent again carry their bodies in the message.
 """
 
 from __future__ import annotations
@@ -19,12 +23,15 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparsefleet.core.errors import StoreError
 from sparsefleet.store.remote_link import BROKEN, ServerLink
 from sparsefleet.store.wire import FRAME_SCHEMA, PROTOCOL, Frame, decode, encode, to_json
 from sparsefleet.store.wire.frames import EMPTY, Bytes
+from sparsefleet.store.wire.segment import AVAILABLE, SHARED_BYTES, OwnSegment
 
 UNREAD_BYTES = 32 << 10
 UNACKNOWLEDGED_BYTES = 64 << 20
@@ -41,14 +48,31 @@ FAULTS = (*BROKEN, StoreError)
 
 
 class Call:
-    """One message under way, and its answer."""
+    """One message under way, and its answer, which is valid until `release`."""
 
-    __slots__ = ("answer", "answer_bytes", "batch", "bytes", "error", "metadata", "number", "operation", "stream")
+    __slots__ = (
+        "_room",
+        "_segment",
+        "answer",
+        "answer_bytes",
+        "body",
+        "bytes",
+        "error",
+        "header",
+        "number",
+        "operation",
+        "stream",
+    )
 
-    def __init__(self, stream: Stream, operation: str, header: Mapping[str, Any], body: Bytes, answer: int) -> None:
+    def __init__(
+        self, stream: Stream, operation: str, header: Mapping[str, Any], body: Bytes, segment: OwnSegment | None
+    ) -> None:
         self.stream, self.operation, self.number = stream, operation, header["seq"]
-        self.metadata, self.batch = encode(header, body)
-        self.bytes, self.answer_bytes = len(body), ANSWER_BYTES + answer
+        self.header, self.body = header, body
+        self.bytes, self.answer_bytes = len(body), ANSWER_BYTES
+        """What waits to be sent again, and what will come, in messages."""
+        self._segment = segment
+        self._room: Bytes | None = None
         self.answer: Frame | None = None
         self.error: StoreError | None = None
 
@@ -64,6 +88,54 @@ class Call:
         assert self.answer is not None
         return self.answer
 
+    def make_room(self, answer_bytes: int) -> None:
+        """Room for an answer of about so many bytes, in the segment where there is one."""
+        if self._segment is not None and answer_bytes >= SHARED_BYTES:
+            self._room = self._segment.take(answer_bytes)
+        self.answer_bytes = ANSWER_BYTES + (0 if self._room is not None else answer_bytes)
+
+    def encoded(self, segment: OwnSegment | None) -> tuple[pa.Buffer, pa.RecordBatch | None]:
+        """What to write on a connection that has this segment."""
+        if segment is None or segment is not self._segment:
+            return encode(self.header, self.body)
+        shared: dict[str, Any] = {}
+        place = segment.place(self.body) if len(self.body) else None
+        if place is not None:
+            shared["at"] = place
+        if self._room is not None:
+            shared["room"] = segment.place(self._room)
+        return encode({**self.header, **shared}, EMPTY if place is not None else self.body)
+
+    def take_in(self, frame: Frame) -> None:
+        """The server's answer has come: nothing is to be sent again."""
+        self._give_back(self.body)
+        self.body = EMPTY
+        if "error" in frame.header:
+            self.error = StoreError(f"{self.stream.link}, {self.operation}: {frame.header['error']}")
+        elif (shared := frame.header.get("shared")) is None:
+            self.answer = frame
+        elif self._room is None or type(shared) is not int or not 0 <= shared <= len(self._room):
+            self.error = StoreError(f"{self.stream.link}, {self.operation}: {shared!r} shared bytes were not asked for")
+        else:
+            self.answer = Frame(frame.header, self._room[:shared])
+
+    def fail(self, error: StoreError) -> None:
+        # Nothing is given back: a server that is at fault may still be reading and writing there.
+        self.error, self.body, self._room = error, EMPTY, None
+
+    def release(self) -> None:
+        """The answer is used up."""
+        if self._room is not None and self.done:
+            self._give_back(self._room)
+            self._room = None
+
+    def _give_back(self, room: Bytes) -> None:
+        if self._segment is not None and len(room):
+            self._segment.give_back(room)
+
+    def __del__(self) -> None:
+        self.release()
+
 
 class Stream:
     def __init__(self, link: ServerLink, hello: Mapping[str, Any], watchdog: Watchdog) -> None:
@@ -76,12 +148,14 @@ class Stream:
         self._writer: Any = None
         self._reader: Any = None
         self._begun = False
+        self._segment: OwnSegment | None = None
+        """Shared with the server of the present connection; None: bodies go in the messages."""
         self._closed = False
         watchdog.watch(self)
 
     def send(self, operation: str, header: Mapping[str, Any], body: Bytes = EMPTY, answer_bytes: int = 0) -> Call:
         """Send a message whose answer carries about `answer_bytes`; call from one thread at a time."""
-        call = Call(self, operation, header, body, answer_bytes)
+        call = Call(self, operation, header, body, self._segment)
         with self._lock:
             seconds = self.link.config.timeout
             while self._unanswered and (
@@ -89,6 +163,7 @@ class Stream:
                 or sum(other.bytes for other in self._unanswered) > UNACKNOWLEDGED_BYTES
             ):
                 self._read_one(time.monotonic() + seconds, seconds)
+            call.make_room(answer_bytes)
             self._unanswered.append(call)
             deadline = time.monotonic() + seconds
             try:
@@ -101,6 +176,12 @@ class Stream:
         if call.error is not None:
             raise call.error  # now, not when waited for: or a caller goes on sending, each time until the time-out
         return call
+
+    def room(self, size: int) -> Bytes:
+        """Bytes to fill and send as a body: in the shared segment where there is one."""
+        segment = self._segment
+        room = segment.take(size) if segment is not None and size >= SHARED_BYTES else None
+        return np.empty(size, np.uint8) if room is None else room
 
     def collect(self, call: Call, seconds: float) -> None:
         """Read answers until the call's own has come."""
@@ -170,11 +251,7 @@ class Stream:
             self._fail(StoreError(f"{self.link} answered message {answered} where {call.number} was expected"))
             return deadline
         self._unanswered.popleft()
-        call.metadata = call.batch = None  # nothing to send again
-        if "error" in frame.header:
-            call.error = StoreError(f"{self.link}, {call.operation}: {frame.header['error']}")
-        else:
-            call.answer = frame
+        call.take_in(frame)
         return deadline
 
     def _open(self, operation: str, deadline: float) -> None:
@@ -183,8 +260,10 @@ class Stream:
         # A call with a time-out first: opening a stream on a dead connection cannot be cancelled.
         link.action("ping", {}, max(0.001, deadline - time.monotonic()))
         self._begun = False
+        segment = _new_segment() if link.config.shared_memory else None
+        offer = {} if segment is None else {"segment": segment.offer()}
         self._writer, self._reader = link.client.do_exchange(
-            flight.FlightDescriptor.for_command(to_json({"protocol": PROTOCOL, **self._hello}))
+            flight.FlightDescriptor.for_command(to_json({"protocol": PROTOCOL, **self._hello, **offer}))
         )
         chunk = self._guarded(self._reader.read_chunk, deadline)
         header = decode(chunk.app_metadata, chunk.data).header
@@ -192,17 +271,21 @@ class Stream:
             raise link.restarted(operation)
         if "error" in header:
             raise StoreError(f"{link}, {operation}: {header['error']}")
+        if segment is not None:
+            segment.withdraw()
+            self._segment = segment if header.get("segment") is True else None
         for call in self._unanswered:
             self._write(call, deadline)
 
     def _write(self, call: Call, deadline: float) -> None:
-        if call.batch is None:
-            self._guarded(lambda: self._writer.write_metadata(call.metadata), deadline)
+        metadata, batch = call.encoded(self._segment)
+        if batch is None:
+            self._guarded(lambda: self._writer.write_metadata(metadata), deadline)
             return
         if not self._begun:
             self._guarded(lambda: self._writer.begin(FRAME_SCHEMA), deadline)
             self._begun = True
-        self._guarded(lambda: self._writer.write_with_metadata(call.batch, call.metadata), deadline)
+        self._guarded(lambda: self._writer.write_with_metadata(batch, metadata), deadline)
 
     def _guarded(self, act: Any, deadline: float) -> Any:
         self.expired = False
@@ -239,7 +322,7 @@ class Stream:
 
     def _fail(self, error: StoreError) -> None:
         for call in self._unanswered:
-            call.error, call.metadata, call.batch = error, None, None
+            call.fail(error)
         self._unanswered.clear()
         self._drop()
 
@@ -248,11 +331,18 @@ class Stream:
         reader, writer = self._reader, self._writer
         if reader is not None:
             reader.cancel()
-        self._reader = self._writer = None
+        self._reader = self._writer = self._segment = None
         del reader, writer
 
     def __del__(self) -> None:
         self._drop()
+
+
+def _new_segment() -> OwnSegment | None:
+    try:
+        return OwnSegment() if AVAILABLE else None
+    except OSError:
+        return None  # no memory or address space to spare: it can be done without
 
 
 class Watchdog:

@@ -6,7 +6,7 @@ of all parts (float32), in that order. So one message can carry a whole step: ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +48,16 @@ def describe(sizes: Sequence[PartSizes]) -> list[list[Any]]:
     return [list(size) for size in sizes]
 
 
-def layout_bytes(sizes: Sequence[PartSizes]) -> tuple[Bytes, list[tuple[U64, F32]]]:
+def new_bytes(size: int) -> Bytes:
+    return np.empty(size, np.uint8)
+
+
+def layout_bytes(
+    sizes: Sequence[PartSizes], room: Callable[[int], Bytes] = new_bytes
+) -> tuple[Bytes, list[tuple[U64, F32]]]:
     """A body to fill: the bytes, and for each part the views of its keys and floats."""
     keys, floats = sum(size[2] for size in sizes), sum(size[3] for size in sizes)
-    body = np.empty(8 * keys + 4 * floats, np.uint8)
+    body = room(8 * keys + 4 * floats)
     return body, list(_views(body, sizes, keys))
 
 
