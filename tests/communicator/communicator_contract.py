@@ -107,12 +107,17 @@ class Recorder:
 
     def __init__(self, store: ParameterStore) -> None:
         self.sent: list[StepGradients] = []
+        self.fresh = 0
+        """Messages that asked for the dense values."""
         self.open = threading.Event()
         self.open.set()
         for name in SENDS[:2]:
             setattr(store, name, self._call)
 
-    def _call(self, sparse: dict[str, KeyedRows], dense: dict[str, np.ndarray], *, steps: int) -> Done[None]:
+    def _call(
+        self, sparse: dict[str, KeyedRows], dense: dict[str, np.ndarray], *, steps: int, fresh: dict[str, np.ndarray]
+    ) -> Done[None]:
+        self.fresh += len(fresh)
         self.sent.append(StepGradients(sparse, dense["dense"].copy()))
         assert self.open.wait(LIMIT)
         return Done(None)

@@ -5,11 +5,20 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import pytest
-from communicator_contract import CommunicatorContract, OnServers, Recorder, gradients, parameters_in, run_lanes
+from communicator_contract import (
+    CommunicatorContract,
+    OnServers,
+    Recorder,
+    gradients,
+    parameters_in,
+    rows_of,
+    run_lanes,
+)
 
 from sparsefleet import optim
-from sparsefleet.communicator import AsyncCommunicator, CommunicatorConfig
+from sparsefleet.communicator import AsyncCommunicator, CommunicatorConfig, Parameters, StepGradients
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.store import LocalStore
 
@@ -125,23 +134,66 @@ def test_a_thread_waits_at_its_staleness_bound(begun, staleness):
     assert sum(recorder.values) == 6 + (staleness > 0)
 
 
-def test_without_merging_a_push_is_applied_when_it_returns(begun):
+def test_without_merging_every_step_is_sent_at_once(begun):
     _, recorder, (lane,) = begun(CommunicatorConfig(max_merge=1))
     for count in range(1, 4):
         lane.push(gradients(1.0, 1))
         assert len(recorder.sent) == count
 
 
+class Slow(LocalStore):
+    """Steps are applied when they are waited for."""
+
+    def push_step(self, sparse, dense=None, **settings):
+        return Later(lambda: super(Slow, self).push_step(sparse, dense, **settings).wait())
+
+
+class Later:
+    def __init__(self, act):
+        self._act = act
+
+    def wait(self, timeout=None):
+        act, self._act = self._act, lambda: None
+        act()
+
+
+@pytest.mark.parametrize("how", ["pull", "push", "leave", "flush"])
+def test_without_merging_a_step_is_applied_before_the_next_begins(how):
+    communicator = AsyncCommunicator(Slow(), CommunicatorConfig())
+    communicator.start(parameters_in(communicator.store))
+    (lane,) = communicator.begin_epoch(0, 1)
+    lane.push(gradients(-1.0, 1))
+    assert communicator.staleness() == 1
+    act = {
+        "pull": lambda: lane.pull("ads", np.array([5], np.uint64)).wait(),
+        "push": lambda: lane.push(gradients(0.0, 2)),
+        "leave": lane.leave,
+        "flush": communicator.flush,
+    }[how]
+    act()
+    assert rows_of(communicator.store, 1) == [1]
+    assert (communicator.parameters.dense_values == 1).all()
+    assert communicator.staleness() == (how == "push")
+    communicator.close()
+
+
+def test_a_model_without_tables_waits_for_its_own_step():
+    store = Slow()
+    values = np.zeros(3, np.float32)
+    store.create_dense("dense", values, optim.SGD(1.0), [("w", (3,))])
+    communicator = AsyncCommunicator(store, CommunicatorConfig())
+    communicator.start(Parameters({}, "dense", values, optim.SGD(1.0)))
+    (lane,) = communicator.begin_epoch(0, 1)
+    lane.push(StepGradients({}, np.full(3, -1.0, np.float32)))
+    assert (values == 1).all()
+    communicator.close()
+
+
 def test_dense_values_are_read_every_so_many_messages(begun):
-    communicator, _, (lane,) = begun(CommunicatorConfig(max_merge=1, dense_refresh=3))
-    reads = []
-    refresh = communicator.begin_refresh
-    communicator.begin_refresh = lambda: reads.append(1) or refresh()
+    _, recorder, (lane,) = begun(CommunicatorConfig(max_merge=1, dense_refresh=3))
     for _ in range(7):
         lane.push(gradients(1.0, 1))
-    assert len(reads) == 2
-    communicator.flush()
-    assert len(reads) == 3
+    assert (len(recorder.sent), recorder.fresh) == (7, 2)
 
 
 def test_lanes_that_wait_are_woken_when_training_is_given_up(begun):

@@ -1,7 +1,10 @@
-"""Async: every thread trains on its own; gradients are merged and sent in the background, dense values come back.
+"""Async: every thread trains on its own; gradients go to the servers, dense values come back.
 
-A step's gradients go into a queue. The sender takes what has gathered there, at most `max_merge` steps, merges it into
-one message, and after it has been applied reads the dense parameters anew.
+Without merging (`max_merge` 1) a thread sends its step's gradients itself and goes on to ask for the rows of its next
+batch, on the same connection: when they are there, the step has been applied, and the dense values after it have come.
+
+With merging a step's gradients go into a queue. The sender takes what has gathered there, at most `max_merge` steps,
+and merges it into one message.
 """
 
 from __future__ import annotations
@@ -9,8 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from sparsefleet.communicator.base import Communicator, CommunicatorConfig, Lane, Parameters, StepGradients
 from sparsefleet.communicator.merging import merged
@@ -19,17 +21,11 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.store.base import Done, ParameterStore, Pending
 
 
-@dataclass(slots=True)
-class _Outstanding:
-    """Steps of one lane that are handed in and not applied."""
-
-    steps: int = 0
-
-
 class AsyncCommunicator(Communicator):
     def __init__(self, store: ParameterStore, config: CommunicatorConfig | None = None) -> None:
         super().__init__(store, config)
-        self._queue: deque[tuple[_Outstanding, StepGradients]] = deque()
+        self._queue: deque[tuple[_MergingLane, StepGradients]] = deque()
+        self._lanes: Sequence[_AsyncLane] = ()
         self._busy = False
         self._messages = itertools.count(1)
         self._closing = False
@@ -39,42 +35,49 @@ class AsyncCommunicator(Communicator):
 
     def start(self, parameters: Parameters) -> None:
         super().start(parameters)
+        if self.config.max_merge == 1:
+            return
         self._sender = threading.Thread(target=self._send_all, name="async-sender", daemon=True)
         self._sender.start()
 
     def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
-        made = [_AsyncLane(self) for _ in range(lanes)]
-        self._outstanding = [lane.outstanding for lane in made]
+        made = [_MergingLane(self) if self.config.max_merge > 1 else _SendingLane(self) for _ in range(lanes)]
+        self._lanes = made
         return list(made)
 
-    def push_now(self, gradients: StepGradients) -> None:
-        """Without a queue: applied when this returns."""
-        self._apply([gradients])
+    def send(self, parts: list[StepGradients]) -> Pending[None]:
+        """Send the steps as one; waited for, they are applied and the dense values are those after them."""
+        step = merged(parts, self.parameters)
+        fresh = self.parameters.fresh() if next(self._messages) % self.config.dense_refresh == 0 else {}
+        dense = self.parameters.dense_part(step.dense)
+        return self.store.push_step(step.sparse, dense, steps=len(parts), fresh=fresh)
 
-    def enqueue(self, lane: _Outstanding, gradients: StepGradients) -> None:
+    def enqueue(self, lane: _MergingLane, gradients: StepGradients) -> None:
         """Wait for room in the queue, leave a copy there, then wait for the lane's own staleness bound."""
         config = self.config
         copy = StepGradients(gradients.sparse, gradients.dense.copy())  # the dense array is the replica's own
         with self._changed:
             self._wait_for(lambda: len(self._queue) < config.send_queue_size)
-            lane.steps += 1
+            lane.outstanding += 1
             self._queue.append((lane, copy))
             self._changed.notify_all()
             if config.staleness is not None:
                 bound = config.staleness
-                self._wait_for(lambda: lane.steps <= bound)
+                self._wait_for(lambda: lane.outstanding <= bound)
 
     def flush(self) -> None:
         with self._changed:
             self._wait_for(lambda: not self._queue and not self._busy)
+        for lane in self._lanes:
+            lane.settle()
         self.refresh_dense()
 
     def staleness(self) -> int:
-        return sum(lane.steps for lane in self._outstanding)
+        return sum(lane.outstanding for lane in self._lanes)
 
     @property
     def keeps_back(self) -> bool:
-        return self.config.max_merge > 1
+        return True
 
     def close(self) -> None:
         try:
@@ -100,7 +103,7 @@ class AsyncCommunicator(Communicator):
                 self._busy = True
                 self._changed.notify_all()
             try:
-                self._apply([gradients for _, gradients in taken])
+                self.send([gradients for _, gradients in taken]).wait()
             except BaseException as error:
                 with self._changed:
                     self._error = error
@@ -108,17 +111,9 @@ class AsyncCommunicator(Communicator):
                 return
             with self._changed:
                 for lane, _ in taken:
-                    lane.steps -= 1
+                    lane.outstanding -= 1
                 self._busy = False
                 self._changed.notify_all()
-
-    def _apply(self, parts: list[StepGradients]) -> None:
-        step = merged(parts, self.parameters)
-        pushed = self.store.push_step(step.sparse, self.parameters.dense_part(step.dense), steps=len(parts))
-        fresh = next(self._messages) % self.config.dense_refresh == 0
-        refreshed: Pending[None] = self.begin_refresh() if fresh else Done(None)
-        pushed.wait()
-        refreshed.wait()
 
     def _wait_for(self, reached: Callable[[], bool]) -> None:
         """With `_changed` held. A send that failed, or the end of sending, ends the wait with an error."""
@@ -134,13 +129,51 @@ class AsyncCommunicator(Communicator):
 class _AsyncLane(Lane):
     def __init__(self, owner: AsyncCommunicator) -> None:
         self._owner = owner
-        self.outstanding = _Outstanding()
+        self.outstanding = 0
+        """Steps that are handed in and not known to be applied."""
 
+    def settle(self) -> None:
+        """Return when what this lane has sent by itself is applied."""
+
+
+class _MergingLane(_AsyncLane):
     def pull(self, table: str, keys: U64) -> Pending[F32]:
         return self._owner.store.pull(table, keys)
 
     def push(self, gradients: StepGradients) -> None:
-        if self._owner.config.max_merge == 1:
-            self._owner.push_now(gradients)
-        else:
-            self._owner.enqueue(self.outstanding, gradients)
+        self._owner.enqueue(self, gradients)
+
+
+class _SendingLane(_AsyncLane):
+    def __init__(self, owner: AsyncCommunicator) -> None:
+        super().__init__(owner)
+        self._sent: Pending[None] = Done(None)
+
+    def pull(self, table: str, keys: U64) -> Pending[F32]:
+        return _Following(self, self._owner.store.pull(table, keys))
+
+    def push(self, gradients: StepGradients) -> None:
+        self.settle()
+        self._sent, self.outstanding = self._owner.send([gradients]), 1
+        if not self._owner.parameters.tables:
+            self.settle()  # no pull will do it before the next step
+
+    def settle(self) -> None:
+        self._sent.wait()
+        self.outstanding = 0
+
+    def leave(self) -> None:
+        self.settle()
+
+
+class _Following:
+    """Rows that were asked for after a push; with them, the push has been applied."""
+
+    __slots__ = ("_lane", "_rows")
+
+    def __init__(self, lane: _SendingLane, rows: Pending[F32]) -> None:
+        self._lane, self._rows = lane, rows
+
+    def wait(self, timeout: float | None = None) -> F32:
+        self._lane.settle()
+        return self._rows.wait(timeout)

@@ -16,7 +16,7 @@ from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.store.base import Done, ParameterStore, Pending
+from sparsefleet.store.base import ParameterStore, Pending
 from sparsefleet.table.spec import TableSpec
 
 
@@ -25,9 +25,9 @@ class CommunicatorConfig:
     """The knobs of all modes; each says whose it is and what it trades."""
 
     max_merge: int = 1
-    """async: steps merged into one message. 1: none are queued, a step's gradients are applied before its thread goes
-    on. More: less traffic and threads that need not wait for it, but fewer and staler updates, which costs accuracy
-    with rules like Adam whose steps do not grow with the gradient."""
+    """async: steps merged into one message. 1: none are queued, a step's gradients are applied before its thread's
+    next step begins. More: less traffic and threads that need not wait for it, but fewer and staler updates, which
+    costs accuracy with rules like Adam whose steps do not grow with the gradient."""
     send_queue_size: int = 4
     """async: steps that may wait to be sent. More: threads wait less for the network, gradients get older."""
     staleness: int | None = None
@@ -71,6 +71,10 @@ class Parameters:
     def dense_part(self, gradients: F32) -> dict[str, F32]:
         """A step's dense gradients as the store takes them; nothing for a model without dense parameters."""
         return {self.dense_name: gradients} if len(self.dense_values) else {}
+
+    def fresh(self) -> dict[str, F32]:
+        """Where a push's answer may leave the dense values that follow it."""
+        return {self.dense_name: self.dense_values} if len(self.dense_values) else {}
 
 
 class Lane(ABC):
@@ -135,13 +139,8 @@ class Communicator(ABC):
         """Stop whatever runs in the background without sending what is left: training has failed."""
 
     def refresh_dense(self) -> None:
-        self.begin_refresh().wait()
-
-    def begin_refresh(self) -> Pending[None]:
-        """Read the dense values; asked for right after a push they come with its answer, for one journey of both."""
-        if not len(self.parameters.dense_values):
-            return Done(None)
-        return self.store.pull_dense(self.parameters.dense_name, self.parameters.dense_values)
+        if len(self.parameters.dense_values):
+            self.store.pull_dense(self.parameters.dense_name, self.parameters.dense_values).wait()
 
     def __enter__(self) -> Self:
         return self

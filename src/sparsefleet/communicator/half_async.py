@@ -18,10 +18,10 @@ class HalfAsyncCommunicator(Communicator):
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = merged(parts, self.parameters)
-        pushed = self.store.push_step(step.sparse, self.parameters.dense_part(step.dense), steps=len(parts))
-        refreshed = self.begin_refresh()
-        pushed.wait()
-        refreshed.wait()
+        parameters = self.parameters
+        self.store.push_step(
+            step.sparse, parameters.dense_part(step.dense), steps=len(parts), fresh=parameters.fresh()
+        ).wait()
 
     def flush(self) -> None:
         self.refresh_dense()

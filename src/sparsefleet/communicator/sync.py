@@ -24,7 +24,7 @@ class SyncCommunicator(HalfAsyncCommunicator):
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = summed(parts)
-        pushed = self.store.sync_push(step.sparse, self.parameters.dense_part(step.dense), steps=len(parts))
-        refreshed = self.begin_refresh()
-        pushed.wait()
-        refreshed.wait()
+        parameters = self.parameters
+        self.store.sync_push(
+            step.sparse, parameters.dense_part(step.dense), steps=len(parts), fresh=parameters.fresh()
+        ).wait()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsefleet import optim
+from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.server.cut import SLICE, PushLane
 from sparsefleet.server.holdings import Bound, BoundRows, apply_push
@@ -22,6 +23,7 @@ from sparsefleet.store.wire import FRAME_SCHEMA, Frame, WireError, decode, descr
 from sparsefleet.store.wire.arrays import pack_arrays
 from sparsefleet.store.wire.frames import EMPTY, Bytes
 from sparsefleet.store.wire.segment import SHARED_BYTES, Segment
+from sparsefleet.table.dense import DenseTable
 
 log = logging.getLogger(__name__)
 
@@ -106,12 +108,12 @@ class Exchange:
             else:
                 floats.append(part.block.table.values)
         self._note("pull", bound, start)
-        body = floats[0] if len(floats) == 1 else np.concatenate(floats) if floats else EMPTY
-        return {}, body.view(np.uint8)
+        return {}, _joined(floats)
 
     def _push(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
         bound, lane, steps = self._bind(frame, with_values=True), self._lane, _whole_number(frame, "steps", 0)
+        fresh = self._fresh(frame)
         with lane.lock:
             if number > lane.applied:
                 self._state.gate.enter([(lane, number)], self._on_wait)
@@ -124,15 +126,16 @@ class Exchange:
                     self._state.gate.leave()
                 self._applied("push", number)
         self._note("push", bound, start)
-        return {}, EMPTY
+        return {}, _joined([block.values for block in fresh])
 
     def _sync(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
         bound, steps = self._bind(frame, with_values=True), _whole_number(frame, "steps", 0)
+        fresh = self._fresh(frame)
         done = self._state.rounds.contribute(self._lane, number, bound, steps, self._on_wait)
         self._applied("sync", number)
         self._note("sync", bound, start)
-        return {"round": done}, EMPTY
+        return {"round": done}, _joined([block.values for block in fresh])
 
     def _geo(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
@@ -198,6 +201,13 @@ class Exchange:
 
     # ---
 
+    def _fresh(self, frame: Frame) -> list[DenseTable]:
+        """The blocks whose values a push asks for."""
+        names = frame.header.get("fresh", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise WireError(f"fresh must list dense blocks; got {names!r}")
+        return [self._state.holdings.block(name).table for name in names]
+
     def _bind(self, frame: Frame, *, with_values: bool) -> list[Bound]:
         return self._state.holdings.bind(read_parts(frame.header, frame.body), with_values=with_values)
 
@@ -238,6 +248,12 @@ OPERATIONS: dict[str, Operation] = {
     "put_letter": Exchange._put_letter,
     "take_letter": Exchange._take_letter,
 }
+
+
+def _joined(floats: Sequence[F32]) -> Bytes:
+    if not floats:
+        return EMPTY
+    return (floats[0] if len(floats) == 1 else np.concatenate(floats)).view(np.uint8)
 
 
 def _sequence(header: dict[str, Any]) -> int:

@@ -168,21 +168,36 @@ class ParameterStore(ABC):
     # -- calls of a job of several trainers; one process is a job of one ----------------------------------------------
 
     def push_step(
-        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None, *, steps: int = 0
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None = None,
+        *,
+        steps: int = 0,
+        fresh: Mapping[str, F32] | None = None,
     ) -> Pending[None]:
         """Apply gradients of several tables and blocks as one step.
 
         steps: how many batches they are of; `save_together` finds out by it which batches are in a checkpoint.
+        fresh: by block, arrays to fill with its values after the step, as `pull_dense` does.
         """
         pending = [self.push(table, rows.keys, rows.rows) for table, rows in sparse.items()]
         pending += [self.push_dense(name, grads) for name, grads in (dense or {}).items()]
+        pending += [self.pull_dense(name, out) for name, out in (fresh or {}).items()]
         return _All(pending)
 
     def sync_push(
-        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None, *, steps: int = 0
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None = None,
+        *,
+        steps: int = 0,
+        fresh: Mapping[str, F32] | None = None,
     ) -> Pending[object]:
-        """Hand in this trainer's part of a round: the sum of all parts is applied once, when all are in."""
-        return self.push_step(sparse, dense)
+        """Hand in this trainer's part of a round: the sum of all parts is applied once, when all are in.
+
+        fresh: as in `push_step`, with the values after the round.
+        """
+        return self.push_step(sparse, dense, fresh=fresh)
 
     def leave_rounds(self) -> None:  # noqa: B027
         """This trainer has no more rows: rounds go on without it until it joins them again, or its next `sync_push`."""

@@ -32,7 +32,7 @@ from sparsefleet.store.remote_control import Heartbeats, Meetings
 from sparsefleet.store.remote_cut import Watch, open_cut
 from sparsefleet.store.remote_lane import Joined, Lanes, Message
 from sparsefleet.store.remote_link import ServerLink
-from sparsefleet.store.remote_pack import Block, DenseItem, Item, RowItem, pack
+from sparsefleet.store.remote_pack import NOTHING, Block, DenseItem, Item, RowItem, WantedBlocks, floats_of, pack
 from sparsefleet.store.wire import Frame, differences, read_parts
 from sparsefleet.store.wire.arrays import read_arrays
 from sparsefleet.store.wire.frames import EMPTY, Bytes
@@ -108,7 +108,7 @@ class RemoteStore(ParameterStore):
             calls = self._lanes.mine().send(f"create_dense {name!r}", {server: (message, body, len(body))})
             frame = calls[0].wait(self.config.timeout)
             start, stop = block.cut(server)
-            values[start:stop] = _floats(frame, stop - start)
+            values[start:stop] = floats_of(frame, stop - start)
             created = created or (server == 0 and frame.header.get("created") is True)
         self._blocks[name] = block
 
@@ -121,20 +121,12 @@ class RemoteStore(ParameterStore):
         return self._push(f"push to {table!r}", [self._row_item(table, keys, grads)])
 
     def pull_dense(self, name: str, out: F32) -> Pending[None]:
-        block = self._block(name)
-        block.checked("out", out)
+        wanted = self._wanted({name: out})
         messages: dict[int, Message] = {}
         for server in range(self.servers):
-            described, body = pack([DenseItem(block, None)], server, self._room)
-            start, stop = block.cut(server)
-            messages[server] = ({"op": "pull", "parts": described}, body, 4 * (stop - start))
-
-        def fill(frames: list[Frame]) -> None:
-            for server, frame in enumerate(frames):
-                start, stop = block.cut(server)
-                out[start:stop] = _floats(frame, stop - start)
-
-        return self._send(f"pull of dense block {name!r}", messages, fill)
+            described, body = pack([DenseItem(self._block(name), None)], server, self._room)
+            messages[server] = ({"op": "pull", "parts": described}, body, wanted.bytes_of(server))
+        return self._send(f"pull of dense block {name!r}", messages, wanted.fill)
 
     def push_dense(self, name: str, grads: F32) -> Pending[None]:
         return self._push(f"push to dense block {name!r}", [self._dense_item(name, grads)])
@@ -200,18 +192,29 @@ class RemoteStore(ParameterStore):
     # --- calls that only servers can answer
 
     def push_step(
-        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None, *, steps: int = 0
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None = None,
+        *,
+        steps: int = 0,
+        fresh: Mapping[str, F32] | None = None,
     ) -> Pending[None]:
         """Apply a step's gradients of several tables and blocks, one message per server."""
-        return self._push("push of a step", self._step_items(sparse, dense), steps)
+        return self._push("push of a step", self._step_items(sparse, dense), steps, fresh)
 
     def sync_push(
-        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None, *, steps: int = 0
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None = None,
+        *,
+        steps: int = 0,
+        fresh: Mapping[str, F32] | None = None,
     ) -> Pending[int]:
         """Hand in this trainer's part of the present round; the answer, the round's number, comes when it is applied.
 
         Servers sum the parts of all trainers, in their order, and make one step of every rule. One part per trainer.
         """
+        wanted = self._wanted(fresh)
 
         def number(frames: list[Frame]) -> int:
             rounds = {frame.header.get("round") for frame in frames}
@@ -219,9 +222,11 @@ class RemoteStore(ParameterStore):
                 raise StoreError(
                     f"servers are at different rounds: {sorted(map(str, rounds))}; trainers must join together"
                 )
+            wanted.fill(frames)
             return int(rounds.pop() or 0)
 
-        return self._send("sync push", self._messages("sync", self._step_items(sparse, dense), steps=steps), number)
+        messages = self._messages("sync", self._step_items(sparse, dense), steps=steps, wanted=wanted)
+        return self._send("sync push", messages, number)
 
     def leave_rounds(self) -> None:
         """This trainer has no more rows: rounds go on without it until all have left; then everybody is in again.
@@ -332,11 +337,20 @@ class RemoteStore(ParameterStore):
         items: list[Item] = [self._row_item(table, rows.keys, rows.rows) for table, rows in sparse.items()]
         return items + [self._dense_item(name, grads) for name, grads in (dense or {}).items()]
 
-    def _messages(self, op: str, items: Sequence[Item], *, steps: int = 0, answer_bytes: int = 0) -> dict[int, Message]:
+    def _wanted(self, fresh: Mapping[str, F32] | None) -> WantedBlocks:
+        blocks = [(self._block(name), out) for name, out in (fresh or {}).items()]
+        for block, out in blocks:
+            block.checked("out", out)
+        return WantedBlocks(blocks)
+
+    def _messages(
+        self, op: str, items: Sequence[Item], *, steps: int = 0, answer_bytes: int = 0, wanted: WantedBlocks = NOTHING
+    ) -> dict[int, Message]:
         messages: dict[int, Message] = {}
         for server in range(self.servers):
             described, body = pack(items, server, self._room)
-            messages[server] = ({"op": op, "parts": described, "steps": steps}, body, answer_bytes)
+            header = {"op": op, "parts": described, "steps": steps, **wanted.header}
+            messages[server] = (header, body, answer_bytes + wanted.bytes_of(server))
         return messages
 
     def _room(self, server: int, size: int) -> Bytes:
@@ -354,27 +368,20 @@ class RemoteStore(ParameterStore):
             out = np.empty((len(item.keys), item.dim), np.float32)
             for server, frame in zip(messages, frames, strict=True):
                 count = item.split.counts[server]
-                out[item.split.places(server)] = _floats(frame, count * item.dim).reshape(count, item.dim)
+                out[item.split.places(server)] = floats_of(frame, count * item.dim).reshape(count, item.dim)
             return out
 
         return self._send(f"pull from {table!r}", messages, rows)
 
-    def _push(self, operation: str, items: Sequence[Item], steps: int = 0) -> Pending[None]:
-
-        def nothing(frames: list[Frame]) -> None:
-            return None
-
-        return self._send(operation, self._messages("push", items, steps=steps), nothing)
+    def _push(
+        self, operation: str, items: Sequence[Item], steps: int = 0, fresh: Mapping[str, F32] | None = None
+    ) -> Pending[None]:
+        wanted = self._wanted(fresh)
+        return self._send(operation, self._messages("push", items, steps=steps, wanted=wanted), wanted.fill)
 
     def _send(self, operation: str, messages: Mapping[int, Message], finish: Callable[[list[Frame]], T]) -> Pending[T]:
         calls = self._lanes.mine().send(operation, messages) if messages else []
         return Joined(calls, finish, self.config.timeout)
-
-
-def _floats(frame: Frame, count: int) -> F32:
-    if frame.body.nbytes != 4 * count:
-        raise StoreError(f"an answer of {count} floats was expected; {frame.body.nbytes} bytes came")
-    return frame.body.view(np.float32)
 
 
 def _geo_answer(items: Sequence[Item], answers: Sequence[Any]) -> GeoAnswer:

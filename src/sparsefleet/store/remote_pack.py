@@ -1,4 +1,4 @@
-"""From arrays to messages: which part of a call goes to which server, copied once, straight into the message."""
+"""From arrays to messages and back: which part of a call goes to which server, copied once, straight into place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.store.partition import KeySplit, dense_cut, split_keys
-from sparsefleet.store.wire import describe, layout_bytes
+from sparsefleet.store.wire import Frame, describe, layout_bytes
 from sparsefleet.store.wire.frames import Bytes
 from sparsefleet.store.wire.parts import DENSE, ROWS, PartSizes
 
@@ -94,6 +94,41 @@ def pack(items: Sequence[Item], server: int, room: Callable[[int, int], Bytes]) 
         if item.values is not None:
             _gather(item.values, places, floats.reshape(len(keys), item.dim))
     return describe(sizes), body
+
+
+def floats_of(frame: Frame, count: int) -> F32:
+    if frame.body.nbytes != 4 * count:
+        raise StoreError(f"an answer of {count} floats was expected; {frame.body.nbytes} bytes came")
+    return frame.body.view(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedBlocks:
+    """Dense blocks whose values come with an answer, and the arrays that they go to."""
+
+    blocks: Sequence[tuple[Block, F32]]
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return {"fresh": [block.name for block, _ in self.blocks]} if self.blocks else {}
+
+    def bytes_of(self, server: int) -> int:
+        return 4 * self._count(server)
+
+    def fill(self, frames: Sequence[Frame]) -> None:
+        for server, frame in enumerate(frames):
+            floats, done = floats_of(frame, self._count(server)), 0
+            for block, out in self.blocks:
+                start, stop = block.cut(server)
+                out[start:stop] = floats[done : done + stop - start]
+                done += stop - start
+
+    def _count(self, server: int) -> int:
+        cuts = [block.cut(server) for block, _ in self.blocks]
+        return sum(stop - start for start, stop in cuts)
+
+
+NOTHING = WantedBlocks(())
 
 
 def _gather(source: npt.NDArray[Any], places: npt.NDArray[np.int64] | slice, out: npt.NDArray[Any]) -> None:

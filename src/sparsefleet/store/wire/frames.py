@@ -44,8 +44,11 @@ class Frame:
     """Aligned to 8 bytes, so that it can be seen as keys and floats."""
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
 def to_json(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, separators=(",", ":")).encode()
+    return _ENCODER.encode(data).encode()
 
 
 def read_json(data: bytes, what: str, limit: int = MAX_HEADER_BYTES) -> dict[str, Any]:
@@ -97,6 +100,11 @@ def decode(metadata: pa.Buffer | None, batch: pa.RecordBatch | None) -> Frame:
     return Frame(header, _aligned(batch.column(0).to_numpy(zero_copy_only=True)))
 
 
+def address_of(body: Bytes) -> int:
+    address: int = body.__array_interface__["data"][0]
+    return address
+
+
 def _aligned(body: Bytes) -> Bytes:
     # gRPC hands out slices that begin anywhere; kernels read whole words.
-    return body if body.ctypes.data % 8 == 0 else body.copy()
+    return body if not len(body) or address_of(body) % 8 == 0 else body.copy()

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsefleet.store.wire.frames import Bytes, WireError
+from sparsefleet.store.wire.frames import Bytes, WireError, address_of
 
 try:
     import fcntl
@@ -76,7 +76,7 @@ class OwnSegment(Segment):
             raise
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._bytes[:_SECRET_BYTES] = np.frombuffer(self._secret, np.uint8)
-        self._start = self._bytes.ctypes.data
+        self._start = address_of(self._bytes)
         self._free: list[tuple[int, int]] = [(_ALIGNMENT, size)]
         self._taken: dict[int, int] = {}
         # What is given back lands here, from any thread and from the collector; `take` sorts it in.
@@ -118,7 +118,7 @@ class OwnSegment(Segment):
 
     def place(self, room: Bytes) -> list[int] | None:
         """Where in the segment these bytes are; None where they are elsewhere."""
-        offset = room.ctypes.data - self._start
+        offset = address_of(room) - self._start
         return [offset, len(room)] if _ALIGNMENT <= offset < len(self._bytes) else None
 
     def _sort_in(self, start: int) -> None:
