@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from sparsefleet import optim
 from sparsefleet.communicator import CommunicatorConfig, GeoCommunicator
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.store import LocalStore
+from sparsefleet.store.base import RunFacts
 
 
 class TestGeo(OnServers, CommunicatorContract):
@@ -59,13 +61,13 @@ def test_the_formulas(pair):
     assert local(lane_a, 5) == 0
     lane_a.push(gradients(-4.0, 5))  # delta 2
     assert (local(lane_a, 5), dense(a), rows_of(a.store, 5)) == (4, 4, [2])
-    assert local(lane_b, 5) == 2
-    lane_b.push(gradients(-1.0, 5))  # rows: local 3, delta 0.5. Dense: old 0, local 1, delta 0.5, server 2.5
+    assert local(lane_b, 5) == 0
+    lane_b.push(gradients(-1.0, 5))  # old 0, local 1, delta 0.5, server 2.5, local 1 + 2.5 - 0.5; dense alike
     assert (local(lane_b, 5), rows_of(b.store, 5)) == (3, [2.5])
     assert dense(b) == 1 + 2
     lane_a.push(gradients(0.0, 5))  # delta (4 - 2) / 2 = 1, server 3.5, local 4 + 3.5 - 3
     assert (local(lane_a, 5), dense(a), rows_of(a.store, 5)) == (4.5, 4.5, [3.5])
-    a.flush()  # not touched since: the rest, 4.5 - 3.5
+    a.flush()  # the rest, 4.5 - 3.5
     assert (local(lane_a, 5), rows_of(a.store, 5)) == (4.5, [4.5])
     b.flush()  # the rest, 3 - 2.5
     assert rows_of(a.store, 5) == [5]
@@ -137,7 +139,25 @@ def test_only_sgd_is_taken():
 def test_one_process_has_nobody_to_meet():
     store = LocalStore()
     communicator = GeoCommunicator(store, CommunicatorConfig(k_steps=1))
-    communicator.start(parameters_in(store))
-    (lane,) = communicator.begin_epoch(0, 1)
     with pytest.raises(StoreError, match="geo needs parameter servers"):
-        lane.pull("ads", u64(1)).wait()
+        communicator.start(parameters_in(store))
+
+
+@pytest.mark.parametrize("how", ["another fit", "loaded"])
+def test_rows_that_were_learnt_before_are_fetched_when_met(how, tmp_path):
+    with ExitStack() as stack:
+        store = stack.enter_context(cluster(2)).store()
+        parameters = parameters_in(store)
+        store.push("ads", u64(5), np.full((1, 2), -3.0, np.float32)).wait()
+        if how == "loaded":
+            store.save(str(tmp_path / "c"), RunFacts())
+            store = stack.enter_context(cluster(2)).store()
+            parameters = parameters_in(store)
+            store.load(str(tmp_path / "c"))
+        communicator = GeoCommunicator(store, CommunicatorConfig(k_steps=100))
+        communicator.start(parameters)
+        (lane,) = communicator.begin_epoch(0, 1)
+        assert (local(lane, 5), local(lane, 6)) == (3, 0)
+        lane.push(gradients(-1.0, 5, 6))
+        communicator.flush()
+        assert rows_of(store, 5, 6) == [4, 1]

@@ -6,9 +6,12 @@ For a row and for the dense block alike, with `old` = what the server had when w
 So what is touched all the time goes out little by little, 1/trainers of what is left each time: trainers learn much of
 it alike, and their sum would go too far. A row not touched since the last exchange sends the whole rest that it
 holds back: else a rare feature, met by one trainer, would keep only 1/trainers of what was learnt. At the end of an
-epoch the dense block becomes the servers' own, the same for all.
+epoch, and before a checkpoint, all that is held back goes out, and the dense block becomes the servers' own, the same
+for all.
 
-Only the rows a trainer has met are copied. Threads of a trainer go on while one of them exchanges: whatever they add
+Only the rows a trainer has met are copied. Where training began from nothing, a row that is met for the first time is
+made here, as the servers would make it, and what others have learnt of it comes with the next exchange; else it is
+fetched from the servers. Threads of a trainer go on while one of them exchanges: whatever they add
 meanwhile stays in `local` and goes out with the next delta.
 """
 
@@ -40,7 +43,8 @@ class GeoCommunicator(Communicator):
             if not isinstance(rule, SGD):
                 raise ConfigError(f"geo works with SGD only, but {what} has {rule.name}; use sgd, or another mode")
         super().start(parameters)
-        self._copies = {name: _LocalCopy(spec, self.store) for name, spec in parameters.tables.items()}
+        fetch = not self.store.begins_empty()
+        self._copies = {name: _LocalCopy(spec, self.store, fetch) for name, spec in parameters.tables.items()}
         self._dense = DenseTable(parameters.dense_name, parameters.dense_values, parameters.dense_rule)
         self._old_dense = parameters.dense_values.copy()
         self._steps = self._flushed = 0
@@ -66,7 +70,7 @@ class GeoCommunicator(Communicator):
     def exchange(self) -> None:
         """Send deltas, take in the others'."""
         with self._exchanging:
-            self._exchange()
+            self._exchange(self.config.trainers)
 
     def staleness(self) -> int:
         return self._steps % self.config.k_steps
@@ -78,18 +82,17 @@ class GeoCommunicator(Communicator):
     def flush(self) -> None:
         with self._exchanging:
             learnt, self._flushed = self._steps != self._flushed, self._steps
-            self._exchange(send=learnt)
+            self._exchange(1, send=learnt)
             # What is scored and saved is the servers' model, the same for all trainers.
             np.copyto(self.parameters.dense_values, self._old_dense)
 
-    def _exchange(self, send: bool = True) -> None:
-        """`send` False: only take in what others sent."""
-        trainers = self.config.trainers
-        sparse = {table: copy.take_delta(trainers) if send else copy.nothing for table, copy in self._copies.items()}
-        delta = (self.parameters.dense_values - self._old_dense) / np.float32(trainers)
+    def _exchange(self, shares: int, *, send: bool = True) -> None:
+        """Send one of so many shares of what was learnt; `send` False: only take in what others sent."""
+        sparse = {table: copy.take_delta(shares) if send else copy.nothing for table, copy in self._copies.items()}
+        delta = (self.parameters.dense_values - self._old_dense) / np.float32(shares)
         answer = self.store.geo_exchange(sparse, self.parameters.dense_part(delta)).wait()
         for table, copy in self._copies.items():
-            copy.receive(KeyedRows(sparse[table].keys, answer.sent[table]))
+            copy.receive_sent(answer.sent[table])
             if table in answer.changed:
                 copy.receive(answer.changed[table])
         for values in answer.dense.values():
@@ -111,49 +114,66 @@ class _GeoLane(Lane):
 class _LocalCopy:
     """The rows of one table that this trainer has met: as they are here, and as the server had them."""
 
-    def __init__(self, spec: TableSpec, store: ParameterStore) -> None:
-        self._store, self._name = store, spec.name
+    def __init__(self, spec: TableSpec, store: ParameterStore, fetch: bool) -> None:
+        """fetch: ask the servers for rows that are met for the first time; else they begin as the spec says."""
+        self._store, self._name, self._fetch = store, spec.name, fetch
         self._local, self._old = SparseTable(spec), SparseTable(spec)
         self._touched: list[U64] = []
         self._held_back = _NO_KEYS
         """Rows of which the last exchange sent a share only."""
         self.nothing = KeyedRows(_NO_KEYS, np.empty((0, spec.dim), np.float32))
+        self._sent = self.nothing
+        """Rows of the exchange under way, as the server has them if nobody else sends any."""
         self._fetching, self._touching = threading.Lock(), threading.Lock()
 
     def pull(self, keys: U64) -> F32:
-        if not self._local.contains(keys).all():
+        if self._fetch and not self._local.contains(keys).all():
             with self._fetching:  # two threads must not fetch a row twice: the second would undo the first's steps
                 missing = keys[~self._local.contains(keys)]
                 if len(missing):
                     values = self._store.geo_pull(self._name, missing).wait()
                     self._put(self._old, missing, values)
                     self._put(self._local, missing, values)
+        self._touch(keys)
         return self._local.pull(keys)
 
     def push(self, gradients: KeyedRows) -> None:
         self._local.push(gradients.keys, gradients.rows)
-        with self._touching:
-            self._touched.append(gradients.keys)
+        self._touch(gradients.keys)
 
-    def take_delta(self, trainers: int) -> KeyedRows:
+    def _touch(self, keys: U64) -> None:
+        """The next exchange is about these rows: also those only read, that we may hear what others do to them."""
+        with self._touching:
+            # A step pulls and pushes the same keys: one entry is enough, unless an exchange came in between.
+            if not self._touched or self._touched[-1] is not keys:
+                self._touched.append(keys)
+
+    def take_delta(self, shares: int) -> KeyedRows:
         """What the server should add: a share of what changed here since the last time, the rest of what did before."""
         with self._touching:
             touched, self._touched = self._touched, []
         shared, _ = unique_keys(np.concatenate(touched) if touched else _NO_KEYS)
-        rest: U64 = np.setdiff1d(self._held_back, shared, assume_unique=True)
-        self._held_back = shared if trainers > 1 else _NO_KEYS
-        keys = np.concatenate([shared, rest])
+        keys, _ = unique_keys(np.concatenate([shared, self._held_back]))
+        self._held_back = shared if shares > 1 else _NO_KEYS
         old = self._old.pull(keys)
         delta = self._local.pull(keys) - old
-        delta[: len(shared)] /= np.float32(trainers)
-        self._put(self._old, keys, old + delta)
+        delta[: len(shared)] /= np.float32(shares)
+        self._sent = KeyedRows(keys, old + delta)
         return KeyedRows(keys, delta)
 
+    def receive_sent(self, values: F32) -> None:
+        """Take in what the server has now of the rows that were sent."""
+        self._take_in(self._sent.keys, values, self._sent.rows)
+        self._sent = self.nothing
+
     def receive(self, server: KeyedRows) -> None:
-        """Take in what the server has now; rows that this trainer never met are of no use to it."""
+        """Take in what others changed; rows that this trainer never met are of no use to it."""
         mine = self._local.contains(server.keys)
-        keys, values = server.keys[mine], server.rows[mine]
-        self._local.add(keys, values - self._old.pull(keys))
+        keys = server.keys[mine]
+        self._take_in(keys, server.rows[mine], self._old.pull(keys))
+
+    def _take_in(self, keys: U64, values: F32, old: F32) -> None:
+        self._local.add(keys, values - old)
         self._put(self._old, keys, values)
 
     @staticmethod

@@ -15,6 +15,7 @@ import numpy as np
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.initializer import Constant
+from sparsefleet.kernels.rows import unique_keys
 from sparsefleet.kernels.table import RowTable
 from sparsefleet.optim import SGD
 from sparsefleet.server.holdings import Bound, BoundDense, BoundRows
@@ -64,12 +65,12 @@ class Subscriber:
         self.changed.append(mine)
         self._length += len(mine)
         if self._length > max(COMPACT_KEYS, 2 * self._compacted):
-            self.changed = [np.unique(np.concatenate(self.changed))]
+            self.changed = [unique_keys(np.concatenate(self.changed))[0]]
             self._length = self._compacted = len(self.changed[0])
 
     def take(self) -> U64:
         """The keys changed since the last time, each once."""
-        keys = np.unique(np.concatenate(self.changed)) if self.changed else NO_KEYS
+        keys = unique_keys(np.concatenate(self.changed))[0] if self.changed else NO_KEYS
         self.changed, self._length, self._compacted = [], 0, 0
         return keys
 
@@ -125,7 +126,7 @@ class Geo:
         told = me.take()
         if again:
             if me.told[:2] == call:
-                told = np.union1d(told, me.told[2])
+                told = unique_keys(np.concatenate([told, me.told[2]]))[0]
         else:
             part.table.add(part.keys, part.values)
             me.keys.add(part.keys)
@@ -133,7 +134,7 @@ class Geo:
                 if other != worker:
                     subscriber.note(part.keys)
         me.told = (*call, told)
-        news = told[~np.isin(told, part.keys)] if len(told) and len(part.keys) else told
+        news = unique_keys(np.concatenate([part.keys, told]))[0][len(part.keys) :]  # in order of first appearance
         return [
             (ROWS, part.name, NO_KEYS, part.table.pull(part.keys).reshape(-1)),
             (ROWS, part.name, news, part.table.pull(news, create=False).reshape(-1)),

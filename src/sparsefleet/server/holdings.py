@@ -62,6 +62,8 @@ class Holdings:
         self._changed = threading.Condition()
         self._checkpoint = Checkpoint.open(latest(load_from)) if load_from else None
         self._values_only = values_only
+        self.loaded = load_from is not None
+        """Whether anything here came from a checkpoint."""
         self._filling: SparseTable | None = None
         """A table that is being made from the checkpoint."""
 
@@ -168,6 +170,7 @@ class Holdings:
     def load(self, path: str, servers: int, values_only: bool) -> None:
         checkpoint = Checkpoint.open(path)
         with self._changed:
+            self.loaded = True
             load_blocks(checkpoint, self.blocks(), values_only=values_only)
             load_tables(checkpoint, self.tables(), keep=self._mine(servers), values_only=values_only)
 
@@ -182,6 +185,7 @@ class Holdings:
 
     def stats(self) -> dict[str, Any]:
         return {
+            "loaded": self.loaded,
             "tables": {table.spec.name: dict(table.stats()) for table in self.tables()},
             "dense": {
                 block.table.name: {

@@ -205,6 +205,13 @@ class ParameterStore(ABC):
     def join_rounds(self) -> None:  # noqa: B027
         """From now on rounds wait for this trainer."""
 
+    def begins_empty(self) -> bool:
+        """Whether rows are still as their tables' specs make them, as far as this trainer knows.
+
+        Nothing was loaded, and this trainer has sent nothing: what others may have sent, they did in the same epoch.
+        """
+        raise StoreError("geo needs parameter servers: in one process local copies would have nobody to meet")
+
     def geo_pull(self, table: str, keys: U64) -> Pending[F32]:
         """Rows as `pull` gives them; from now on this trainer is told when others change them."""
         raise StoreError("geo needs parameter servers: in one process local copies would have nobody to meet")

@@ -71,6 +71,7 @@ class RemoteStore(ParameterStore):
         self._meetings = Meetings(self._links[0], identity, self._heartbeats.check)
         self._watch: Watch | None = None
         self._closed = False
+        self._has_sent = False
 
     @property
     def servers(self) -> int:
@@ -243,6 +244,9 @@ class RemoteStore(ParameterStore):
     def lost_trainers(self) -> list[str]:
         return list(self._links[0].action("stats", {})["lost"])
 
+    def begins_empty(self) -> bool:
+        return not self._has_sent and not any(link.action("stats", {})["loaded"] for link in self._links)
+
     def geo_pull(self, table: str, keys: U64) -> Pending[F32]:
         """Rows as `pull` gives them; from now on this trainer is told when others change them."""
         return self._pull(table, keys, {"op": "pull", "create": True, "subscribe": True})
@@ -346,6 +350,7 @@ class RemoteStore(ParameterStore):
     def _messages(
         self, op: str, items: Sequence[Item], *, steps: int = 0, answer_bytes: int = 0, wanted: WantedBlocks = NOTHING
     ) -> dict[int, Message]:
+        self._has_sent = True
         messages: dict[int, Message] = {}
         for server in range(self.servers):
             described, body = pack(items, server, self._room)
