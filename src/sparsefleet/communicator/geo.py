@@ -11,7 +11,7 @@ for all.
 
 Only the rows a trainer has met are copied. Where training began from nothing, a row that is met for the first time is
 made here, as the servers would make it, and what others have learnt of it comes with the next exchange; else it is
-fetched from the servers. Threads of a trainer go on while one of them exchanges: whatever they add
+fetched from the servers. Steps go on while an exchange is under way: whatever they add
 meanwhile stays in `local` and goes out with the next delta.
 """
 
@@ -28,11 +28,13 @@ from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.kernels.rows import unique_keys
 from sparsefleet.optim import SGD
-from sparsefleet.store.base import Done, ParameterStore
+from sparsefleet.store.base import Done, GeoAnswer, ParameterStore, Pending
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.sparse import SparseTable
 from sparsefleet.table.spec import TableSpec
 
+LATE_STEPS, LATE_SHARE = 8, 10
+"""Steps, and at most which part of `k_steps`, that go on before an exchange's answer is waited for."""
 _NO_KEYS: U64 = np.empty(0, np.uint64)
 
 
@@ -48,6 +50,8 @@ class GeoCommunicator(Communicator):
         self._dense = DenseTable(parameters.dense_name, parameters.dense_values, parameters.dense_rule)
         self._old_dense = parameters.dense_values.copy()
         self._steps = self._flushed = 0
+        self._under_way: Pending[GeoAnswer] | None = None
+        self._answer_after = min(LATE_STEPS, self.config.k_steps // LATE_SHARE)
         self._counting, self._exchanging = threading.Lock(), threading.Lock()
 
     def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
@@ -63,14 +67,13 @@ class GeoCommunicator(Communicator):
             self._dense.push(gradients.dense)
         with self._counting:
             self._steps += 1
-            due = self._steps % self.config.k_steps == 0
-        if due:
-            self.exchange()
-
-    def exchange(self) -> None:
-        """Send deltas, take in the others'."""
-        with self._exchanging:
-            self._exchange(self.config.trainers)
+            past = self._steps % self.config.k_steps
+        if past == 0:
+            with self._exchanging:
+                self._send(self.config.trainers)
+        if past == self._answer_after:
+            with self._exchanging:
+                self._take_in()
 
     def staleness(self) -> int:
         return self._steps % self.config.k_steps
@@ -82,21 +85,30 @@ class GeoCommunicator(Communicator):
     def flush(self) -> None:
         with self._exchanging:
             learnt, self._flushed = self._steps != self._flushed, self._steps
-            self._exchange(1, send=learnt)
+            self._send(1, rows=learnt)
+            self._take_in()
             # What is scored and saved is the servers' model, the same for all trainers.
             np.copyto(self.parameters.dense_values, self._old_dense)
 
-    def _exchange(self, shares: int, *, send: bool = True) -> None:
-        """Send one of so many shares of what was learnt; `send` False: only take in what others sent."""
-        sparse = {table: copy.take_delta(shares) if send else copy.nothing for table, copy in self._copies.items()}
+    def _send(self, shares: int, *, rows: bool = True) -> None:
+        """Send one of so many shares of what was learnt; `rows` False: of the dense block only."""
+        self._take_in()  # of the last time, if it has been waited for by nobody
+        sparse = {table: copy.take_delta(shares) if rows else copy.nothing for table, copy in self._copies.items()}
         delta = (self.parameters.dense_values - self._old_dense) / np.float32(shares)
-        answer = self.store.geo_exchange(sparse, self.parameters.dense_part(delta)).wait()
+        self._old_dense += delta
+        self._under_way = self.store.geo_exchange(sparse, self.parameters.dense_part(delta))
+
+    def _take_in(self) -> None:
+        """Take in the answer of the exchange under way, if there is one."""
+        if self._under_way is None:
+            return
+        answer, self._under_way = self._under_way.wait(), None
         for table, copy in self._copies.items():
             copy.receive_sent(answer.sent[table])
             if table in answer.changed:
                 copy.receive(answer.changed[table])
         for values in answer.dense.values():
-            self._dense.add(values - (self._old_dense + delta))
+            self._dense.add(values - self._old_dense)
             self._old_dense = values.copy()
 
 
