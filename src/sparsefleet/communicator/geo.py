@@ -167,10 +167,12 @@ class _LocalCopy:
         shared, _ = unique_keys(np.concatenate(touched) if touched else _NO_KEYS)
         keys, _ = unique_keys(np.concatenate([shared, self._held_back]))
         self._held_back = shared if shares > 1 else _NO_KEYS
-        old = self._old.pull(keys)
-        delta = self._local.pull(keys) - old
+        # In place where it can be: these are the largest arrays of a trainer.
+        old, delta = self._old.pull(keys), self._local.pull(keys)
+        delta -= old
         delta[: len(shared)] /= np.float32(shares)
-        self._sent = KeyedRows(keys, old + delta)
+        old += delta
+        self._sent = KeyedRows(keys, old)
         return KeyedRows(keys, delta)
 
     def receive_sent(self, values: F32) -> None:
@@ -185,8 +187,9 @@ class _LocalCopy:
         self._take_in(keys, server.rows[mine], self._old.pull(keys))
 
     def _take_in(self, keys: U64, values: F32, old: F32) -> None:
-        self._local.add(keys, values - old)
         self._put(self._old, keys, values)
+        values -= old
+        self._local.add(keys, values)
 
     @staticmethod
     def _put(table: SparseTable, keys: U64, values: F32) -> None:

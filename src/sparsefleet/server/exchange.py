@@ -21,7 +21,8 @@ from sparsefleet.server.mail import Letter
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.wire import FRAME_SCHEMA, Frame, WireError, decode, describe, encode, layout_bytes, read_parts
 from sparsefleet.store.wire.arrays import pack_arrays
-from sparsefleet.store.wire.frames import EMPTY, Bytes
+from sparsefleet.store.wire.frames import EMPTY, Bytes, address_of
+from sparsefleet.store.wire.parts import new_bytes
 from sparsefleet.store.wire.segment import SHARED_BYTES, Segment
 from sparsefleet.table.dense import DenseTable
 
@@ -34,13 +35,15 @@ class CutOff(Exception):
     """Raised by a test's hook: end the stream without an answer."""
 
 
-IN_PLACE = frozenset({"pull", "push"})
+IN_PLACE = frozenset({"pull", "push", "geo"})
 """What is done with a shared body before the answer goes out: it is read where it is. Others get a copy."""
 
 
 class Exchange:
     def __init__(self, state: ServerState, lane: PushLane, writer: Any, segment: Segment | None = None) -> None:
         self._state, self._lane, self._writer, self._segment = state, lane, writer, segment
+        self._room: Bytes = EMPTY
+        """Where in the segment the answer to the present message may go."""
         self._begun = False
 
     def run(self, reader: Any) -> None:
@@ -51,12 +54,12 @@ class Exchange:
             except StopIteration:
                 return
             number: int | None = None
-            room: Bytes | None = None
+            self._room = EMPTY
             self._state.meters.under_way += 1
             try:
                 frame = decode(chunk.app_metadata, chunk.data)
                 number = _sequence(frame.header)
-                frame, room = self._with_shared(frame)
+                frame = self._with_shared(frame)
                 header, body = self._operation(frame)(self, frame, number)
             except CutOff:
                 return
@@ -67,24 +70,34 @@ class Exchange:
                 header, body = {"error": f"the server failed: {error!r}; its log says where"}, EMPTY
             finally:
                 self._state.meters.under_way -= 1
-            if room is not None and SHARED_BYTES <= len(body) <= len(room):
-                room[: len(body)] = body
+            if len(body) and len(self._room) and address_of(body) == address_of(self._room):
                 self._write({**header, "seq": number, "shared": len(body)})
             else:
                 self._write({**header, "seq": number}, body)
             del chunk
 
-    def _with_shared(self, frame: Frame) -> tuple[Frame, Bytes | None]:
-        """The message with its body where that is in the shared segment, and the room there for the answer."""
+    def _with_shared(self, frame: Frame) -> Frame:
+        """The message with its body where that is in the shared segment; notes the room there for the answer."""
         body, room = frame.header.get("at"), frame.header.get("room")
         if body is None and room is None:
-            return frame, None
+            return frame
         if self._segment is None:
             raise WireError("a body in shared memory, on a stream that shares none")
-        if body is not None:
-            view = self._segment.view(body)
-            frame = Frame(frame.header, view if frame.header.get("op") in IN_PLACE else view.copy())
-        return frame, None if room is None else self._segment.view(room)
+        if room is not None:
+            self._room = self._segment.view(room)
+        if body is None:
+            return frame
+        view = self._segment.view(body)
+        return Frame(frame.header, view if frame.header.get("op") in IN_PLACE else view.copy())
+
+    def _space(self, size: int) -> Bytes:
+        """Bytes for an answer: where the caller has room for them, or new ones."""
+        return self._room[:size] if SHARED_BYTES <= size <= len(self._room) else new_bytes(size)
+
+    def _joined(self, floats: Sequence[F32]) -> Bytes:
+        body = self._space(4 * sum(map(len, floats)))
+        np.concatenate(floats or [EMPTY.view(np.float32)], out=body.view(np.float32))
+        return body
 
     def _operation(self, frame: Frame) -> Operation:
         name = frame.header.get("op")
@@ -108,7 +121,7 @@ class Exchange:
             else:
                 floats.append(part.block.table.values)
         self._note("pull", bound, start)
-        return {}, _joined(floats)
+        return {}, self._joined(floats)
 
     def _push(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
@@ -126,7 +139,7 @@ class Exchange:
                     self._state.gate.leave()
                 self._applied("push", number)
         self._note("push", bound, start)
-        return {}, _joined([block.values for block in fresh])
+        return {}, self._joined([block.values for block in fresh])
 
     def _sync(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
@@ -135,7 +148,7 @@ class Exchange:
         done = self._state.rounds.contribute(self._lane, number, bound, steps, self._on_wait)
         self._applied("sync", number)
         self._note("sync", bound, start)
-        return {"round": done}, _joined([block.values for block in fresh])
+        return {"round": done}, self._joined([block.values for block in fresh])
 
     def _geo(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
@@ -153,7 +166,7 @@ class Exchange:
                     self._state.gate.leave()
             self._applied("geo", number)
         sizes = [(kind, name, len(keys), len(floats)) for kind, name, keys, floats in parts]
-        body, views = layout_bytes(sizes)
+        body, views = layout_bytes(sizes, self._space)
         for (_, _, keys, floats), (keys_view, floats_view) in zip(parts, views, strict=True):
             keys_view[:], floats_view[:] = keys, floats
         self._note("geo", bound, start)
@@ -248,12 +261,6 @@ OPERATIONS: dict[str, Operation] = {
     "put_letter": Exchange._put_letter,
     "take_letter": Exchange._take_letter,
 }
-
-
-def _joined(floats: Sequence[F32]) -> Bytes:
-    if not floats:
-        return EMPTY
-    return (floats[0] if len(floats) == 1 else np.concatenate(floats)).view(np.uint8)
 
 
 def _sequence(header: dict[str, Any]) -> int:

@@ -106,7 +106,7 @@ class SparseTable:
             self._step += 1
             step = self._step
             self._pushed_rows += len(keys)
-        self._rows.push(keys, -deltas, SGD.kind, 1.0, np.empty(0, np.float64), step)
+        self._rows.push(keys, deltas, SGD.kind, -1.0, np.empty(0, np.float64), step)
 
     def contains(self, keys: U64) -> Bools:
         return self._rows.contains(self._checked("keys", keys, np.uint64, (None,)))
