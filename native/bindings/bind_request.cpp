@@ -47,6 +47,10 @@ void bind_parser(nb::module_& m) {
             std::copy(self.keys.begin(), self.keys.end(), keys.data());
             std::copy(self.offsets.begin(), self.offsets.end(), offsets.data());
         });
+    m.def("count_byte", [](const nb::bytes& data, std::uint8_t byte) {
+        const char* text = data.c_str();
+        return std::count(text, text + data.size(), static_cast<char>(byte));
+    });
     // A JSON list of the shortest texts that give the float32s back; -1 where one is not finite, which JSON cannot say.
     m.def("format_floats", [](In<float, 1> values, Out<std::uint8_t, 1> out) -> std::int64_t {
         expect(out.shape(0) >= 20 * values.shape(0) + 2, "format_floats needs 20 bytes a number");

@@ -147,6 +147,11 @@ def test_any_damage(start, junk, cut):
     agree(RowParser(SMALL), bytes(body))
 
 
+@given(st.binary(max_size=300), st.binary(min_size=1, max_size=1))
+def test_bytes_are_counted_as_the_twin_does(data, byte):
+    assert native.count_byte(data, byte) == reference.count_byte(data, byte)
+
+
 @given(st.lists(st.floats(width=32), max_size=20))
 def test_scores_are_written_so_that_they_read_back(values):
     values = np.array(values, np.float32)

@@ -22,6 +22,11 @@ def hash_column(values: Sequence[str], prefix: bytes, seed: int, dim: int, out: 
     return bool(_native.hash_column(values, prefix, seed, dim, out))
 
 
+def count_byte(data: bytes, byte: bytes) -> int:
+    """How often one byte comes. `bytes.count` goes byte by byte, which is 20 µs for a request of 100 rows."""
+    return int(_native.count_byte(data, byte[0]))
+
+
 def format_floats(values: F32) -> bytes | None:
     """A JSON list of the shortest texts that give the float32s back; None where one is not finite."""
     out = np.empty(20 * len(values) + 2, np.uint8)

@@ -13,9 +13,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from sparsefleet.core.batch import Batch
+from sparsefleet.kernels.request import count_byte
 from sparsefleet.serving.answers import Answer, answer_bytes, refusal
 from sparsefleet.serving.batcher import MicroBatcher, OverloadedError
 from sparsefleet.serving.metrics import Metrics
@@ -30,9 +29,7 @@ LISTS = re.compile(rb'\s*\{\s*"rows"\s*:\s*\[\s*\[')
 
 def most_rows(body: bytes) -> int:
     """A JSON request has no more rows: all are objects or all are lists, and one of that kind is around them."""
-    mark = b"[" if LISTS.match(body) else b"{"
-    # bytes.count goes byte by byte, which is 20 µs for 100 rows.
-    return max(1, int(np.count_nonzero(np.frombuffer(body, np.uint8) == mark[0])) - 1)
+    return max(1, count_byte(body, b"[" if LISTS.match(body) else b"{") - 1)
 
 
 @dataclass(slots=True)

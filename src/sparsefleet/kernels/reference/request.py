@@ -20,6 +20,10 @@ def hash_column(values: Sequence[str], prefix: bytes, seed: int, dim: int, out: 
     return True
 
 
+def count_byte(data: bytes, byte: bytes) -> int:
+    return data.count(byte)
+
+
 def format_floats(values: F32) -> bytes | None:
     """Equal to the native one once it is read back; the native one may write 1e-05 where this writes 1e-5."""
     return ("[" + ",".join(map(str, values)) + "]").encode() if all(map(math.isfinite, values)) else None
