@@ -14,9 +14,10 @@ import pytest
 
 from sparsefleet.data.tools.synth import SynthSpec, synth
 
-# A shell starts what runs in the background with Ctrl-C ignored, and children inherit that: tests of Ctrl-C would hang.
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What runs in the background of a shell, or under nohup, ignores signals, and so do its children: tests of them hang.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 SECONDS = 60
 """No child may take longer, however busy the machine is."""
