@@ -11,8 +11,8 @@ for all.
 
 Only the rows a trainer has met are copied. Where training began from nothing, a row that is met for the first time is
 made here, as the servers would make it, and what others have learnt of it comes with the next exchange; else it is
-fetched from the servers. Steps go on while an exchange is under way: whatever they add
-meanwhile stays in `local` and goes out with the next delta.
+fetched from the servers. Steps go on while an exchange is under way: whatever they add meanwhile stays in `local` and
+goes out with the next delta.
 """
 
 from __future__ import annotations

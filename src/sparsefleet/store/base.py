@@ -61,6 +61,9 @@ class GeoAnswer:
     """Per block its present values."""
 
 
+_NO_SERVERS = "geo needs parameter servers: in one process local copies would have nobody to meet; choose another mode"
+
+
 class _All:
     """Several pending calls that are waited for as one."""
 
@@ -210,17 +213,17 @@ class ParameterStore(ABC):
 
         Nothing was loaded, and this trainer has sent nothing: what others may have sent, they did in the same epoch.
         """
-        raise StoreError("geo needs parameter servers: in one process local copies would have nobody to meet")
+        raise StoreError(_NO_SERVERS)
 
     def geo_pull(self, table: str, keys: U64) -> Pending[F32]:
         """Rows as `pull` gives them; from now on this trainer is told when others change them."""
-        raise StoreError("geo needs parameter servers: in one process local copies would have nobody to meet")
+        raise StoreError(_NO_SERVERS)
 
     def geo_exchange(
         self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None
     ) -> Pending[GeoAnswer]:
         """Add deltas to rows and blocks, and bring back what others have changed."""
-        raise StoreError("geo needs parameter servers: in one process local copies would have nobody to meet")
+        raise StoreError(_NO_SERVERS)
 
     def attending(self, member: CutMember) -> AbstractContextManager[object]:
         """While inside, a `save_together` of any trainer asks this one where it stands."""

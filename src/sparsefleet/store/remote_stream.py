@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
@@ -31,6 +30,7 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.store.remote_link import BROKEN, ServerLink
 from sparsefleet.store.wire import FRAME_SCHEMA, PROTOCOL, Frame, decode, encode, to_json
 from sparsefleet.store.wire.frames import EMPTY, Bytes
+from sparsefleet.store.wire.parts import new_bytes
 from sparsefleet.store.wire.segment import AVAILABLE, SHARED_BYTES, OwnSegment
 
 UNREAD_BYTES = 32 << 10
@@ -181,7 +181,7 @@ class Stream:
         """Bytes to fill and send as a body: in the shared segment where there is one."""
         segment = self._segment
         room = segment.take(size) if segment is not None and size >= SHARED_BYTES else None
-        return np.empty(size, np.uint8) if room is None else room
+        return new_bytes(size) if room is None else room
 
     def collect(self, call: Call, seconds: float) -> None:
         """Read answers until the call's own has come."""
