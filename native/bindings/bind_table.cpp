@@ -82,6 +82,25 @@ void table_insert(RowTable& table, const In<std::uint64_t, 1>& keys, const In<fl
     table.insert(k, count, v, s, n);
 }
 
+void table_take(RowTable& table, const In<std::uint64_t, 1>& keys, float shares, const Out<float, 2>& out) {
+    const std::size_t count = keys.shape(0);
+    expect(out.shape(0) == count && out.shape(1) == table.dim(), "take: out must be [keys, dim]");
+    const std::uint64_t* k = keys.data();
+    float* o = out.data();
+    const nb::gil_scoped_release release;
+    table.take(k, count, shares, o);
+}
+
+void table_rebase(RowTable& table, const In<std::uint64_t, 1>& keys, const In<float, 2>& values,
+                  bool create) {
+    const std::size_t count = keys.shape(0);
+    expect(values.shape(0) == count && values.shape(1) == table.dim(), "rebase: values must be [keys, dim]");
+    const std::uint64_t* k = keys.data();
+    const float* v = values.data();
+    const nb::gil_scoped_release release;
+    table.rebase(k, count, v, create);
+}
+
 void table_contains(const RowTable& table, const In<std::uint64_t, 1>& keys,
                     const Out<std::uint8_t, 1>& found) {
     const std::size_t count = keys.shape(0);
@@ -131,6 +150,8 @@ void bind_table(nb::module_& m) {
              nb::arg("hyper").noconvert(), "step"_a)
         .def("insert", &table_insert, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
              nb::arg("state").noconvert(), nb::arg("seen").noconvert())
+        .def("take", &table_take, nb::arg("keys").noconvert(), "shares"_a, nb::arg("out").noconvert())
+        .def("rebase", &table_rebase, nb::arg("keys").noconvert(), nb::arg("values").noconvert(), "create"_a)
         .def("contains", &table_contains, nb::arg("keys").noconvert(), nb::arg("found").noconvert())
         .def("scan", &table_scan, "cursor"_a, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
              nb::arg("state").noconvert(), nb::arg("seen").noconvert())

@@ -2,6 +2,8 @@
 #include "bindings.h"
 
 NB_MODULE(_native, m) {
+    // A process that ends by an error leaves objects to the system: no news to a user who reads that error.
+    nanobind::set_leak_warnings(false);
     m.doc() = "Hot kernels of SparseFleet; each has a readable NumPy twin in sparsefleet.kernels.reference";
     sparsefleet::bind_text(m);
     sparsefleet::bind_rows(m);

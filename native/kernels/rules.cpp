@@ -20,6 +20,18 @@ struct Sgd {
     }
 };
 
+struct NotingSgd {
+    float lr, decay;
+    void operator()(float* __restrict w, float* __restrict p, const float* __restrict g, std::size_t n,
+                    std::size_t) const {
+        for (std::size_t i = 0; i < n; ++i) {
+            const float moved = w[i] - lr * (g[i] + decay * w[i]);
+            p[i] += moved - w[i];
+            w[i] = moved;
+        }
+    }
+};
+
 struct Adagrad {
     float lr, eps, decay;
     void operator()(float* __restrict w, float* __restrict a, const float* __restrict g, std::size_t n,
@@ -125,7 +137,7 @@ void with_dim(std::size_t dim, F&& f) {
 
 RuleStep::RuleStep(int kind, double lr, const double (&hyper)[kHyperCount], std::uint64_t step)
     : kind_(static_cast<RuleKind>(kind)), lr_(lr) {
-    if (kind < 0 || kind > static_cast<int>(RuleKind::kFtrl))
+    if (kind < 0 || kind > static_cast<int>(RuleKind::kNotingSgd))
         throw std::invalid_argument("rule kind " + std::to_string(kind) + " does not exist");
     if (step == 0) throw std::invalid_argument("step must be 1 or above");
     for (std::size_t i = 0; i < kHyperCount; ++i) hyper_[i] = hyper[i];
@@ -140,6 +152,7 @@ std::size_t RuleStep::state_width(std::size_t dim) const {
         case RuleKind::kSgd:
             return 0;
         case RuleKind::kAdagrad:
+        case RuleKind::kNotingSgd:
             return dim;
         case RuleKind::kRowwiseAdagrad:
             return 1;
@@ -170,6 +183,9 @@ void RuleStep::visit(Visitor&& visitor) const {
             break;
         case RuleKind::kFtrl:
             visitor(Ftrl{f(lr_), f(h[0]), f(h[1]), f(h[2])});
+            break;
+        case RuleKind::kNotingSgd:
+            visitor(NotingSgd{f(lr_), f(h[0])});
             break;
     }
 }

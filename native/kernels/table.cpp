@@ -152,7 +152,7 @@ void RowTable::by_shard(const std::uint64_t* keys, std::size_t count, Visit&& vi
 namespace {
 
 template <typename Lock>
-bool take(Lock& lock, bool wait) {
+bool lock_if(Lock& lock, bool wait) {
     if (wait) {
         lock.lock();
         return true;
@@ -170,7 +170,7 @@ std::size_t RowTable::pull(const std::uint64_t* keys, std::size_t count, float* 
         missing.clear();
         {
             std::shared_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
-            if (!take(lock, wait)) return false;
+            if (!lock_if(lock, wait)) return false;
             by_window<0>(shard, group, read_bytes,
                          [&](const Item* items, std::size_t n, const std::uint32_t* rows) {
                              for (std::size_t i = 0; i < n; ++i) {
@@ -202,7 +202,7 @@ void RowTable::push(const std::uint64_t* keys, std::size_t count, const float* g
         throw std::invalid_argument("this rule needs another state width than the table has");
     by_shard(keys, count, [&](Shard& shard, const Group& group, std::size_t first, bool wait) {
         std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
-        if (!take(lock, wait)) return false;
+        if (!lock_if(lock, wait)) return false;
         by_window<1>(shard, group, layout_.row_bytes,
                      [&](const Item* items, std::size_t n, std::uint32_t* rows) {
                          // All rows come first: one that is created may move the others.
@@ -239,7 +239,7 @@ void RowTable::insert(const std::uint64_t* keys, std::size_t count, const float*
     const std::size_t dim = layout_.dim, width = layout_.state_width;
     by_shard(keys, count, [&](Shard& shard, const Group& group, std::size_t first, bool wait) {
         std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
-        if (!take(lock, wait)) return false;
+        if (!lock_if(lock, wait)) return false;
         by_window<1>(shard, group, layout_.row_bytes,
                      [&](const Item* items, std::size_t n, std::uint32_t* rows) {
                          for (std::size_t i = 0; i < n; ++i) {
@@ -258,10 +258,61 @@ void RowTable::insert(const std::uint64_t* keys, std::size_t count, const float*
     });
 }
 
+void RowTable::expect_noted() const {
+    if (layout_.state_width != layout_.dim)
+        throw std::invalid_argument("this table does not note what was changed");
+}
+
+void RowTable::take(const std::uint64_t* keys, std::size_t count, float shares, float* out) {
+    expect_noted();
+    const std::size_t dim = layout_.dim;
+    by_shard(keys, count, [&](Shard& shard, const Group& group, std::size_t first, bool wait) {
+        std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
+        if (!lock_if(lock, wait)) return false;
+        by_window<1>(shard, group, layout_.row_bytes,
+                     [&](const Item* items, std::size_t n, const std::uint32_t* rows) {
+                         for (std::size_t i = 0; i < n; ++i) {
+                             float* to = out + (first + items[i].position) * dim;
+                             if (rows[i] == Shard::kNone) {
+                                 std::fill(to, to + dim, 0.0f);
+                                 continue;
+                             }
+                             float* noted = row_values(shard.row(rows[i])) + dim;
+                             for (std::size_t d = 0; d < dim; ++d) {
+                                 to[d] = noted[d] / shares;
+                                 noted[d] -= to[d];
+                             }
+                         }
+                     });
+        return true;
+    });
+}
+
+void RowTable::rebase(const std::uint64_t* keys, std::size_t count, const float* values, bool create) {
+    expect_noted();
+    const std::size_t dim = layout_.dim;
+    by_shard(keys, count, [&](Shard& shard, const Group& group, std::size_t first, bool wait) {
+        std::unique_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
+        if (!lock_if(lock, wait)) return false;
+        by_window<1>(shard, group, layout_.row_bytes,
+                     [&](const Item* items, std::size_t n, std::uint32_t* rows) {
+                         for (std::size_t i = 0; i < n; ++i) {
+                             if (rows[i] == Shard::kNone && create)
+                                 rows[i] = find_or_create(shard, items[i].place, items[i].key);
+                             if (rows[i] == Shard::kNone) continue;
+                             float* here = row_values(shard.row(rows[i]));
+                             const float* there = values + (first + items[i].position) * dim;
+                             for (std::size_t d = 0; d < dim; ++d) here[d] = there[d] + here[dim + d];
+                         }
+                     });
+        return true;
+    });
+}
+
 void RowTable::contains(const std::uint64_t* keys, std::size_t count, std::uint8_t* found) const {
     by_shard(keys, count, [&](const Shard& shard, const Group& group, std::size_t first, bool wait) {
         std::shared_lock<std::shared_mutex> lock(shard.mutex, std::defer_lock);
-        if (!take(lock, wait)) return false;
+        if (!lock_if(lock, wait)) return false;
         by_window<0>(shard, group, RowLayout::kValues,
                      [&](const Item* items, std::size_t n, const std::uint32_t* rows) {
                          for (std::size_t i = 0; i < n; ++i)

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from sparsefleet.kernels import table as native
 from sparsefleet.kernels.reference import table as reference
 
-SGD, ADAGRAD, ROWWISE, ADAM, FTRL = range(5)
+SGD, ADAGRAD, ROWWISE, ADAM, FTRL, NOTING_SGD = range(6)
 HYPER = {
     SGD: [0.01],
     ADAGRAD: [1e-10, 0.01],
     ROWWISE: [1e-8, 0.01],
     ADAM: [0.9, 0.999, 1e-8, 0.01],
     FTRL: [0.05, 0.1, 1.0],
+    NOTING_SGD: [0.01],
 }
 UNIFORM, NORMAL, CONSTANT = range(3)
 BOTH = pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
@@ -29,7 +30,7 @@ keys_of = st.lists(
 
 
 def width(kind: int, dim: int) -> int:
-    return {SGD: 0, ADAGRAD: dim, ROWWISE: 1, ADAM: 2 * dim, FTRL: 2 * dim}[kind]
+    return {SGD: 0, ADAGRAD: dim, ROWWISE: 1, ADAM: 2 * dim, FTRL: 2 * dim, NOTING_SGD: dim}[kind]
 
 
 def make(kernels: ModuleType, dim: int, kind: int, initial_state: float = 0.0):

@@ -12,6 +12,7 @@ from table_cases import (
     BOTH,
     FTRL,
     HYPER,
+    NOTING_SGD,
     SGD,
     hyper,
     run_threads,
@@ -37,7 +38,7 @@ def test_rules_on_a_block_give_the_bits_of_the_twin(kind, n, seed, step):
     np.testing.assert_array_equal(blocks[0][1], blocks[1][1])
 
 
-@pytest.mark.parametrize("kind", [SGD, ADAGRAD, ADAM, FTRL])
+@pytest.mark.parametrize("kind", [SGD, ADAGRAD, ADAM, FTRL, NOTING_SGD])
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 255, 256, 257, 100003])
 def test_a_long_block_is_updated_once_in_every_place(kind, n):
     rng = np.random.default_rng(n)

@@ -12,6 +12,9 @@
 //   4 FTRL-Proximal    z, n       l1, l2, beta              z += g - (sqrt(n+g^2)-sqrt(n))/lr w; n += g^2;
 //                                                           w = |z| <= l1 ? 0
 //                                                             : (sign(z) l1 - z) / ((beta+sqrt(n))/lr + l2)
+//   5 noting SGD       p          weight_decay              w as SGD; p += the change of w
+//
+// The last is for a trainer's own copy of rows (RowTable::take, rebase): p is what nobody else knows of yet.
 //
 // All arithmetic on rows is IEEE float32 in the order written in rules.cpp, compiled without contraction to
 // fused multiply-adds: the bits are the same on every machine, in a row and in a block, and in the NumPy
@@ -23,7 +26,7 @@
 
 namespace sparsefleet {
 
-enum class RuleKind : int { kSgd = 0, kAdagrad = 1, kRowwiseAdagrad = 2, kAdam = 3, kFtrl = 4 };
+enum class RuleKind : int { kSgd = 0, kAdagrad = 1, kRowwiseAdagrad = 2, kAdam = 3, kFtrl = 4, kNotingSgd = 5 };
 
 inline constexpr std::size_t kHyperCount = 6;
 

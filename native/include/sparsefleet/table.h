@@ -51,6 +51,13 @@ class RowTable {
     void insert(const std::uint64_t* keys, std::size_t count, const float* values, const float* state,
                 const std::uint32_t* seen);
 
+    // For a copy of rows that are kept elsewhere; its state is p, what was changed here and not yet told there
+    // (rules.h, noting SGD). take: out[U, D] = p / shares, and p loses it; zeros where there is no row.
+    void take(const std::uint64_t* keys, std::size_t count, float shares, float* out);
+    // rebase: a row becomes what it is there plus p. Missing rows are created, or with create = false left
+    // out.
+    void rebase(const std::uint64_t* keys, std::size_t count, const float* values, bool create);
+
     // found[i] = 1 where keys[i] has a row, else 0.
     void contains(const std::uint64_t* keys, std::size_t count, std::uint8_t* found) const;
 
@@ -64,6 +71,7 @@ class RowTable {
     void clear();
 
   private:
+    void expect_noted() const;
     template <typename Visit>
     void by_shard(const std::uint64_t* keys, std::size_t count, Visit&& visit) const;
     std::uint32_t find_or_create(Shard& shard, std::uint64_t place,

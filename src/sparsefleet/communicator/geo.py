@@ -3,6 +3,7 @@
 For a row and for the dense block alike, with `old` = what the server had when we last spoke:
     send    delta = (local - old) / trainers;  old += delta
     receive local += server - old;  old = server
+Rows keep local - old, what has not been sent, in place of `old` (`table/working_copy.py`): it is the same.
 So what is touched all the time goes out little by little, 1/trainers of what is left each time: trainers learn much of
 it alike, and their sum would go too far. A row not touched since the last exchange sends the whole rest that it
 holds back: else a rare feature, met by one trainer, would keep only 1/trainers of what was learnt. At the end of an
@@ -25,13 +26,12 @@ from sparsefleet.communicator.base import Communicator, Lane, Parameters, StepGr
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
-from sparsefleet.core.table_rows import TableRows
 from sparsefleet.kernels.rows import unique_keys
 from sparsefleet.optim import SGD
 from sparsefleet.store.base import Done, GeoAnswer, ParameterStore, Pending
 from sparsefleet.table.dense import DenseTable
-from sparsefleet.table.sparse import SparseTable
 from sparsefleet.table.spec import TableSpec
+from sparsefleet.table.working_copy import WorkingCopy
 
 LATE_STEPS, LATE_SHARE = 8, 10
 """Steps, and at most which part of `k_steps`, that go on before an exchange's answer is waited for."""
@@ -93,7 +93,7 @@ class GeoCommunicator(Communicator):
     def _send(self, shares: int, *, rows: bool = True) -> None:
         """Send one of so many shares of what was learnt; `rows` False: of the dense block only."""
         self._take_in()  # of the last time, if it has been waited for by nobody
-        sparse = {table: copy.take_delta(shares) if rows else copy.nothing for table, copy in self._copies.items()}
+        sparse = {table: copy.take_delta(shares) if rows else copy.nothing() for table, copy in self._copies.items()}
         delta = (self.parameters.dense_values - self._old_dense) / np.float32(shares)
         self._old_dense += delta
         self._under_way = self.store.geo_exchange(sparse, self.parameters.dense_part(delta))
@@ -104,9 +104,7 @@ class GeoCommunicator(Communicator):
             return
         answer, self._under_way = self._under_way.wait(), None
         for table, copy in self._copies.items():
-            copy.receive_sent(answer.sent[table])
-            if table in answer.changed:
-                copy.receive(answer.changed[table])
+            copy.receive(answer.sent[table], answer.changed.get(table))
         for values in answer.dense.values():
             self._dense.add(values - self._old_dense)
             self._old_dense = values.copy()
@@ -124,33 +122,30 @@ class _GeoLane(Lane):
 
 
 class _LocalCopy:
-    """The rows of one table that this trainer has met: as they are here, and as the server had them."""
+    """The rows of one table that this trainer has met, and which of them the next exchange is about."""
 
     def __init__(self, spec: TableSpec, store: ParameterStore, fetch: bool) -> None:
         """fetch: ask the servers for rows that are met for the first time; else they begin as the spec says."""
-        self._store, self._name, self._fetch = store, spec.name, fetch
-        self._local, self._old = SparseTable(spec), SparseTable(spec)
+        self._store, self._name, self._dim, self._fetch = store, spec.name, spec.dim, fetch
+        self._rows = WorkingCopy(spec)
         self._touched: list[U64] = []
         self._held_back = _NO_KEYS
         """Rows of which the last exchange sent a share only."""
-        self.nothing = KeyedRows(_NO_KEYS, np.empty((0, spec.dim), np.float32))
-        self._sent = self.nothing
-        """Rows of the exchange under way, as the server has them if nobody else sends any."""
+        self._sent = _NO_KEYS
+        """Rows of the exchange under way."""
         self._fetching, self._touching = threading.Lock(), threading.Lock()
 
     def pull(self, keys: U64) -> F32:
-        if self._fetch and not self._local.contains(keys).all():
-            with self._fetching:  # two threads must not fetch a row twice: the second would undo the first's steps
-                missing = keys[~self._local.contains(keys)]
+        if self._fetch and not self._rows.contains(keys).all():
+            with self._fetching:  # once is enough, for all threads
+                missing = keys[~self._rows.contains(keys)]
                 if len(missing):
-                    values = self._store.geo_pull(self._name, missing).wait()
-                    self._put(self._old, missing, values)
-                    self._put(self._local, missing, values)
+                    self._rows.hear(missing, self._store.geo_pull(self._name, missing).wait(), create=True)
         self._touch(keys)
-        return self._local.pull(keys)
+        return self._rows.pull(keys)
 
     def push(self, gradients: KeyedRows) -> None:
-        self._local.push(gradients.keys, gradients.rows)
+        self._rows.push(gradients.keys, gradients.rows)
         self._touch(gradients.keys)
 
     def _touch(self, keys: U64) -> None:
@@ -165,33 +160,22 @@ class _LocalCopy:
         with self._touching:
             touched, self._touched = self._touched, []
         shared, _ = unique_keys(np.concatenate(touched) if touched else _NO_KEYS)
-        keys, _ = unique_keys(np.concatenate([shared, self._held_back]))
+        keys, _ = unique_keys(np.concatenate([shared, self._held_back]))  # in order: those shared come first
         self._held_back = shared if shares > 1 else _NO_KEYS
-        # In place where it can be: these are the largest arrays of a trainer.
-        old, delta = self._old.pull(keys), self._local.pull(keys)
-        delta -= old
-        delta[: len(shared)] /= np.float32(shares)
-        old += delta
-        self._sent = KeyedRows(keys, old)
+        self._sent, delta = keys, np.empty((len(keys), self._dim), np.float32)
+        self._rows.take(shared, shares, delta[: len(shared)])
+        self._rows.take(keys[len(shared) :], 1, delta[len(shared) :])
         return KeyedRows(keys, delta)
 
-    def receive_sent(self, values: F32) -> None:
-        """Take in what the server has now of the rows that were sent."""
-        self._take_in(self._sent.keys, values, self._sent.rows)
-        self._sent = self.nothing
+    def nothing(self) -> KeyedRows:
+        return KeyedRows(_NO_KEYS, np.empty((0, self._dim), np.float32))
 
-    def receive(self, server: KeyedRows) -> None:
-        """Take in what others changed; rows that this trainer never met are of no use to it."""
-        mine = self._local.contains(server.keys)
-        keys = server.keys[mine]
-        self._take_in(keys, server.rows[mine], self._old.pull(keys))
+    def receive(self, sent: F32, changed: KeyedRows | None) -> None:
+        """Take in what the server has now: of the rows sent, and of those that others changed.
 
-    def _take_in(self, keys: U64, values: F32, old: F32) -> None:
-        self._put(self._old, keys, values)
-        values -= old
-        self._local.add(keys, values)
-
-    @staticmethod
-    def _put(table: SparseTable, keys: U64, values: F32) -> None:
-        state, seen = np.empty((len(keys), 0), np.float32), np.zeros(len(keys), np.uint32)
-        table.insert(TableRows(keys, np.ascontiguousarray(values), state, seen))
+        Rows that this trainer never met are of no use to it.
+        """
+        self._rows.hear(self._sent, sent)
+        self._sent = _NO_KEYS
+        if changed is not None:
+            self._rows.hear(changed.keys, changed.rows)

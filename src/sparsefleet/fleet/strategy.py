@@ -26,7 +26,7 @@ class DistributedStrategy:
     send_queue_size: int = 4
     staleness: int | None = None
     dense_refresh: int = 1
-    k_steps: int = 4
+    k_steps: int = 2
     timeout: float = 60.0
     """Seconds without a sign of life after which a server or trainer counts as lost."""
     connect_timeout: float = 120.0
@@ -61,7 +61,7 @@ class DistributedStrategy:
             send_queue_size=given.get("send_queue_size", self.send_queue_size),
             staleness=self.staleness,
             dense_refresh=self.dense_refresh,
-            k_steps=given.get("k_steps") or self.k_steps,
+            k_steps=given["k_steps"] if given.get("k_steps", 0) > 0 else self.k_steps,
             timeout=self.timeout,
             connect_timeout=self.connect_timeout,
             shared_memory=self.shared_memory,

@@ -20,6 +20,9 @@ F64 = npt.NDArray[np.float64]
 U32 = npt.NDArray[np.uint32]
 Bools = npt.NDArray[np.bool_]
 
+NOTING_SGD = 5
+"""The kind of rule that does as SGD (kind 0) and notes each change in the row's state, for `RowTable.take`."""
+
 
 class Scanned(NamedTuple):
     """A stretch of a table's rows, in no order that means anything."""
@@ -78,6 +81,14 @@ class RowTable:
     def insert(self, keys: U64, values: F32, state: F32, seen: U32) -> None:
         """Write whole rows, new or over old ones."""
         self._native.insert(keys, values, state, seen)
+
+    def take(self, keys: U64, shares: float, out: F32) -> None:
+        """Take out of the noted changes (rule 5, noting SGD) one of so many shares: fill `out` [U, D], zeros for no row."""
+        self._native.take(keys, shares, out)
+
+    def rebase(self, keys: U64, values: F32, create: bool) -> None:
+        """Rows become `values` [U, D] plus the changes noted; missing ones are created, or else left out."""
+        self._native.rebase(keys, values, create)
 
     def contains(self, keys: U64) -> Bools:
         found = np.empty(len(keys), np.uint8)

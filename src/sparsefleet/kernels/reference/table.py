@@ -74,11 +74,18 @@ def _ftrl(w: F32, s: F32, g: F32, lr: np.float32, f: Sequence[np.float32]) -> No
     w[...] = np.where(np.abs(z) <= l1, np.float32(0), moved)
 
 
+def _noting_sgd(w: F32, p: F32, g: F32, lr: np.float32, f: Sequence[np.float32]) -> None:
+    moved = w - lr * (g + f[0] * w)
+    p += moved - w
+    w[...] = moved
+
+
 RULES: dict[int, Callable[[F32, F32, F32, np.float32, Sequence[np.float32]], None]] = {
     0: _sgd,
     1: _adagrad,
     2: _rowwise_adagrad,
     4: _ftrl,
+    5: _noting_sgd,
 }
 ADAM = 3
 
@@ -155,6 +162,28 @@ class RowTable:
         with self._lock:
             for i, key in enumerate(keys.tolist()):
                 self._rows[key] = (values[i : i + 1].copy(), state[i : i + 1].copy(), [int(seen[i])])
+
+    def take(self, keys: U64, shares: float, out: F32) -> None:
+        self._expect_noted()
+        with self._lock:
+            for i, key in enumerate(keys.tolist()):
+                out[i] = 0.0
+                if key in self._rows:
+                    noted = self._rows[key][1]
+                    out[i] = noted[0] / np.float32(shares)
+                    noted[0] -= out[i]
+
+    def rebase(self, keys: U64, values: F32, create: bool) -> None:
+        self._expect_noted()
+        with self._lock:
+            for i, key in enumerate(keys.tolist()):
+                if create or key in self._rows:
+                    here, noted, _ = self._rows.get(key) or self._create(key)
+                    here[0] = values[i] + noted[0]
+
+    def _expect_noted(self) -> None:
+        if self.state_width != self.dim:
+            raise ValueError("this table does not note what was changed")
 
     def contains(self, keys: U64) -> Bools:
         return np.array([key in self._rows for key in keys.tolist()], np.bool_)

@@ -1,0 +1,130 @@
+"""Rows that note what was changed: `take` and `rebase`, native against the NumPy twin, and what they promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from table_cases import ADAM, BOTH, CONSTANT, NOTING_SGD, SGD, all_rows, hyper, keys_of, make, pulled, run_threads, u64
+
+from sparsefleet.kernels import table as native
+from sparsefleet.kernels.reference import table as reference
+
+
+def taken(table, keys, shares):
+    out = np.full((len(keys), table.dim), np.nan, np.float32)
+    table.take(keys, shares, out)
+    return out
+
+
+def zeros(kernels):
+    return kernels.RowTable(2, 2, 0, CONSTANT, 0.0, 0.0)
+
+
+def change(table, keys, by):
+    table.push(keys, np.full((len(keys), 2), -by, np.float32), NOTING_SGD, 1.0, np.zeros(1), 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 70),
+    st.lists(st.tuples(st.sampled_from(["push", "take", "rebase", "hear", "pull"]), keys_of), max_size=10),
+    st.sampled_from([1.0, 2.0, 3.0, 7.0]),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_history_leaves_the_rows_of_the_twin(dim, history, shares, seed):
+    tables = [make(native, dim, NOTING_SGD), make(reference, dim, NOTING_SGD)]
+    rng = np.random.default_rng(seed)
+    for step, (call, keys) in enumerate(history, start=1):
+        keys = u64(keys)
+        values = rng.standard_normal((len(keys), dim)).astype(np.float32)
+        answers = []
+        for table in tables:
+            if call == "push":
+                table.push(keys, values, NOTING_SGD, 0.05, hyper(NOTING_SGD), step)
+            elif call == "take":
+                answers.append(taken(table, keys, shares).tobytes())
+            elif call == "pull":
+                answers.append(pulled(table, keys).tobytes())
+            else:
+                table.rebase(keys, values, call == "rebase")
+        assert len(set(answers)) <= 1
+    assert all_rows(tables[0], 7) == all_rows(tables[1], 7)
+
+
+@BOTH
+def test_noting_sgd_moves_rows_as_sgd_does(kernels):
+    plain, noting, keys = make(kernels, 5, SGD), make(kernels, 5, NOTING_SGD), u64([3, 9])
+    begin, rng = pulled(noting, keys), np.random.default_rng(1)
+    for step in range(1, 4):
+        grads = rng.standard_normal((2, 5)).astype(np.float32)
+        plain.push(keys, grads, SGD, 0.1, hyper(SGD), step)
+        noting.push(keys, grads, NOTING_SGD, 0.1, hyper(NOTING_SGD), step)
+    np.testing.assert_array_equal(pulled(noting, keys), pulled(plain, keys))
+    np.testing.assert_allclose(taken(noting, keys, 1), pulled(plain, keys) - begin, atol=1e-6)
+
+
+@BOTH
+def test_shares_are_taken_of_what_is_left(kernels):
+    table, keys = zeros(kernels), u64([5])
+    change(table, keys, 8)
+    assert [taken(table, keys, 2)[0, 0] for _ in range(3)] == [4, 2, 1]
+    assert taken(table, keys, 1)[0, 1] == 1
+    assert taken(table, keys, 1)[0, 1] == 0
+    assert pulled(table, keys)[0, 0] == 8
+
+
+@BOTH
+def test_a_rebased_row_keeps_what_was_changed_since_it_was_taken(kernels):
+    table, keys = zeros(kernels), u64([5])
+    change(table, keys, 8)
+    taken(table, keys, 2)
+    change(table, keys, 1)
+    table.rebase(keys, np.full((1, 2), 100, np.float32), False)
+    assert pulled(table, keys)[0].tolist() == [105, 105]
+    assert taken(table, keys, 1)[0].tolist() == [5, 5]
+
+
+@BOTH
+def test_rows_that_are_not_there(kernels):
+    table, keys = zeros(kernels), u64([5, 6])
+    assert (taken(table, keys, 2) == 0).all()
+    table.rebase(keys, np.ones((2, 2), np.float32), False)
+    assert len(table) == 0
+    table.rebase(keys[:1], np.ones((1, 2), np.float32), True)
+    assert table.contains(keys).tolist() == [True, False]
+    assert pulled(table, keys[:1])[0].tolist() == [1, 1]
+
+
+@BOTH
+def test_other_tables_are_refused(kernels):
+    table = make(kernels, 4, ADAM)
+    with pytest.raises(ValueError, match="does not note"):
+        table.take(u64([1]), 2.0, np.empty((1, 4), np.float32))
+    with pytest.raises(ValueError, match="does not note"):
+        table.rebase(u64([1]), np.empty((1, 4), np.float32), True)
+
+
+def test_arrays_of_a_wrong_size_are_refused():
+    table = make(native, 4, NOTING_SGD)
+    with pytest.raises((ValueError, TypeError), match="keys, dim"):
+        table.take(u64([1]), 2.0, np.empty((2, 4), np.float32))
+    with pytest.raises((ValueError, TypeError), match="keys, dim"):
+        table.rebase(u64([1]), np.empty((1, 3), np.float32), True)
+
+
+def test_threads_lose_no_change():
+    """What is taken while others push, and what is left, is what they changed (but for the rounding of halves)."""
+    table, keys, rounds = zeros(native), np.arange(500, dtype=np.uint64), 200
+    sums = []
+
+    def push():
+        for _ in range(rounds):
+            change(table, keys, 1)
+
+    def take():
+        sums.append(sum(taken(table, keys, 2) for _ in range(rounds)))
+
+    run_threads([push, push, take])
+    np.testing.assert_allclose(sums[0] + taken(table, keys, 1), 2 * rounds, atol=0.01)
