@@ -22,8 +22,10 @@ from small_jobs import cluster
 from sparsefleet import optim
 from sparsefleet.communicator import CommunicatorConfig, GeoCommunicator
 from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.core.initializer import Constant
 from sparsefleet.store import LocalStore
 from sparsefleet.store.base import RunFacts
+from sparsefleet.table import TableSpec, WorkingCopy
 
 
 class TestGeo(OnServers, CommunicatorContract):
@@ -161,3 +163,24 @@ def test_rows_that_were_learnt_before_are_fetched_when_met(how, tmp_path):
         lane.push(gradients(-1.0, 5, 6))
         communicator.flush()
         assert rows_of(store, 5, 6) == [4, 1]
+
+
+def test_the_learning_rate_goes_on_where_the_run_stood():
+    """Each step counts once, for rows and dense parameters alike, and those of an earlier fit count too."""
+    rule = optim.SGD(1.0, schedule=optim.schedule.LinearWarmup(4))
+    with cluster(1) as fleet:
+        store = fleet.store()
+        communicator = GeoCommunicator(store, CommunicatorConfig(k_steps=1))
+        communicator.start(parameters_in(store, rule), done=2)
+        (lane,) = communicator.begin_epoch(0, 1)
+        seen = []
+        for _ in range(3):
+            train(lane, 1, 3)
+            seen.append((*rows_of(store, 3), dense(communicator)))
+        rates = np.cumsum([rule.rate(step) for step in (3, 4, 5)])
+        np.testing.assert_allclose(seen, np.stack([rates, rates], axis=1), rtol=1e-5)
+
+
+def test_a_copy_is_for_sgd_only():
+    with pytest.raises(StoreError, match="adam keeps state; a working copy is for sgd only"):
+        WorkingCopy(TableSpec("ads", 2, optim.Adam(), Constant(0.0)))

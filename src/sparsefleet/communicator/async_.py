@@ -33,8 +33,8 @@ class AsyncCommunicator(Communicator):
         self._changed = threading.Condition()
         self._sender: threading.Thread | None = None
 
-    def start(self, parameters: Parameters) -> None:
-        super().start(parameters)
+    def start(self, parameters: Parameters, done: int = 0) -> None:
+        super().start(parameters, done)
         if self.config.max_merge == 1:
             return
         self._sender = threading.Thread(target=self._send_all, name="async-sender", daemon=True)

@@ -101,8 +101,8 @@ class Communicator(ABC):
         self.store = store
         self.config = config or CommunicatorConfig()
 
-    def start(self, parameters: Parameters) -> None:
-        """Training is about to begin."""
+    def start(self, parameters: Parameters, done: int = 0) -> None:
+        """Training is about to begin; this trainer has done so many steps of it before."""
         self.parameters = parameters
         self.refresh_dense()
 

@@ -39,15 +39,16 @@ _NO_KEYS: U64 = np.empty(0, np.uint64)
 
 
 class GeoCommunicator(Communicator):
-    def start(self, parameters: Parameters) -> None:
+    def start(self, parameters: Parameters, done: int = 0) -> None:
         rules = [(f"table {name!r}", spec.rule) for name, spec in parameters.tables.items()]
         for what, rule in [*rules, ("the dense block", parameters.dense_rule)]:
             if not isinstance(rule, SGD):
                 raise ConfigError(f"geo works with SGD only, but {what} has {rule.name}; use sgd, or another mode")
-        super().start(parameters)
+        super().start(parameters, done)
         fetch = not self.store.begins_empty()
-        self._copies = {name: _LocalCopy(spec, self.store, fetch) for name, spec in parameters.tables.items()}
+        self._copies = {name: _LocalCopy(spec, self.store, fetch, done) for name, spec in parameters.tables.items()}
         self._dense = DenseTable(parameters.dense_name, parameters.dense_values, parameters.dense_rule)
+        self._dense.step = done
         self._old_dense = parameters.dense_values.copy()
         self._steps = self._flushed = 0
         self._under_way: Pending[GeoAnswer] | None = None
@@ -124,10 +125,10 @@ class _GeoLane(Lane):
 class _LocalCopy:
     """The rows of one table that this trainer has met, and which of them the next exchange is about."""
 
-    def __init__(self, spec: TableSpec, store: ParameterStore, fetch: bool) -> None:
+    def __init__(self, spec: TableSpec, store: ParameterStore, fetch: bool, done: int) -> None:
         """fetch: ask the servers for rows that are met for the first time; else they begin as the spec says."""
         self._store, self._name, self._dim, self._fetch = store, spec.name, spec.dim, fetch
-        self._rows = WorkingCopy(spec)
+        self._rows = WorkingCopy(spec, done)
         self._touched: list[U64] = []
         self._held_back = _NO_KEYS
         """Rows of which the last exchange sent a share only."""

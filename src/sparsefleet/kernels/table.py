@@ -83,7 +83,7 @@ class RowTable:
         self._native.insert(keys, values, state, seen)
 
     def take(self, keys: U64, shares: float, out: F32) -> None:
-        """Take out of the noted changes (rule 5, noting SGD) one of so many shares: fill `out` [U, D], zeros for no row."""
+        """Fill `out` [U, D] with one of so many shares of the changes noted, which lose it; zeros where no row is."""
         self._native.take(keys, shares, out)
 
     def rebase(self, keys: U64, values: F32, create: bool) -> None:

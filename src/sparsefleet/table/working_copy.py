@@ -21,7 +21,8 @@ from sparsefleet.table.spec import TableSpec
 
 
 class WorkingCopy:
-    def __init__(self, spec: TableSpec) -> None:
+    def __init__(self, spec: TableSpec, step: int = 0) -> None:
+        """step: where the rule's clock goes on; learning rates may depend on it."""
         if not isinstance(spec.rule, SGD):
             raise StoreError(f"table {spec.name!r}: {spec.rule.name} keeps state; a working copy is for sgd only")
         self.spec = spec
@@ -29,7 +30,7 @@ class WorkingCopy:
         self._rows = RowTable(spec.dim, spec.dim, row_seed(spec), spec.initializer.kind, a, b)
         self._hyper = np.array(spec.rule.hyperparameters(), np.float64)
         self._counting = threading.Lock()
-        self._step = 0
+        self._step = step
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -105,7 +105,7 @@ class Trainer:
         scored = None
         try:
             with _intra_op_threads_kept(), self.job.communicator() as communicator:
-                communicator.start(session.parameters)
+                communicator.start(session.parameters, state.step)
                 with run.taking_part(communicator):
                     for number in range(state.epoch, epochs):
                         run.epoch(number, communicator)
