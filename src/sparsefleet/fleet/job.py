@@ -44,10 +44,16 @@ class FleetJob(Job):
         """The first trainer has the servers load; the others wait for it, and read the facts of the run."""
         # Resolved before anyone can save: all must mean the same checkpoint.
         checkpoint = Checkpoint.open(latest(path))
-        if self.index == 0:
-            self.store().load(str(checkpoint.location), values_only=values_only)
-        self.store().barrier(f"loaded {checkpoint.location}")
-        return facts_of(checkpoint)
+        store, location = self.store(), str(checkpoint.location)
+        loads = self.index == 0
+        while True:
+            if loads:
+                store.load(location, values_only=values_only)
+            present = store.reduce(f"load {location}", {"trainer": self.index, "loaded": loads})
+            if any(part["loaded"] for part in present):
+                return facts_of(checkpoint)
+            # Whose turn it was is lost, and the others go on without it: the lowest of those that are left loads.
+            loads = self.index == min(part["trainer"] for part in present)
 
     def communicator(self) -> Communicator:
         # In one process nothing crosses a network: async has nothing to hide, and geo nobody to meet.
