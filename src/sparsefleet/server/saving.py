@@ -63,7 +63,8 @@ class Saving:
 
     def freeze(self, owner: str, seconds: float) -> dict[str, Any]:
         self._state.gate.freeze(owner, seconds, seconds / 2)
-        return {"lanes": self._state.applied()}
+        state = self._state
+        return {"lanes": state.applied(), "over": state.over(), "losses": state.sessions.losses}
 
     def advance(self, owner: str, lanes: dict[str, int], patience: float) -> dict[str, Any]:
         def reached() -> bool:

@@ -6,7 +6,7 @@ A trainer's states:
     resting     present, but out of the rounds (no more rows) until it joins or all have left
     stopped     has said that it needs the servers no more (`stop`)
     gone        has closed its store; the number is free for another
-    lost        silent for longer than the time-out, or never registered in time
+    lost        silent for longer than the time-out, or never registered in time, or closed its store after a failure
     dropped     lost, and by policy left out for good: its calls are refused from then on
 """
 
@@ -37,6 +37,7 @@ class Trainer:
     resting: bool = False
     stopped: bool = False
     gone: bool = False
+    failed: bool = False
     dropped: bool = False
 
 
@@ -51,6 +52,8 @@ class Sessions:
         self.last_checkpoint: str | None = config.load_from
         self._first: float | None = None
         self._never_came: set[int] = set()
+        self.losses = 0
+        """Trainers that the others went on without, so far; also those that have come back since."""
 
     @property
     def servers(self) -> int:
@@ -68,7 +71,8 @@ class Sessions:
         with self.changed:
             self._agree(worker, about, workers, servers, index)
             present = self._trainers.get(worker)
-            if present is not None and present.incarnation != incarnation and not (present.gone or present.dropped):
+            ended = present is None or present.gone or present.failed or present.dropped
+            if present is not None and present.incarnation != incarnation and not ended:
                 silent = time.monotonic() - present.last_seen
                 if silent <= self.config.timeout:
                     raise StoreError(
@@ -133,6 +137,12 @@ class Sessions:
                     each.resting = False
             self.changed.notify_all()
 
+    def fail(self, worker: int, incarnation: str) -> None:
+        """The trainer has closed its store because its training failed: it is lost, and nobody need wait to say so."""
+        with self.changed:
+            self.check(worker, incarnation).failed = True
+            self.changed.notify_all()
+
     def join(self, worker: int, incarnation: str) -> None:
         """Take a resting trainer into the rounds again."""
         with self.changed:
@@ -164,10 +174,15 @@ class Sessions:
             trainers = self._trainers.values()
             return after is not None and bool(trainers) and all(now - t.last_seen > after for t in trainers)
 
-    def left_out(self) -> list[str]:
-        """In words, the trainers that the others went on without."""
+    def was_dropped(self, worker: int, incarnation: str) -> bool:
         with self.changed:
-            dropped = {worker for worker, trainer in self._trainers.items() if trainer.dropped}
+            trainer = self._trainers.get(worker)
+            return trainer is not None and trainer.incarnation == incarnation and trainer.dropped
+
+    def left_out(self) -> list[str]:
+        """In words, the trainers that the others went on without, and those that said they failed."""
+        with self.changed:
+            dropped = {worker for worker, trainer in self._trainers.items() if trainer.dropped or trainer.failed}
             who = dict.fromkeys(self._never_came, "never registered") | {
                 worker: self._trainers[worker].about for worker in dropped
             }
@@ -197,7 +212,7 @@ class Sessions:
             if trainer is None:
                 if self._first is not None and now - self._first > self.config.join_timeout:
                     lost.append(worker)
-            elif now - trainer.last_seen > self.config.timeout:
+            elif trainer.failed or now - trainer.last_seen > self.config.timeout:
                 lost.append(worker)
         return lost
 
@@ -206,6 +221,7 @@ class Sessions:
             log.warning("going on without %s", self.name(worker))
             if worker in self._trainers:
                 self._trainers[worker].dropped = True
+                self.losses += 1
             else:
                 self._never_came.add(worker)
         self.changed.notify_all()
@@ -216,7 +232,8 @@ class Sessions:
         if trainer is None:
             return f"worker {worker} (never registered)"
         silent = time.monotonic() - trainer.last_seen
-        return f"worker {worker} ({trainer.about}, last heard of {silent:.1f} s ago)"
+        last = "its training failed" if trainer.failed else f"last heard of {silent:.1f} s ago"
+        return f"worker {worker} ({trainer.about}, {last})"
 
     def missing_error(self, what: str, lost: Iterable[int]) -> StoreError:
         names = ", ".join(self.name(worker) for worker in lost)
@@ -247,6 +264,8 @@ class Sessions:
             }
 
     def _state(self, trainer: Trainer, now: float) -> str:
+        if trainer.failed and not trainer.dropped:
+            return "lost"  # also where it has said stop
         for state in ("dropped", "gone", "stopped"):
             if getattr(trainer, state):
                 return state

@@ -76,6 +76,12 @@ class ServerState:
         with self._lock:
             return {key: lane.applied for key, lane in self._lanes.items()}
 
+    def over(self) -> list[str]:
+        """Lanes of trainers that the others went on without: what they sent to some servers only stays uneven."""
+        with self._lock:
+            lanes = list(self._lanes.values())
+        return [lane.key for lane in lanes if self.sessions.was_dropped(lane.worker, lane.incarnation)]
+
     def steps(self, worker: int, incarnation: str) -> int:
         """Batches of this life of a trainer that are in what this server has applied."""
         with self._lock:

@@ -2,7 +2,8 @@
 
 A cut is one moment everywhere. Pushes have the same number on all servers, so: freeze all; compare the numbers of the
 last push of every lane; let a server that is behind apply just those that another has applied already; then all
-write. A freeze ends by itself after a while, so a trainer that dies here stops nobody for long.
+write. Of a trainer that the others went on without, the last push may be on some servers only, and stays so: nobody
+waits for the rest, and steps are those of the server that counted most. A freeze ends by itself after a while, so a trainer that dies here stops nobody for long.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def save(
         answers = _on_all(links, lambda link: _finished(link, "write", request, lambda busy: frozen.check()))
         files = [_file(entry, link) for link, answer in zip(links, answers, strict=True) for entry in answer["files"]]
         files += write_buffers(draft.directory, facts.buffers)
-        tables, blocks = _same(links, answers, "tables"), _same(links, answers, "blocks")
+        tables, blocks = (_same(links, answers, what, frozen.uneven) for what in ("tables", "blocks"))
         infos = [TableInfo(**table) for table in tables]
         blocks_there = [
             BlockInfo(**{**block, "layout": tuple((name, tuple(shape)) for name, shape in block["layout"])})
@@ -120,15 +121,21 @@ class _Frozen:
         self._seconds = min(link.config.timeout for link in links)
         self._stop, self._error = threading.Event(), list[StoreError]()
         self._lanes: list[dict[str, int]] = []
+        self.uneven = False
+        """Whether trainers were lost in this run: what they sent last may have reached some servers only."""
         self._thread = threading.Thread(target=self._renew, name="sparsefleet-freeze", daemon=True)
 
     def __enter__(self) -> _Frozen:
         request = {"owner": self._owner, "seconds": self._seconds}
         try:
-            self._lanes = [a["lanes"] for a in _on_all(self._links, lambda link: link.action("freeze", request))]
+            answers = _on_all(self._links, lambda link: link.action("freeze", request))
         except BaseException:
             self._thaw()
             raise
+        # Only the first server may know who is left out: barriers are its business.
+        over = {lane for answer in answers for lane in answer["over"]}
+        self.uneven = any(answer["losses"] for answer in answers)
+        self._lanes = [{k: n for k, n in answer["lanes"].items() if k not in over} for answer in answers]
         self._thread.start()
         return self
 
@@ -196,15 +203,25 @@ def _file(entry: Mapping[str, Any], link: ServerLink) -> FileEntry:
         raise CheckpointError(f"{link} reported a file that cannot be: {error}") from error
 
 
-def _same(links: Sequence[ServerLink], answers: Sequence[Mapping[str, Any]], what: str) -> list[dict[str, Any]]:
-    """Tables and blocks, with their steps, are the same on all servers of one moment."""
+def _same(
+    links: Sequence[ServerLink], answers: Sequence[Mapping[str, Any]], what: str, uneven: bool
+) -> list[dict[str, Any]]:
+    """Tables and blocks, with their steps, are the same on all servers of one moment; `uneven`: but for the steps."""
+    merged = [dict(info) for info in answers[0][what]]
     for link, answer in zip(links, answers, strict=True):
-        if answer[what] != answers[0][what]:
+        if [_unlike(info, uneven) for info in answer[what]] != [_unlike(info, uneven) for info in merged]:
             raise StoreError(
                 f"{link} and {links[0]} were not at the same moment: {answer[what]} there, {answers[0][what]} here. "
                 "A push failed on one of them; the checkpoint was not written"
             )
-    return list(answers[0][what])
+        for info, other in zip(merged, answer[what], strict=True):
+            info["step"] = max(info["step"], other["step"])
+    return merged
+
+
+def _unlike(info: Mapping[str, Any], uneven: bool) -> dict[str, Any]:
+    """What must not differ between servers."""
+    return {name: value for name, value in info.items() if not (uneven and name == "step")}
 
 
 _SUMMED = ("rows", "memory_bytes", "pulled_rows", "pushed_rows", "misses")
