@@ -165,6 +165,9 @@ class _SendingLane(_AsyncLane):
     def leave(self) -> None:
         self.settle()
 
+    def give_up(self, error: BaseException) -> None:
+        """Nobody waits for this thread, and what it sent last needs no one to wait for it."""
+
 
 class _Following:
     """Rows that were asked for after a push; with them, the push has been applied."""

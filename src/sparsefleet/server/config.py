@@ -32,8 +32,6 @@ class ServerConfig:
     """When others wait for a lost trainer: they get an error that names it, or go on without it."""
     load_from: str | None = None
     """A checkpoint that tables and blocks start from as they are created."""
-    values_only: bool = False
-    """Of `load_from` take the values and start the optimizers afresh."""
     token: str | None = field(default=None, repr=False)
     """Shared secret that every call must carry."""
     tls_certificate: bytes | None = field(default=None, repr=False)

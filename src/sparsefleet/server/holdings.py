@@ -55,13 +55,12 @@ Bound = BoundRows | BoundDense
 
 
 class Holdings:
-    def __init__(self, index: int, load_from: str | None = None, values_only: bool = False) -> None:
+    def __init__(self, index: int, load_from: str | None = None) -> None:
         self._index = index
         self._tables: dict[str, SparseTable] = {}
         self._blocks: dict[str, HeldBlock] = {}
         self._changed = threading.Condition()
         self._checkpoint = Checkpoint.open(latest(load_from)) if load_from else None
-        self._values_only = values_only
         self.loaded = load_from is not None
         """Whether anything here came from a checkpoint."""
         self._filling: SparseTable | None = None
@@ -76,7 +75,7 @@ class Holdings:
                 if self._checkpoint is not None and self._saved(spec.name, "tables"):
                     self._filling = table
                     try:
-                        load_table(self._checkpoint, table, keep=self._mine(servers), values_only=self._values_only)
+                        load_table(self._checkpoint, table, keep=self._mine(servers))
                     finally:
                         self._filling = None
                 self._tables[spec.name] = table
@@ -112,7 +111,7 @@ class Holdings:
                 if block is None and may_create:
                     block = HeldBlock(DenseTable(name, np.array(values, np.float32), rule), layout, start)
                     if self._checkpoint is not None and self._saved(name, "blocks"):
-                        load_block(self._checkpoint, block, values_only=self._values_only)
+                        load_block(self._checkpoint, block)
                     self._blocks[name] = block
                     self._changed.notify_all()
                     return block, True

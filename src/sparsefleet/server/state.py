@@ -32,7 +32,7 @@ class ServerState:
         self.server_id = uuid.uuid4().hex
         self.started = time.monotonic()
         self.sessions = Sessions(config, self.server_id)
-        self.holdings = Holdings(config.index, config.load_from, config.values_only)
+        self.holdings = Holdings(config.index, config.load_from)
         self.gate = CutGate()
         self.rounds = Rounds(self.sessions, self.gate)
         self.geo = Geo()

@@ -2,8 +2,10 @@
 
 A cut is one moment everywhere. Pushes have the same number on all servers, so: freeze all; compare the numbers of the
 last push of every lane; let a server that is behind apply just those that another has applied already; then all
-write. Of a trainer that the others went on without, the last push may be on some servers only, and stays so: nobody
-waits for the rest, and steps are those of the server that counted most. A freeze ends by itself after a while, so a trainer that dies here stops nobody for long.
+write. A freeze ends by itself after a while, so a trainer that dies here stops nobody for long.
+
+Of a trainer that the others went on without, the last push may be on some servers only, and stays so: nobody waits for
+the rest, and a table's step is that of the server that counted most.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from sparsefleet.store.wire.frames import (
     FRAME_SCHEMA,
-    MAX_BODY_BYTES,
-    MAX_HEADER_BYTES,
     PROTOCOL,
     Frame,
     WireError,
@@ -13,12 +11,10 @@ from sparsefleet.store.wire.frames import (
     to_json,
 )
 from sparsefleet.store.wire.parts import Part, Parts, describe, layout_bytes, read_parts
-from sparsefleet.store.wire.specs import differences, initializer_from_dict, spec_from_dict, spec_to_dict
+from sparsefleet.store.wire.specs import differences, spec_from_dict, spec_to_dict
 
 __all__ = [
     "FRAME_SCHEMA",
-    "MAX_BODY_BYTES",
-    "MAX_HEADER_BYTES",
     "PROTOCOL",
     "Frame",
     "Part",
@@ -28,7 +24,6 @@ __all__ = [
     "describe",
     "differences",
     "encode",
-    "initializer_from_dict",
     "layout_bytes",
     "read_json",
     "read_parts",
