@@ -36,7 +36,7 @@ class CommunicatorConfig:
     """async: messages between two reads of the dense parameters. More: less traffic, older dense parameters."""
     k_steps: int = 2
     """geo: steps between two exchanges. More: less traffic, local copies drift further apart. It is the share of the
-    whole run that counts: of 500 steps a trainer, 4 cost .001 of test AUC, 20 cost .003 and 100 cost .009."""
+    whole run that counts: below a hundredth of a trainer's steps it costs little (docs/distributed.md has figures)."""
     trainers: int = 1
     """geo: trainers of the job; each sends its change divided by this."""
 
