@@ -160,13 +160,13 @@ def test_a_letter_counts_once_and_is_given_until_the_next_is_asked_for() -> None
         mail.put(lane, number, "box", 1, Letter(0, False, np.frombuffer(text, np.uint8)), lambda reason: None)
     assert mail.held_bytes == 6
     for asked, expected in ((0, b"one"), (0, b"one"), (1, b"two"), (1, b"two")):
-        letter = mail.take("box", 1, asked, [0], 0.0)
+        letter = mail.take(PushLane(1, "life", 0), "box", asked, [0], 0.0)
         assert letter is not None
         assert letter.body.tobytes() == expected
-    assert mail.take("box", 1, 2, [0], 0.0) is None
+    assert mail.take(PushLane(1, "life", 0), "box", 2, [0], 0.0) is None
     assert mail.held_bytes == 0
     with pytest.raises(StoreError, match="letter 0 of 'box' is gone"):
-        mail.take("box", 1, 0, [0], 0.0)
+        mail.take(PushLane(1, "life", 0), "box", 0, [0], 0.0)
 
 
 def test_whoever_brings_too_much_waits() -> None:
@@ -180,7 +180,7 @@ def test_whoever_brings_too_much_waits() -> None:
     second.join(0.3)
     assert second.is_alive()
     assert mail.held_bytes == 8
-    mail.take("box", 1, 1, [0], 5.0)
+    mail.take(PushLane(1, "life", 0), "box", 1, [0], 5.0)
     second.join(5.0)
     assert not second.is_alive()
 

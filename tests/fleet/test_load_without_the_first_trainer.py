@@ -27,9 +27,7 @@ def test_the_lowest_trainer_that_is_left_loads(tmp_path):
         fleet.start(2, "--timeout", "2", "--join-timeout", "2", "--lost-trainer", "drop")
         store = fleet.store(1, 2, heartbeat=0.3)
         store.create_table(SPEC)
-        job = FleetJob(
-            optim.SGD(1.0), DistributedStrategy(mode="async").resolved(), Role.worker(1, 2, fleet.endpoints)
-        )
+        job = FleetJob(optim.SGD(1.0), DistributedStrategy(mode="async").resolved(), Role.worker(1, 2, fleet.endpoints))
         job.connect(store)
         assert job.load(str(tmp_path / "c")).step == 9
         assert (store.pull("ads", KEYS).wait() == 7).all()

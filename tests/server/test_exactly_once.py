@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ KEYS = np.arange(100, dtype=np.uint64)
 ONES = np.full((100, 2), -1.0, np.float32)
 
 
-def lossy(fleet, numbers: str, count: int = 1):
-    return fleet.start(count, script="faulty_server.py", env={"LOSE_AFTER": numbers})
+def lossy(fleet, numbers: str, count: int = 1, delay: float = 0.0):
+    return fleet.start(count, script="faulty_server.py", env={"LOSE_AFTER": numbers, "LOSE_DELAY": str(delay)})
 
 
 def test_pushes_are_applied_once_when_answers_are_lost(fleet):
@@ -56,6 +57,43 @@ def test_large_pushes_in_flight_are_sent_again_too(fleet):
     for one in pending:
         one.wait()
     assert (store.pull("ads", keys).wait() == 5).all()
+
+
+def six_steps_under_way(store):
+    """Six times a push and a pull with much to answer, sent before the connection is cut."""
+    keys, grads = np.arange(100_000, dtype=np.uint64), np.full((100_000, 2), -1.0, np.float32)
+    block, down = np.zeros(400_000, np.float32), np.full(400_000, -1.0, np.float32)
+    store.create_table(SPEC)
+    store.create_dense("net", block, optim.SGD(1.0), [("w", (400_000,))])
+    store.pull("ads", keys).wait()
+    pushed, pulled = [], []
+    for _ in range(6):
+        pushed.append(store.push_step({"ads": KeyedRows(keys, grads)}, {"net": down}, fresh={"net": block}))
+        pulled.append(store.pull("ads", keys))
+    return block, pushed, pulled
+
+
+# Their answers were to come through shared memory, and come in messages now: all at once are more than gRPC holds.
+
+
+def test_large_answers_of_calls_that_are_sent_again_block_nobody(fleet):
+    store = lossy(fleet, "3", delay=1.0).store(timeout=8.0)
+    block, pushed, pulled = six_steps_under_way(store)
+    for count, (push, pull) in enumerate(zip(pushed, pulled, strict=True), 1):
+        push.wait()
+        assert (block == count).all()
+        assert (pull.wait() == count).all()
+
+
+def test_a_new_call_goes_behind_those_that_are_sent_again(fleet):
+    store = lossy(fleet, "3", delay=1.0).store(timeout=8.0)
+    block, pushed, pulled = six_steps_under_way(store)
+    time.sleep(1.5)  # cut by now, which sending notices
+    last = store.pull("ads", KEYS)
+    assert (last.wait() == 6).all()
+    for one in (*pushed, *pulled):
+        one.wait()
+    assert (block == 6).all()
 
 
 def test_a_round_counts_once_when_its_answer_is_lost(fleet):

@@ -108,6 +108,27 @@ def test_a_body_of_another_shape_is_refused(fleet, store):
     assert store.pull("ads", KEYS).wait().shape == (4, 2)
 
 
+def shortened(size: int, *, bitmap: bool) -> pa.RecordBatch:
+    """A batch of so many bytes whose bytes, or whose bitmap of nulls, are cut down to 64 before it is sent."""
+    short, whole = pa.allocate_buffer(size, resizable=True), pa.py_buffer(bytes(size))
+    column = pa.Array.from_buffers(pa.uint8(), size, [short, whole] if bitmap else [None, short], int(bitmap))
+    batch = pa.RecordBatch.from_arrays([column], ["body"])
+    short.resize(64, shrink_to_fit=False)
+    return batch
+
+
+@pytest.mark.parametrize("bitmap", [False, True])
+def test_a_batch_that_claims_more_than_it_brings_is_refused(fleet, store, bitmap):
+    raw = Raw(fleet, store)
+    raw.answer()
+    for size in (1 << 14, 1 << 22, 1 << 26):
+        pull = {"op": "pull", "seq": 1, "create": False, "parts": [["rows", "ads", size // 8, 0]]}
+        assert "not what its batch claims" in raw.ask(message(pull), shortened(size, bitmap=bitmap))["error"]
+    raw.close()
+    assert store.pull("ads", KEYS).wait().shape == (4, 2)
+    assert fleet.processes[0].poll() is None
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

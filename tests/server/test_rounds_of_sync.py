@@ -12,6 +12,10 @@ from sparsefleet import optim
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.initializer import Uniform
 from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.fleet.facade import Fleet
+from sparsefleet.server import ServerConfig
+from sparsefleet.server.holdings import BoundRows
+from sparsefleet.server.state import ServerState
 from sparsefleet.table import DenseTable, SparseTable, TableSpec
 
 SPEC = TableSpec("ads", 3, optim.Adam(0.05), Uniform(-1, 1), seed=3)
@@ -127,6 +131,36 @@ def test_lost_trainers_are_left_out_when_asked(fleet):
     assert stores[0].stats()["workers"]["1"]["state"] == "dropped"
 
 
+def stop_worker(store):
+    script = Fleet()
+    script._remote = store
+    script.stop_worker()
+
+
+@pytest.mark.parametrize("policy", ["error", "drop"])
+def test_a_trainer_that_fails_and_says_good_bye_has_not_run_out_of_rows(fleet, caplog, policy):
+    stores = fleet.start(2, "--lost-trainer", policy).stores_of_all(2)  # the time-out plays no part
+    on_all(stores, lambda store, worker: store.sync_push({}).wait())
+    stores[1].give_up("out of memory")  # as `fit` does where it fails
+    stop_worker(stores[1])  # as a script does in its `finally`
+    start = time.monotonic()
+    if policy == "drop":
+        assert stores[0].sync_push({}).wait() == 2
+    else:
+        with pytest.raises(
+            StoreError, match=r"round 2: lost worker 1 \(process \d+ on .*, its training failed: out of memory\)"
+        ):
+            stores[0].sync_push({}).wait()
+        with pytest.raises(StoreError, match=r"barrier 'end': lost worker 1"):
+            stores[0].barrier("end")
+    assert time.monotonic() - start < 10
+    assert stores[0].stats()["workers"]["1"]["state"] == ("dropped" if policy == "drop" else "lost")
+    assert [name.split(" (")[0] for name in stores[0].lost_trainers()] == ["worker 1"]
+    stop_worker(stores[0])
+    assert "the job ends without worker 1 (process " in caplog.text
+    assert [process.wait(timeout=20) for process in fleet.processes] == [0, 0]
+
+
 def test_waiting_longer_than_the_time_out_is_fine_while_all_are_alive(fleet):
     stores = fleet.start(1, "--timeout", "3").stores_of_all(2, timeout=1.5, heartbeat=0.2)
     for store in stores:
@@ -136,6 +170,35 @@ def test_waiting_longer_than_the_time_out_is_fine_while_all_are_alive(fleet):
     timer.start()
     assert pending.wait() == 1
     timer.join()
+
+
+def test_when_the_one_that_applies_dies_during_a_checkpoint_another_does():
+    state = ServerState(ServerConfig(workers=2, endpoints=("a:1",)))
+    table, key = SparseTable(TableSpec("ads", 1, optim.SGD(1.0), Uniform(0, 0))), np.array([1], np.uint64)
+    one, ended = BoundRows(table, key, np.full((1, 1), -1.0, np.float32)), []
+
+    def contribute(worker, on_wait):
+        state.sessions.register(worker, "life", 2, ("a:1",), 0, "x")
+        lane = state.lane(worker, "life", 0)
+        ended.append(state.rounds.contribute(lane, 1, [one], 1, on_wait))
+
+    def dead(reason):
+        raise OSError("the client is gone")  # as writing to its stream says
+
+    state.gate.freeze("saver", 60.0, 1.0)
+    other = threading.Thread(target=contribute, args=(0, lambda reason: None), daemon=True)
+    other.start()
+    while not state.rounds.waiting:
+        time.sleep(0.01)
+    with pytest.raises(OSError, match="the client is gone"):
+        contribute(1, dead)
+    state.gate.thaw("saver")
+    other.join(10)
+    assert ended == [1]
+    assert table.pull(key) == 2, "both parts, each once"
+    contribute(1, dead)  # had it lived after all, and sent its part again
+    assert ended == [1, 1]
+    assert table.pull(key) == 2
 
 
 def test_a_second_contribution_of_one_trainer_is_refused(fleet):

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import wait_until
 from server_processes import SOURCES
 
 from sparsefleet import optim
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.initializer import Constant
+from sparsefleet.server import ParameterServer, ServerConfig
 from sparsefleet.store.base import RunFacts
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
 from sparsefleet.table import TableSpec
@@ -61,6 +63,21 @@ def test_a_stopped_server_is_noticed_while_waiting_for_a_round(fleet):
     with pytest.raises(StoreError, match=r"server 0 .* did not answer sync push within 2 s: it is dead, stopped"):
         pending.wait()
     assert time.monotonic() - start < 6
+
+
+def test_a_wait_with_a_time_out_of_its_own_ends_with_it(fleet):
+    """Servers that say that they wait for others do not make it longer."""
+    stores = fleet.start(2).stores_of_all(2)
+    pending = stores[0].sync_push({})
+    late = threading.Timer(3.5, lambda: stores[1].sync_push({}))
+    late.start()
+    start = time.monotonic()
+    with pytest.raises(StoreError, match=r"did not answer sync push within 1.5 s"):
+        pending.wait(timeout=1.5)
+    assert time.monotonic() - start < 3.2
+    with pytest.raises(StoreError, match=r"did not answer sync push within 1.5 s"):
+        pending.wait()
+    late.join()
 
 
 def test_many_pushes_to_a_stopped_server_do_not_hang(fleet):
@@ -117,6 +134,42 @@ def test_servers_that_do_not_come_are_named():
         RemoteStore(RemoteConfig((f"127.0.0.1:{port}",), connect_timeout=1.0))
 
 
+def test_a_server_that_is_up_hears_of_a_trainer_that_waits_for_another():
+    ports = [free_port(), free_port()]
+    endpoints = tuple(f"127.0.0.1:{port}" for port in ports)
+    servers = []
+
+    def serve(index):
+        servers.append(
+            ParameterServer(ServerConfig(port=ports[index], index=index, endpoints=endpoints, abandoned_after=1.5))
+        )
+        servers[-1].serve()
+
+    first = threading.Thread(target=serve, args=(0,))
+    late = threading.Timer(4.0, serve, args=(1,))
+    first.start()
+    late.start()
+    try:
+        store = RemoteStore(RemoteConfig(endpoints, timeout=10.0, connect_timeout=20.0, heartbeat=0.3))
+        store.create_table(SPEC)
+        store.close()
+        assert not servers[0].failed
+    finally:
+        late.cancel()
+        for server in servers:
+            server.stop()
+        first.join(10)
+        late.join(10)
+
+
+def test_a_trainer_that_reached_only_some_servers_can_try_again(fleet):
+    fleet.start(1)
+    config = RemoteConfig((*fleet.endpoints, f"127.0.0.1:{free_port()}"), 0, 1, connect_timeout=1.0)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"server 1 .* did not come up within 1 s"):
+            RemoteStore(config)
+
+
 def test_twins_and_disagreement_are_refused(fleet):
     first = fleet.start(1, "--timeout", "2").store(0, 2, heartbeat=0.3)
     with pytest.raises(StoreError, match=r"worker 0 .* is refused: process \d+ on .* has that number"):
@@ -137,6 +190,26 @@ def test_a_wrong_order_of_servers_is_refused(fleet):
         StoreError, match=r"takes this for server 0, but it is server 1: the server lists differ in order"
     ):
         fleet.store()
+
+
+def test_a_trainer_that_goes_while_it_waits_is_one_line_in_the_log(fleet, capfd):
+    stores = fleet.start(1).stores_of_all(2)
+    pending = stores[0].sync_push({})
+    time.sleep(0.5)
+    with pytest.raises(StoreError, match="did not answer sync push"):
+        pending.wait(timeout=0.1)  # cuts the connection
+    said: list[str] = []
+
+    def told() -> bool:
+        said.append(capfd.readouterr().err)
+        return "worker 0 is gone" in "".join(said)
+
+    wait_until(told, 10)
+    time.sleep(0.3)
+    log = "".join([*said, capfd.readouterr().err])
+    assert "INFO worker 0 is gone, or has cut its connection, while it waited: round 1" in log
+    assert "Traceback" not in log
+    assert "ERROR" not in log
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,20 @@ def test_a_room_given_back_twice_is_free_once():
     second, third = segment.take(1000), segment.take(1000)
     second[:], third[:] = 2, 3
     assert (second == 2).all()
+
+
+def test_without_address_space_the_descriptor_is_closed_once(monkeypatch):
+    closed, close = [], os.close
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOMEM, "no address space")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    monkeypatch.setattr(os, "close", lambda file: (closed.append(file), close(file)))
+    with pytest.raises(OSError, match="no address space"):
+        OwnSegment(SMALL)
+    gc.collect()
+    assert len(closed) == 1
 
 
 def test_bytes_of_elsewhere_have_no_place():
@@ -242,6 +258,34 @@ def test_places_that_are_not_there_get_an_error_and_the_server_goes_on(fleet):
             with pytest.raises(StoreError, match="no place in a segment"):
                 call.wait(10)
     np.testing.assert_array_equal(store.pull("ads", KEYS).wait(), first)
+
+
+@pytest.mark.parametrize("op", ["pull", "push"])
+def test_keys_that_change_while_they_are_read_do_no_harm(fleet, op):
+    store = fleet.start().store()
+    store.create_table(SPEC)
+    store.pull("ads", KEYS).wait()
+    lane, segment, count = store._lanes.mine(), segment_of(store), 60_000
+    room, floats = segment.take(48 * count), 10 * count if op == "push" else 0
+    keys, over = room[: 8 * count].view(np.uint64), threading.Event()
+    spread = np.random.default_rng(0).integers(0, 1 << 63, count, dtype=np.uint64)
+
+    def change():
+        while not over.is_set():
+            keys[:] = 12345
+            keys[:] = spread
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        at = segment.place(room[: 8 * count + 4 * floats])
+        header = {"op": op, "create": False, "parts": [["rows", "ads", count, floats]], "at": at}
+        for _ in range(100):  # about 10 were enough to bring a server down
+            lane.send("test", {0: (header, np.empty(0, np.uint8), 40 * count)})[0].wait(10)
+    finally:
+        over.set()
+        thread.join()
+    assert store.pull("ads", KEYS).wait().shape == (len(KEYS), 10)
 
 
 def test_without_a_segment_a_shared_body_is_refused(fleet):

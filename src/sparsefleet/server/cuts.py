@@ -52,6 +52,7 @@ class Cuts:
         self._departed: dict[int, Any] = {}
         """By trainer, where its last run left it."""
         self._cut: Cut | None = None
+        sessions.on_new_life.append(self._forget_life)
 
     # --- every trainer
 
@@ -170,6 +171,19 @@ class Cuts:
             self._sessions.drop(lost)
             missing -= set(lost)
         return missing
+
+    def _forget_life(self, worker: int | None) -> None:
+        """Another life of the trainer has not begun to train, and is nowhere yet."""
+        if worker is None:
+            self._attending, self._departed, self._cut = set(), {}, None
+            return
+        self._attending.discard(worker)
+        self._departed.pop(worker, None)
+        cut = self._cut
+        if cut is not None and cut.owner == worker:
+            self._cut = None
+        elif cut is not None and worker in cut.members:
+            cut.failure = f"worker {worker} was started again while a checkpoint was saved. Save again"
 
     def _mine(self, name: str) -> Cut:
         if self._cut is None or self._cut.name != name:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
 
 from sparsefleet import optim
 from sparsefleet.core.batch import F32
@@ -32,11 +35,11 @@ Answer = tuple[dict[str, Any], Bytes]
 
 
 class CutOff(Exception):
-    """Raised by a test's hook: end the stream without an answer."""
+    """End the stream without an answer: the client is gone, or a test's hook wants it so."""
 
 
 IN_PLACE = frozenset({"pull", "push", "geo"})
-"""What is done with a shared body before the answer goes out: it is read where it is. Others get a copy."""
+"""What is done with a shared body before the answer goes out: its floats are read where they are. Others get a copy."""
 
 
 class Exchange:
@@ -207,7 +210,7 @@ class Exchange:
         if not isinstance(expected, list) or not all(type(worker) is int for worker in expected):
             raise WireError(f"expected must list workers; got {expected!r}")
         box, index = _text(frame, "box"), _whole_number(frame, "number")
-        letter = self._state.mail.take(box, self._lane.worker, index, expected, SLICE if expected else 0.0)
+        letter = self._state.mail.take(self._lane, box, index, expected, SLICE if expected else 0.0)
         if letter is None:
             return {}, EMPTY
         return {"sender": letter.sender, "last": letter.last}, letter.body
@@ -222,7 +225,12 @@ class Exchange:
         return [self._state.holdings.block(name).table for name in names]
 
     def _bind(self, frame: Frame, *, with_values: bool) -> list[Bound]:
-        return self._state.holdings.bind(read_parts(frame.header, frame.body), with_values=with_values)
+        parts = read_parts(frame.header, frame.body)
+        if frame.header.get("at") is not None:
+            # The trainer can write there at any time, and tables read keys twice: had they changed in between, rows
+            # would land outside of a table's arrays. Floats may change: they are only numbers.
+            parts = [replace(part, keys=part.keys.copy()) for part in parts]
+        return self._state.holdings.bind(parts, with_values=with_values)
 
     def _note(self, operation: str, bound: Sequence[Bound], start: float) -> None:
         seconds = time.perf_counter() - start
@@ -235,7 +243,11 @@ class Exchange:
             self._state.after_apply(operation, number)
 
     def _on_wait(self, reason: str) -> None:
-        self._write({"waiting": reason})
+        try:
+            self._write({"waiting": reason})
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            log.info("worker %d is gone, or has cut its connection, while it waited: %s", self._lane.worker, reason)
+            raise CutOff from error
 
     def _write(self, header: dict[str, Any], body: Bytes = EMPTY) -> None:
         metadata, batch = encode(header, body)

@@ -40,14 +40,20 @@ class Mail:
         self._sessions, self._limit = sessions, held_bytes
         self._boxes: dict[tuple[str, int], _Box] = {}
         self._last_put: dict[str, int] = {}
+        self._lives: dict[tuple[str, int], str] = {}
+        """By name of the exchange and trainer, the incarnation that takes part."""
         self._changed = threading.Condition()
         self.held_bytes = 0
+        sessions.on_new_life.append(self._forget_life)
 
     def put(self, lane: PushLane, number: int, box: str, to: int, letter: Letter, on_wait: OnWait) -> None:
         """Leave a letter, once there is room; `number` is the message's on its lane."""
         told = time.monotonic()
+        self._take_part(lane, box)
         while True:
             with self._changed:
+                if self._lives.get((box, lane.worker)) != lane.incarnation:  # forgotten while it waited
+                    raise self._sessions.late_error(f"exchange {box!r}", lane.worker)
                 if number <= self._last_put.get(lane.key, 0):
                     return
                 if self.held_bytes == 0 or self.held_bytes + len(letter.body) <= self._limit:
@@ -64,9 +70,10 @@ class Mail:
                 told = time.monotonic()
                 on_wait("letters wait to be fetched")
 
-    def take(self, box: str, to: int, number: int, expected: Sequence[int], patience: float) -> Letter | None:
-        """Letter `number` of a box, from 0; None where it has not come yet. Those before it are done with."""
-        until = time.monotonic() + patience
+    def take(self, lane: PushLane, box: str, number: int, expected: Sequence[int], patience: float) -> Letter | None:
+        """The caller's letter `number` of a box, from 0; None where it has not come. Those before it are done with."""
+        to, until = lane.worker, time.monotonic() + patience
+        self._take_part(lane, box)
         with self._changed:
             mine = self._boxes.setdefault((box, to), _Box())
             if number < mine.taken:
@@ -88,6 +95,22 @@ class Mail:
                 self._boxes.pop((box, to), None)
         self._check_alive(expected, box)
         return None
+
+    def _take_part(self, lane: PushLane, box: str) -> None:
+        """Another life of a trainer cannot go on with an exchange: who knows which letters it has had or sent."""
+        with self._changed:
+            if self._lives.setdefault((box, lane.worker), lane.incarnation) != lane.incarnation:
+                raise self._sessions.late_error(f"exchange {box!r}", lane.worker)
+
+    def _forget_life(self, worker: int | None) -> None:
+        with self._changed:
+            # Letters for a trainer that had not begun to take them are for its next life.
+            over = [box for box in self._boxes if worker is None or (box[1] == worker and box in self._lives)]
+            for box in over:
+                self.held_bytes -= sum(len(letter.body) for letter in self._boxes.pop(box).letters)
+            if worker is None:
+                self._lives, self._last_put = {}, {}
+            self._changed.notify_all()
 
     def _check_alive(self, workers: Sequence[int], box: str) -> None:
         """Whatever the policy for lost trainers is: rows that were on their way to or from one are lost with it."""

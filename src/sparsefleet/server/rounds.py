@@ -43,6 +43,7 @@ class Rounds:
     def __init__(self, sessions: Sessions, gate: CutGate) -> None:
         self._sessions, self._gate = sessions, gate
         self._open = Round(1)
+        sessions.on_new_life.append(self._forget_life)
 
     @property
     def waiting(self) -> int:
@@ -97,7 +98,14 @@ class Rounds:
     def _apply(self, current: Round, on_wait: OnWait) -> None:
         contributions = [current.contributions[worker] for worker in sorted(current.contributions)]
         error: StoreError | None = None
-        self._gate.enter([(one.lane, one.number) for one in contributions], on_wait)
+        try:
+            self._gate.enter([(one.lane, one.number) for one in contributions], on_wait)
+        except BaseException:
+            # Our client died while a checkpoint held us off: the round is still whole, another contributor applies it.
+            with self._sessions.changed:
+                current.applying = False
+                self._sessions.changed.notify_all()
+            raise
         try:
             for bound in merged([one.parts for one in contributions]):
                 apply_push(bound)
@@ -110,6 +118,13 @@ class Rounds:
             self._gate.leave()
             with self._sessions.changed:
                 self._close(current, error)
+
+    def _forget_life(self, worker: int | None) -> None:
+        """What a former life handed in is not another's part of the round, unless it is being applied already."""
+        current = self._open
+        for one in list(current.contributions) if worker is None else [worker]:
+            if not current.applying:
+                current.contributions.pop(one, None)
 
     def _close(self, current: Round, error: StoreError | None) -> None:
         current.error, current.done = error, True

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 MAX_ACTION_BYTES = 64 << 20
 MAX_PATIENCE = 60.0
 MAX_FREEZE = 3600.0
+MAX_REASON = 1000
 
 Data = dict[str, Any]
 
@@ -117,8 +118,11 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _leave(self, data: Data) -> None:
         worker, incarnation = _identity(data)
-        for_good = data.get("for_good") is True
-        self._state.sessions.leave(worker, incarnation, for_good)
+        for_good, failure = data.get("for_good") is True, data.get("failed")
+        if isinstance(failure, str):
+            self._state.sessions.fail(worker, incarnation, failure[:MAX_REASON])
+        else:
+            self._state.sessions.leave(worker, incarnation, for_good)
         if for_good:
             self._state.geo.forget(worker)
 

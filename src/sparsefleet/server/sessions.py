@@ -8,6 +8,9 @@ A trainer's states:
     gone        has closed its store; the number is free for another
     lost        silent for longer than the time-out, or never registered in time, or closed its store after a failure
     dropped     lost, and by policy left out for good: its calls are refused from then on
+
+A number may be taken again by another life of a trainer. Where none of the others is at work any more, that is a new
+job: everybody is expected again.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,8 +40,13 @@ class Trainer:
     resting: bool = False
     stopped: bool = False
     gone: bool = False
-    failed: bool = False
+    failure: str | None = None
+    """Why its training failed, if it said so."""
     dropped: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.gone or self.failure is not None or self.dropped
 
 
 class Sessions:
@@ -47,6 +55,8 @@ class Sessions:
     def __init__(self, config: ServerConfig, server_id: str) -> None:
         self.config, self.server_id = config, server_id
         self.changed = threading.Condition()
+        self.on_new_life: list[Callable[[int | None], None]] = []
+        """Called with `changed` held when a number is taken again: forget that trainer, or (None) a whole job."""
         self._endpoints, self._workers = config.endpoints, config.workers
         self._trainers: dict[int, Trainer] = {}
         self.last_checkpoint: str | None = config.load_from
@@ -71,8 +81,7 @@ class Sessions:
         with self.changed:
             self._agree(worker, about, workers, servers, index)
             present = self._trainers.get(worker)
-            ended = present is None or present.gone or present.failed or present.dropped
-            if present is not None and present.incarnation != incarnation and not ended:
+            if present is not None and present.incarnation != incarnation and not present.ended:
                 silent = time.monotonic() - present.last_seen
                 if silent <= self.config.timeout:
                     raise StoreError(
@@ -81,6 +90,8 @@ class Sessions:
                         f"{self.config.timeout:g} s"
                     )
             if present is None or present.incarnation != incarnation:
+                if present is not None:
+                    self._make_way(present)
                 self._trainers[worker] = Trainer(worker, incarnation, about, time.monotonic())
                 self._never_came.discard(worker)
                 log.info("worker %d registered: %s", worker, about)
@@ -88,6 +99,16 @@ class Sessions:
             self._first = self._first or time.monotonic()
             self._endpoints, self._workers = servers, workers
             self.changed.notify_all()
+
+    def _make_way(self, former: Trainer) -> None:
+        """Forget a trainer whose number is taken again; if nobody that it worked with is left, forget them all."""
+        # Trainers killed together fall silent within a heartbeat: half the time-out tells them from those at work.
+        silent_since = time.monotonic() - self.config.timeout / 2
+        at_work = [t for t in self._trainers.values() if not t.ended and t.last_seen > silent_since and t is not former]
+        if not at_work:
+            self._trainers, self._never_came, self._first = {}, set(), None
+        for forget in self.on_new_life:
+            forget(former.worker if at_work else None)
 
     def _agree(self, worker: int, about: str, workers: int, servers: tuple[str, ...], index: int) -> None:
         if index != self.config.index:
@@ -137,10 +158,10 @@ class Sessions:
                     each.resting = False
             self.changed.notify_all()
 
-    def fail(self, worker: int, incarnation: str) -> None:
+    def fail(self, worker: int, incarnation: str, reason: str) -> None:
         """The trainer has closed its store because its training failed: it is lost, and nobody need wait to say so."""
         with self.changed:
-            self.check(worker, incarnation).failed = True
+            self.check(worker, incarnation).failure = reason
             self.changed.notify_all()
 
     def join(self, worker: int, incarnation: str) -> None:
@@ -182,7 +203,9 @@ class Sessions:
     def left_out(self) -> list[str]:
         """In words, the trainers that the others went on without, and those that said they failed."""
         with self.changed:
-            dropped = {worker for worker, trainer in self._trainers.items() if trainer.dropped or trainer.failed}
+            dropped = {
+                worker for worker, trainer in self._trainers.items() if trainer.dropped or trainer.failure is not None
+            }
             who = dict.fromkeys(self._never_came, "never registered") | {
                 worker: self._trainers[worker].about for worker in dropped
             }
@@ -212,7 +235,7 @@ class Sessions:
             if trainer is None:
                 if self._first is not None and now - self._first > self.config.join_timeout:
                     lost.append(worker)
-            elif trainer.failed or now - trainer.last_seen > self.config.timeout:
+            elif trainer.failure is not None or now - trainer.last_seen > self.config.timeout:
                 lost.append(worker)
         return lost
 
@@ -231,17 +254,28 @@ class Sessions:
         trainer = self._trainers.get(worker)
         if trainer is None:
             return f"worker {worker} (never registered)"
-        silent = time.monotonic() - trainer.last_seen
-        last = "its training failed" if trainer.failed else f"last heard of {silent:.1f} s ago"
+        last = f"last heard of {time.monotonic() - trainer.last_seen:.1f} s ago"
+        if trainer.failure is not None:
+            last = f"its training failed: {trainer.failure}"
         return f"worker {worker} ({trainer.about}, {last})"
 
     def missing_error(self, what: str, lost: Iterable[int]) -> StoreError:
         names = ", ".join(self.name(worker) for worker in lost)
-        saved = self.last_checkpoint
         return StoreError(
-            f"{what}: lost {names}; the time-out is {self.config.timeout:g} s. Start the job again"
-            f"{f' and resume from {saved}' if saved else ' (no checkpoint was saved in this run)'}, or go on without "
+            f"{what}: lost {names}; the time-out is {self.config.timeout:g} s. {self._advice()}, or go on without "
             "lost trainers with lost_trainer='drop'"
+        )
+
+    def late_error(self, what: str, worker: int) -> StoreError:
+        return StoreError(
+            f"{what}: worker {worker} comes too late: the others have been there, with an earlier life of it if it was "
+            f"started again. {self._advice()}, all trainers of it"
+        )
+
+    def _advice(self) -> str:
+        saved = self.last_checkpoint
+        return (
+            f"Start the job again{f' and resume from {saved}' if saved else ' (no checkpoint was saved in this run)'}"
         )
 
     def _is(self, worker: int, state: str) -> bool:
@@ -264,7 +298,7 @@ class Sessions:
             }
 
     def _state(self, trainer: Trainer, now: float) -> str:
-        if trainer.failed and not trainer.dropped:
+        if trainer.failure is not None and not trainer.dropped:
             return "lost"  # also where it has said stop
         for state in ("dropped", "gone", "stopped"):
             if getattr(trainer, state):

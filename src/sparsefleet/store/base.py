@@ -249,8 +249,8 @@ class ParameterStore(ABC):
         """Trainers that the others went on without, in words."""
         return []
 
-    def give_up(self) -> None:  # noqa: B027
-        """Training has failed here: the others must not take this trainer for one that is still at work."""
+    def give_up(self, reason: str = "") -> None:  # noqa: B027
+        """Training has failed here: the others must not take this trainer for one at work, and are told the reason."""
 
     def report(self, status: Mapping[str, Any]) -> None:  # noqa: B027
         """What `stats` shows of this trainer from now on: step, rows_per_s, …"""

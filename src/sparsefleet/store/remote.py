@@ -63,14 +63,15 @@ class RemoteStore(ParameterStore):
         self._blocks: dict[str, Block] = {}
         self._links = [ServerLink(config, index) for index in range(len(config.endpoints))]
         identity = {"worker": config.worker, "incarnation": self.incarnation}
-        about = f"process {os.getpid()} on {socket.gethostname()}"
-        for link in self._links:
-            link.register(self.incarnation, about)
+        self._register(identity)
         self._lanes = Lanes(self._links, identity, config.timeout)
         self._heartbeats = Heartbeats(self._links, identity, config.heartbeat)
+        for link in self._links:
+            link.check_all = self._heartbeats.check
         self._meetings = Meetings(self._links[0], identity, self._heartbeats.check)
         self._watch: Watch | None = None
         self._closed = False
+        self._failure: str | None = None
         self._has_sent = False
 
     @property
@@ -179,15 +180,16 @@ class RemoteStore(ParameterStore):
         return remote_saving.merged_stats([link.action("stats", {}) for link in self._links])
 
     def close(self) -> None:
-        """Say good-bye to the servers, so that nobody waits for this trainer, and let go."""
+        """Say good-bye to the servers, so that nobody waits for this trainer; after `give_up` it counts as lost."""
         if self._closed:
             return
         self._closed = True
         self._heartbeats.stop()
         self._lanes.close()
+        good_bye = {**self._identity(), "for_good": True, "failed": self._failure}
         for link in self._links:
             with contextlib.suppress(StoreError):  # a server that is gone needs no good-bye
-                link.action("leave", {**self._identity(), "for_good": True}, min(2.0, self.config.timeout))
+                link.action("leave", good_bye, min(2.0, self.config.timeout))
             link.client.close()
 
     # --- calls that only servers can answer
@@ -296,8 +298,12 @@ class RemoteStore(ParameterStore):
         """What `stats` shows of this trainer from the next heartbeat on: step, rows_per_s, staleness, …"""
         self._heartbeats.status = dict(status)
 
-    def give_up(self) -> None:
-        """No more signs of life: after the time-out those who wait for this trainer are told that it is lost."""
+    def give_up(self, reason: str = "") -> None:
+        """No more signs of life: who waits for this trainer hears that it is lost, after the time-out or at `close`.
+
+        So a script may end with `stop_worker` whatever happens, and is not taken for one that has run out of rows.
+        """
+        self._failure = reason or "no reason was given"
         self._heartbeats.stop()
 
     def stop_servers(self) -> None:
@@ -306,6 +312,26 @@ class RemoteStore(ParameterStore):
             link.action("stop", self._identity())
 
     # --- inside
+
+    def _register(self, identity: Mapping[str, Any]) -> None:
+        """At all servers or, after an error, at none: our number must be free for another try."""
+        about, registered = f"process {os.getpid()} on {socket.gethostname()}", list[ServerLink]()
+        try:
+            # The servers that are up hear of us while we wait for the others: or they would take us for dead.
+            with contextlib.ExitStack() as heartbeats:
+                for link in self._links:
+                    link.register(self.incarnation, about)
+                    registered.append(link)
+                    heartbeats.callback(Heartbeats([link], identity, self.config.heartbeat).stop)
+        except BaseException as error:
+            for link in registered:
+                with contextlib.suppress(StoreError):
+                    link.action(
+                        "leave", {**identity, "for_good": True, "failed": str(error)}, min(2.0, self.config.timeout)
+                    )
+            for link in self._links:
+                link.client.close()
+            raise
 
     def _identity(self) -> dict[str, Any]:
         return {"worker": self.config.worker, "incarnation": self.incarnation}

@@ -41,12 +41,9 @@ class Joined(Generic[T]):
             raise self._error
         if self._finish is not None:
             seconds = self._seconds if timeout is None else timeout
-            deadline = time.monotonic() + seconds
+            until = None if timeout is None else time.monotonic() + timeout
             try:
-                frames = [
-                    call.wait(seconds if timeout is None else deadline - time.monotonic()) for call in self._calls
-                ]
-                self._result = self._finish(frames)
+                self._result = self._finish([call.wait(seconds, until) for call in self._calls])
             except StoreError as error:
                 self._error = error
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +30,8 @@ class ServerLink:
         self.last_checkpoint: str | None = None
         self.server_id: str | None = None
         """Which life of the server we registered with."""
+        self.check_all: Callable[[], None] = lambda: None
+        """Raises if any server of the job is silent: who waits here for other trainers may wait because of it."""
         scheme = "grpc+tls" if config.tls_root_certs else "grpc"
         self.client = flight.FlightClient(
             f"{scheme}://{self.endpoint}",

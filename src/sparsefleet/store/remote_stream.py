@@ -5,12 +5,12 @@ not answered is kept; after a lost connection the stream is opened again and all
 push once.
 
 A server that writes an answer nobody reads stops reading itself, and a client that writes to it then waits for ever.
-So a call is only sent while the answers still to come are small (UNREAD_BYTES, well below gRPC's window); else they
-are read first.
+So a call is only sent, also again, while the answers still to come are small (UNREAD_BYTES, well below gRPC's window);
+else they are read first.
 
 Where the server is on this host, large bodies go through memory that both share (wire/segment.py). A segment lives as
 long as its connection: after a lost one, the old server thread may still be writing into the old segment, so calls
-that are sent again carry their bodies in the message.
+that are sent again carry their bodies in the message, and so do their answers.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Call:
         "number",
         "operation",
         "stream",
+        "unread",
     )
 
     def __init__(
@@ -69,8 +70,11 @@ class Call:
     ) -> None:
         self.stream, self.operation, self.number = stream, operation, header["seq"]
         self.header, self.body = header, body
-        self.bytes, self.answer_bytes = len(body), ANSWER_BYTES
-        """What waits to be sent again, and what will come, in messages."""
+        self.bytes = len(body)
+        """What waits to be sent again."""
+        self.answer_bytes = 0
+        self.unread = 0
+        """What of the answer will come in a message of the present connection; 0: the call was not sent on it yet."""
         self._segment = segment
         self._room: Bytes | None = None
         self.answer: Frame | None = None
@@ -80,9 +84,9 @@ class Call:
     def done(self) -> bool:
         return self.answer is not None or self.error is not None
 
-    def wait(self, seconds: float) -> Frame:
+    def wait(self, seconds: float, until: float | None = None) -> Frame:
         if not self.done:
-            self.stream.collect(self, seconds)
+            self.stream.collect(self, seconds, until)
         if self.error is not None:
             raise self.error
         assert self.answer is not None
@@ -92,12 +96,14 @@ class Call:
         """Room for an answer of about so many bytes, in the segment where there is one."""
         if self._segment is not None and answer_bytes >= SHARED_BYTES:
             self._room = self._segment.take(answer_bytes)
-        self.answer_bytes = ANSWER_BYTES + (0 if self._room is not None else answer_bytes)
+        self.answer_bytes = answer_bytes
 
     def encoded(self, segment: OwnSegment | None) -> tuple[pa.Buffer, pa.RecordBatch | None]:
-        """What to write on a connection that has this segment."""
+        """What to write on a connection that has this segment; notes what will be `unread`."""
         if segment is None or segment is not self._segment:
+            self.unread = ANSWER_BYTES + self.answer_bytes
             return encode(self.header, self.body)
+        self.unread = ANSWER_BYTES + (self.answer_bytes if self._room is None else 0)
         shared: dict[str, Any] = {}
         place = segment.place(self.body) if len(self.body) else None
         if place is not None:
@@ -159,8 +165,7 @@ class Stream:
         with self._lock:
             seconds = self.link.config.timeout
             while self._unanswered and (
-                sum(other.answer_bytes for other in self._unanswered) > UNREAD_BYTES
-                or sum(other.bytes for other in self._unanswered) > UNACKNOWLEDGED_BYTES
+                self._unread() > UNREAD_BYTES or sum(other.bytes for other in self._unanswered) > UNACKNOWLEDGED_BYTES
             ):
                 self._read_one(time.monotonic() + seconds, seconds)
             call.make_room(answer_bytes)
@@ -170,9 +175,11 @@ class Stream:
                 if self._reader is None:
                     self._open(operation, deadline)
                 else:
-                    self._write(call, deadline)
+                    self._write_on(deadline)
             except FAULTS as error:
                 self._repair(error, operation, deadline, seconds)
+            while not call.unread and not call.done:  # behind others that are sent again
+                self._read_one(time.monotonic() + seconds, seconds)
         if call.error is not None:
             raise call.error  # now, not when waited for: or a caller goes on sending, each time until the time-out
         return call
@@ -183,14 +190,15 @@ class Stream:
         room = segment.take(size) if segment is not None and size >= SHARED_BYTES else None
         return new_bytes(size) if room is None else room
 
-    def collect(self, call: Call, seconds: float) -> None:
-        """Read answers until the call's own has come."""
-        if not self._lock.acquire(timeout=seconds):
+    def collect(self, call: Call, seconds: float, until: float | None = None) -> None:
+        """Read answers until the call's own has come, for so many seconds without a sign of life, or else `until`."""
+        if not self._lock.acquire(timeout=seconds if until is None else max(0.0, until - time.monotonic())):
             raise self.link.silent(call.operation, seconds)
         try:
-            deadline = time.monotonic() + seconds
+            deadline = time.monotonic() + seconds if until is None else until
             while not call.done:
-                deadline = self._read_one(deadline, seconds)
+                later = self._read_one(deadline, seconds)
+                deadline = later if until is None else until
         finally:
             self._lock.release()
 
@@ -233,6 +241,7 @@ class Stream:
             try:
                 if self._reader is None:
                     self._open(call.operation, deadline)
+                self._write_on(deadline)
                 chunk = self._guarded(self._reader.read_chunk, deadline)
                 break
             except FAULTS as error:
@@ -245,6 +254,7 @@ class Stream:
                     return deadline
         frame = decode(chunk.app_metadata, chunk.data)
         if "waiting" in frame.header:
+            self.link.check_all()
             return time.monotonic() + seconds
         if frame.header.get("seq") != call.number:
             answered = frame.header.get("seq")
@@ -255,7 +265,7 @@ class Stream:
         return deadline
 
     def _open(self, operation: str, deadline: float) -> None:
-        """Connect, say who we are, and send whatever is unanswered."""
+        """Connect, say who we are, and begin to send whatever is unanswered."""
         link = self.link
         # A call with a time-out first: opening a stream on a dead connection cannot be cancelled.
         link.action("ping", {}, max(0.001, deadline - time.monotonic()))
@@ -275,7 +285,19 @@ class Stream:
             segment.withdraw()
             self._segment = segment if header.get("segment") is True else None
         for call in self._unanswered:
-            self._write(call, deadline)
+            call.unread = 0
+        self._write_on(deadline)
+
+    def _unread(self) -> int:
+        return sum(call.unread for call in self._unanswered)
+
+    def _write_on(self, deadline: float) -> None:
+        """Send the calls that were not sent on this connection, in order, while answers still to come are small."""
+        for call in self._unanswered:
+            if not call.unread:
+                if self._unread() > UNREAD_BYTES:
+                    return
+                self._write(call, deadline)
 
     def _write(self, call: Call, deadline: float) -> None:
         metadata, batch = call.encoded(self._segment)
@@ -296,7 +318,7 @@ class Stream:
             self.deadline = None
 
     def _repair(self, error: BaseException, operation: str, deadline: float, seconds: float) -> None:
-        """Open the stream again and send what was not answered; when that cannot be, all of it has failed."""
+        """Open the stream again for what was not answered; when that cannot be, all of it has failed."""
         pause = 0.05
         for _ in range(REPAIRS):
             self._drop()

@@ -116,8 +116,8 @@ class Trainer:
                                 reporter.evaluated(run.progress.step, scored)
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
-        except BaseException:
-            self.store.give_up()
+        except BaseException as error:
+            self.store.give_up(str(error) or type(error).__name__)
             raise
         finally:
             session.step, session.epoch = run.progress.step, run.epochs_done

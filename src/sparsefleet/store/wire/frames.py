@@ -93,10 +93,17 @@ def decode(metadata: pa.Buffer | None, batch: pa.RecordBatch | None) -> Frame:
     header = read_json(bytes(view[_PREFIX.size : start]), "a message's header")
     if batch is None:
         return Frame(header, _aligned(np.frombuffer(view[start:], np.uint8)))
-    if batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8() or batch.column(0).null_count:
+    if batch.num_columns != 1 or batch.schema.field(0).type != pa.uint8():
         raise WireError(f"a message's body is one column of bytes; got {batch.schema.to_string()!r}")
     if batch.num_rows > MAX_BODY_BYTES:
         raise WireError(f"a message of {batch.num_rows} bytes; at most {MAX_BODY_BYTES} are taken")
+    try:
+        # Arrow takes the length that a sender claims: until it is held against the buffers, reading may crash.
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise WireError(f"a message's body is not what its batch claims: {error}") from None
+    if batch.column(0).null_count:
+        raise WireError(f"a message's body has no nulls; got {batch.column(0).null_count}")
     return Frame(header, _aligned(batch.column(0).to_numpy(zero_copy_only=True)))
 
 

@@ -6,7 +6,8 @@ host and runs as the same user; from then on bodies are named by their place in 
 (another host or user, a container, no Linux), the server declines and bodies travel in the messages.
 
 It is a memfd: it has no name in any folder, and is gone with the last process that has it. It is sealed against
-shrinking, so that a peer that misbehaves cannot make an access to it fail.
+shrinking, so that a peer that misbehaves cannot make an access to it fail. What is in it the peer can change at any
+time: whoever relies on bytes staying the same (a table, on its keys) copies them first.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class OwnSegment(Segment):
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, SEALS)
             super().__init__(mmap.mmap(self._descriptor, size))
         except BaseException:
-            os.close(self._descriptor)
+            self.withdraw()  # once: by the time of __del__ the number may be another thread's file
             raise
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._bytes[:_SECRET_BYTES] = np.frombuffer(self._secret, np.uint8)
