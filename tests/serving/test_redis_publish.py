@@ -328,14 +328,18 @@ def test_a_hostile_bucket_is_no_score(trained, store, value):
     client = store.client()
     for name in row_names(store, bundle):
         client.set(name, value)
-    source = RedisSource(bundle, address(store))
+    source = RedisSource(bundle, address(store, timeout=30))
     keys = bundle.tables[TABLE].keys()[:10].copy()
     if len(value) % 24:
         with pytest.raises(RedisError, match="no bucket of rows of table 'SparseFeatFactors'"):
             source.rows(TABLE, keys)
         assert source.stats()["errors"] == 1
         with pytest.raises(RedisError, match="something else wrote it"):
-            list(TableBuckets(Connection(address(store)), source.record.tag, 0, source.record.tables[0]).read())
+            list(
+                TableBuckets(
+                    Connection(address(store, timeout=30)), source.record.tag, 0, source.record.tables[0]
+                ).read()
+            )
     else:
         assert not source.rows(TABLE, keys)[1].any()
     publish_again = RedisSource(bundle, address(store, cache_mb=0))

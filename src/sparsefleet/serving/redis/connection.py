@@ -7,6 +7,7 @@ arrays, and every wait has an end.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import socket
 import ssl
 import time
@@ -117,6 +118,14 @@ class Connection:
         if kind == b"*" and number <= 1 << 20:
             return None if number == -1 else [self.reply() for _ in range(number)]
         raise self._garbled()
+
+    def settle(self) -> None:
+        """Return when Redis has done all that was sent here, whatever the replies that nobody has read."""
+        token = secrets.token_hex(8).encode()
+        self.start()
+        self.send(_resp(("ECHO", token)))
+        while self.reply() != token:
+            pass
 
     def close(self) -> None:
         if self._socket is not None:

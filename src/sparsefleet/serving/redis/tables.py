@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,5 +108,8 @@ class TableBuckets:
         for _ in range(replies):
             reply = self._connection.reply()
             if isinstance(reply, RedisError):
-                self._connection.close()  # replies to what was sent after it are still to come
+                # What was sent after it is on its way still, and may be taken: not after somebody has removed the rest.
+                with contextlib.suppress(RedisError):
+                    self._connection.settle()
+                self._connection.close()
                 raise reply
