@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import signal
 import time
 
@@ -77,6 +78,19 @@ def test_servers_that_nobody_stops_are_ended_and_the_job_is_a_success(launcher) 
     assert "fleet.stop_worker" in done.stderr
     assert "server 1: stopped" in done.stderr
     assert launcher.left() == []
+
+
+def test_the_error_of_a_failed_worker_is_quoted_though_others_had_the_last_word(launcher) -> None:
+    script = launcher.script(
+        UNTIL_TOLD
+        + """
+    print("error: the loss became nan")
+    print("a library says good-bye")
+    sys.exit(1)
+"""
+    )
+    done = launcher.run("--server_num=1", "--worker_num=1", "--timeout=1", script)
+    assert re.search(r"worker 0: failed, exit status 1, after [\d.]+ s: error: the loss became nan", done.stderr)
 
 
 def test_a_worker_that_fails_gives_its_status_and_its_last_lines(launcher) -> None:

@@ -329,6 +329,19 @@ def test_reporters_are_called_from_one_thread_and_closed_whatever_happens(clicks
     assert calls[-1] == "close"
 
 
+def test_the_time_left_is_reckoned_from_the_first_epoch_on(clicks):
+    ends = []
+
+    class Note(Reporter):
+        def epoch_end(self, snapshot):
+            ends.append((snapshot.epoch, snapshot.done_before))
+
+    job, model = trainer(reporters=[Note()]), network()
+    job.fit(model, rows_of(clicks), epochs=2)
+    job.fit(model, rows_of(clicks), epochs=2)
+    assert ends == [(0, 0.0), (1, 0.0), (2, 2.0), (3, 2.0)]
+
+
 def test_rates_decay(clicks):
     from sparsefleet.optim.schedule import ExponentialDecay
 

@@ -19,6 +19,8 @@ from sparsefleet.launch.process import RoleProcess
 REDRAW_SECONDS = 0.25
 PROGRAM = "fleetrun"
 ENDED_WELL = "ended well"
+ERROR_LINES = 20
+"""Among so many last lines of a failed process its error is looked for."""
 
 
 class View(ABC):
@@ -66,8 +68,10 @@ class PlainView(View):
     def _more(self, process: RoleProcess) -> str:
         if process.running:
             return f"pid {process.pid}, log {process.log}"
-        last = process.last_lines(1) if self._show_result or process.failed else []
-        return f"after {process.seconds:.1f} s" + (f": {last[0]}" if last else "")
+        last = process.last_lines(ERROR_LINES if process.failed else 1) if self._show_result or process.failed else []
+        # An error is not always the last word: libraries may have theirs while the process ends.
+        said = next((line for line in last if line.startswith("error: ")), last[-1] if last else "")
+        return f"after {process.seconds:.1f} s" + (f": {said}" if said else "")
 
     def say(self, text: str) -> None:
         self._print(f"{self._program}: {text}")

@@ -62,7 +62,7 @@ class Progress:
         self._lock = threading.Lock()
         self._loss_sum, self._loss_rows, self._last_loss = 0.0, 0, math.nan
         self._seconds, self._since = 0.0, 0.0
-        self.done_before = 0.0
+        self.done_before: float | None = None
 
     def add(self, batch: Batch, outcome: StepOutcome) -> int:
         """Count one step; returns its number, from 1."""
@@ -101,5 +101,5 @@ class Progress:
                 loss=self._last_loss,
                 auc=(metrics or self.metrics).values()["auc"],
                 batch_auc=self.window.auc(),
-                done_before=self.done_before,
+                done_before=self.done_before or 0.0,
             )

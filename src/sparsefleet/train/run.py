@@ -175,7 +175,7 @@ class Run:
         try:
             self.data.set_epoch(number)  # a shuffling reader's order is a function of it
             with Epoch([]) if self._nothing_left else self.data.epoch(threads) as epoch:
-                if not progress.done_before:
+                if progress.done_before is None:
                     progress.done_before = number + (self.data.progress() or 0.0)
                 run_threads(epoch, step, gate, self.tick, leave=leave)
             for index in range(len(epoch.streams), threads):
