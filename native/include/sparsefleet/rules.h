@@ -26,7 +26,14 @@
 
 namespace sparsefleet {
 
-enum class RuleKind : int { kSgd = 0, kAdagrad = 1, kRowwiseAdagrad = 2, kAdam = 3, kFtrl = 4, kNotingSgd = 5 };
+enum class RuleKind : int {
+    kSgd = 0,
+    kAdagrad = 1,
+    kRowwiseAdagrad = 2,
+    kAdam = 3,
+    kFtrl = 4,
+    kNotingSgd = 5
+};
 
 inline constexpr std::size_t kHyperCount = 6;
 

@@ -74,6 +74,10 @@ class RowTable {
     void expect_noted() const;
     template <typename Visit>
     void by_shard(const std::uint64_t* keys, std::size_t count, Visit&& visit) const;
+    // Calls work(shard, first, items, count, rows) window by window, each shard locked exclusively; a row of
+    // Shard::kNone is missing.
+    template <typename Work>
+    void by_locked_window(const std::uint64_t* keys, std::size_t count, Work&& work);
     std::uint32_t find_or_create(Shard& shard, std::uint64_t place,
                                  std::uint64_t key);  // shard locked exclusively
 
