@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 from server_processes import servers
 
 from sparsefleet import optim
@@ -24,7 +25,8 @@ def push_to_the_first_server_only(store):
     store._lanes.mine().send("push", {0: messages[0]})[0].wait(5)
 
 
-def test_an_uneven_last_push_stops_no_checkpoint(tmp_path):
+@pytest.mark.parametrize("end", ["silent", "failed"])
+def test_an_uneven_last_push_stops_no_checkpoint(tmp_path, end):
     with servers() as fleet:
         fleet.start(2, "--timeout", "2", "--lost-trainer", "drop")
         left, dead = fleet.stores_of_all(2, timeout=2.0, heartbeat=0.2)
@@ -32,9 +34,13 @@ def test_an_uneven_last_push_stops_no_checkpoint(tmp_path):
             store.create_table(SPEC)
             store.push("ads", KEYS, ONES).wait()
         push_to_the_first_server_only(dead)
-        dead._heartbeats.stop()
-        time.sleep(2.5)
-        left.barrier("the loss is noticed")
+        if end == "failed":
+            dead.give_up("out of memory")
+            dead.close()
+        else:
+            dead._heartbeats.stop()
+            time.sleep(2.5)
+            left.barrier("the loss is noticed")
         assert len(left.lost_trainers()) == 1
         for turn in range(2):
             left.save(str(tmp_path / f"c{turn}"), RunFacts(step=turn))

@@ -64,7 +64,7 @@ class Saving:
     def freeze(self, owner: str, seconds: float) -> dict[str, Any]:
         self._state.gate.freeze(owner, seconds, seconds / 2)
         state = self._state
-        return {"lanes": state.applied(), "over": state.over(), "losses": state.sessions.losses}
+        return {"lanes": state.applied(), "over": state.over(), "losses": state.sessions.had_losses}
 
     def advance(self, owner: str, lanes: dict[str, int], patience: float) -> dict[str, Any]:
         def reached() -> bool:

@@ -62,8 +62,8 @@ class Sessions:
         self.last_checkpoint: str | None = config.load_from
         self._first: float | None = None
         self._never_came: set[int] = set()
-        self.losses = 0
-        """Trainers that the others went on without, so far; also those that have come back since."""
+        self.had_losses = False
+        """Whether trainers were lost to the others, ever; also if they have come back since."""
 
     @property
     def servers(self) -> int:
@@ -162,6 +162,7 @@ class Sessions:
         """The trainer has closed its store because its training failed: it is lost, and nobody need wait to say so."""
         with self.changed:
             self.check(worker, incarnation).failure = reason
+            self.had_losses = True
             self.changed.notify_all()
 
     def join(self, worker: int, incarnation: str) -> None:
@@ -195,10 +196,13 @@ class Sessions:
             trainers = self._trainers.values()
             return after is not None and bool(trainers) and all(now - t.last_seen > after for t in trainers)
 
-    def was_dropped(self, worker: int, incarnation: str) -> bool:
+    def will_send_no_more(self, worker: int, incarnation: str) -> bool:
+        """Whether this life of a trainer ended too early: what it has sent to some servers only stays so."""
         with self.changed:
             trainer = self._trainers.get(worker)
-            return trainer is not None and trainer.incarnation == incarnation and trainer.dropped
+            if trainer is None or trainer.incarnation != incarnation:
+                return False
+            return trainer.dropped or trainer.failure is not None
 
     def left_out(self) -> list[str]:
         """In words, the trainers that the others went on without, and those that said they failed."""
@@ -244,7 +248,7 @@ class Sessions:
             log.warning("going on without %s", self.name(worker))
             if worker in self._trainers:
                 self._trainers[worker].dropped = True
-                self.losses += 1
+                self.had_losses = True
             else:
                 self._never_came.add(worker)
         self.changed.notify_all()

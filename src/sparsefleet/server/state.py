@@ -77,10 +77,10 @@ class ServerState:
             return {key: lane.applied for key, lane in self._lanes.items()}
 
     def over(self) -> list[str]:
-        """Lanes of trainers that the others went on without: what they sent to some servers only stays uneven."""
+        """Lanes on which nothing will come, though other servers may have had more of them."""
         with self._lock:
             lanes = list(self._lanes.values())
-        return [lane.key for lane in lanes if self.sessions.was_dropped(lane.worker, lane.incarnation)]
+        return [lane.key for lane in lanes if self.sessions.will_send_no_more(lane.worker, lane.incarnation)]
 
     def steps(self, worker: int, incarnation: str) -> int:
         """Batches of this life of a trainer that are in what this server has applied."""

@@ -211,7 +211,7 @@ def _same(
     """Tables and blocks, with their steps, are the same on all servers of one moment; `uneven`: but for the steps."""
     merged = [dict(info) for info in answers[0][what]]
     for link, answer in zip(links, answers, strict=True):
-        if [_unlike(info, uneven) for info in answer[what]] != [_unlike(info, uneven) for info in merged]:
+        if [_to_be_same(info, uneven) for info in answer[what]] != [_to_be_same(info, uneven) for info in merged]:
             raise StoreError(
                 f"{link} and {links[0]} were not at the same moment: {answer[what]} there, {answers[0][what]} here. "
                 "A push failed on one of them; the checkpoint was not written"
@@ -221,7 +221,7 @@ def _same(
     return merged
 
 
-def _unlike(info: Mapping[str, Any], uneven: bool) -> dict[str, Any]:
+def _to_be_same(info: Mapping[str, Any], uneven: bool) -> dict[str, Any]:
     """What must not differ between servers."""
     return {name: value for name, value in info.items() if not (uneven and name == "step")}
 
