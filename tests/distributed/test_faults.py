@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -66,6 +67,31 @@ def test_a_killed_trainer_does_not_stop_the_others(tmp_path, mode):
         assert job.result_of("worker0") == {**job.result_of("worker0"), "rows": 600, "lost": 1}
         assert "the job ends without worker 1 (process " in job.log("worker0")
         check_servers_end(job, 0)
+
+
+@pytest.mark.parametrize("mode", ["async", *(pytest.param(m, marks=pytest.mark.slow) for m in ("half_async", "geo"))])
+def test_an_error_of_one_trainer_ends_the_job_and_nothing_is_saved(tmp_path, mode):
+    model = tmp_path / "model"
+    with role_job(tmp_path, mode=mode, steps=500, save_to=str(model)) as job:
+        for index in range(2):
+            job.start_server(index)
+        job.start_worker(0)
+        job.start_worker(1, fail_at=20)
+        assert job.exit_of("worker1", 30) == 1
+        assert job.exit_of("worker0", SLACK) == 1, job.logs()  # at once: no time-out has to pass
+        assert re.search(r"worker 1 \(process .*\) failed: a loss that is no number", job.log("worker0"))
+        check_servers_end(job, 1)
+    assert not model.exists()
+
+
+def test_an_interrupted_trainer_is_lost_at_once_and_the_others_go_on(tmp_path):
+    with role_job(tmp_path, mode="async", steps=60, timeout=30.0, save=str(tmp_path / "saved")) as job:
+        job.start_all().wait_for_step(3, "worker0", "worker1")
+        job.signal("worker1", signal.SIGINT)
+        assert job.exit_of("worker1", 30) == 1
+        assert "not saved, since the other trainers go on or are gone" in job.log("worker1"), job.logs()
+        assert job.exit_of("worker0", 30) == 0, job.logs()
+        assert job.result_of("worker0") == {**job.result_of("worker0"), "rows": 1200, "lost": 1}
 
 
 @pytest.mark.slow

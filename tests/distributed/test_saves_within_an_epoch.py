@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -109,6 +110,26 @@ def test_killed_within_an_epoch_and_resumed(tmp_path: Path, data: str, mode: str
     if mode == "sync" and threads == 1:
         np.testing.assert_allclose(resumed.values, never_stopped.values, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(resumed.dense, never_stopped.dense, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_interrupted_together_trainers_save_what_they_have_done(tmp_path: Path, data: str, mode: str) -> None:
+    job = {"mode": mode.split()[0], "data": data, "max_merge": 3 if "merging" in mode else 1}
+    folder = tmp_path / "interrupted"
+    folder.mkdir()
+    with role_job(folder, save=str(folder / "saved"), epochs=EPOCHS, timeout=10.0, pace=0.05, **job) as roles:
+        roles.start_all().wait_for_step(27, "worker0", "worker1")
+        for name in ("worker0", "worker1"):
+            roles.signal(name, signal.SIGINT)
+        for name in ("worker0", "worker1"):
+            assert roles.exit_of(name, 30) == 1
+            assert "KeyboardInterrupt" in roles.log(name)
+            assert "not saved" not in roles.log(name), roles.logs()
+    cut = Saved(folder / "saved")
+    assert cut.within_epoch
+    assert ROWS < cut.rows < EPOCHS * ROWS
+    resumed = run(tmp_path / "resumed", **job, resume=str(folder / "saved"))
+    assert resumed.rows == EPOCHS * ROWS
 
 
 def test_a_trainer_that_has_done_its_epoch_does_not_do_it_again(tmp_path: Path, data: str) -> None:

@@ -22,9 +22,10 @@ from sparsefleet.data.row_bytes import Bytes, from_bytes, to_bytes
 from sparsefleet.fleet.shuffle import exchange
 from sparsefleet.server.config import ServerConfig
 from sparsefleet.server.cut import PushLane
-from sparsefleet.server.mail import Letter, Mail
+from sparsefleet.server.mail import Mail
 from sparsefleet.server.sessions import Sessions
 from sparsefleet.store.remote import RemoteStore
+from sparsefleet.store.wire import Letter
 
 SCHEMA = Schema(dense=(DenseFeature("d"),), slots=(Slot("a"), Slot("b")))
 

@@ -52,6 +52,8 @@ class Options:
     save_every: int | None = None
     save_at: int | None = None
     """A step after which the first worker calls fleet.save_persistables(save_to)."""
+    fail_at: int | None = None
+    """A step at which training ends with an error of the script's own."""
     resume: str | None = None
     threads: int = 1
     max_merge: int = 1
@@ -184,6 +186,8 @@ def _script(options: Options) -> None:
         def handler(self, fetched: list[object]) -> None:
             print(f"step {int(fetched[0])}")  # type: ignore[call-overload]
             time.sleep(options.pace)
+            if fetched[0] == options.fail_at:
+                raise ValueError("a loss that is no number")
             while options.hold and fetched[0] == 2 and not os.path.exists(options.hold):
                 time.sleep(0.05)
             if fetched[0] == options.save_at and fleet.is_first_worker():

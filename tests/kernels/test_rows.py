@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.kernels import rows as native
 from sparsefleet.kernels.reference import rows as reference
 
@@ -32,6 +33,19 @@ def test_unique_keys_keep_the_order_of_first_appearance():
     unique, inverse = native.unique_keys(np.array([7, 3, 7, 9, 3], np.uint64))
     assert unique.tolist() == [7, 3, 9]
     assert inverse.tolist() == [0, 1, 0, 2, 1]
+
+
+@given(st.lists(st.lists(KEYS, max_size=8, unique=True), min_size=1, max_size=4), st.sampled_from([1, 3, 8]))
+def test_rows_of_equal_keys_are_added_in_the_order_of_the_parts(lists, dim):
+    random = np.random.default_rng(0)
+    parts = [KeyedRows(np.array(keys, np.uint64), random.normal(size=(len(keys), dim)).astype("f")) for keys in lists]
+    want: dict[int, np.ndarray] = {}
+    for part in parts:
+        for key, row in zip(part.keys.tolist(), part.rows, strict=True):
+            want[key] = want[key] + row if key in want else row
+    total = native.sum_rows(parts)
+    assert total.keys.tolist() == list(want)
+    np.testing.assert_array_equal(total.rows, np.array(list(want.values()), np.float32).reshape(-1, dim))
 
 
 @given(bags())

@@ -10,6 +10,7 @@ from server_processes import servers
 
 from sparsefleet import optim
 from sparsefleet.checkpoint import Checkpoint
+from sparsefleet.core.errors import StoreError
 from sparsefleet.core.initializer import Constant
 from sparsefleet.store import LocalStore
 from sparsefleet.store.base import RunFacts
@@ -35,8 +36,7 @@ def test_an_uneven_last_push_stops_no_checkpoint(tmp_path, end):
             store.push("ads", KEYS, ONES).wait()
         push_to_the_first_server_only(dead)
         if end == "failed":
-            dead.give_up("out of memory")
-            dead.close()
+            dead.give_up(StoreError("cut off"))
         else:
             dead._heartbeats.stop()
             time.sleep(2.5)

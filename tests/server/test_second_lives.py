@@ -34,9 +34,11 @@ def test_a_second_job_meets_anew(fleet, end):
     first = fleet.start(1, "--timeout", "2").stores_of_all(2, heartbeat=0.2)
     assert reduced(first, 10) == [[10, 11], [10, 11]]
     for store in first:
-        if end != "close":
-            store.give_up()
-        if end != "killed":
+        if end == "killed":
+            store._heartbeats.stop()
+        elif end == "failed":
+            store.give_up(ValueError("a bad row"))
+        else:
             store.close()
     if end == "killed":
         time.sleep(2.3)

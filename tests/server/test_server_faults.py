@@ -254,3 +254,14 @@ def test_a_server_ends_with_its_parent():
         time.sleep(0.1)
     os.kill(server, signal.SIGKILL)
     pytest.fail("the server outlived its parent")
+
+
+def test_a_port_that_is_taken_is_said_so_and_nothing_else(fleet):
+    taken = fleet.start(1).endpoints[0].rpartition(":")[2]
+    command = [sys.executable, "-m", "sparsefleet.server", "--port", taken]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"error: server 0 cannot listen on 127.0.0.1:{taken}: Address already in use. Choose another address, or end "
+        "the process that has it"
+    ]

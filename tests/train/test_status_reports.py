@@ -25,9 +25,11 @@ class Listening(LocalStore):
 def test_once_a_second_with_the_speed_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(status.time, "monotonic", lambda: now)
+    monkeypatch.setattr(status.time, "perf_counter", lambda: now)
     store, progress = Listening(), Progress(epochs=2)
     reports = StatusReports(store, progress)
     reports.staleness = lambda: 7
+    progress.start_clock()
     for tenth in range(101):
         now = 100.0 + tenth / 10
         progress.step += 1
@@ -41,6 +43,24 @@ def test_once_a_second_with_the_speed_of_the_last_seconds(monkeypatch: pytest.Mo
     assert last["staleness"] == 7
 
     reports.resting("scoring")
-    assert store.heard[-1] == {**last, "doing": "scoring", "rows_per_s": 0.0, "staleness": 0} | {
-        name: store.heard[-1][name] for name in ("step", "rows")
+    assert store.heard[-1] == {**last, "doing": "scoring", "staleness": 0} | {
+        name: store.heard[-1][name] for name in ("step", "rows", "rows_per_s")
     }
+
+
+def test_epochs_shorter_than_a_report_have_a_speed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(status.time, "monotonic", lambda: now)
+    monkeypatch.setattr(status.time, "perf_counter", lambda: now)
+    store, progress = Listening(), Progress(epochs=20)
+    reports = StatusReports(store, progress)
+    for _ in range(20):
+        progress.start_clock()
+        reports.tick()
+        now += 0.5
+        progress.rows += 1000
+        progress.stop_clock()
+        reports.resting("scoring")
+        now += 10.0
+    assert [heard["rows_per_s"] for heard in store.heard[1:]] == pytest.approx([2000.0] * 39, rel=0.01)
+    assert store.heard[0]["rows_per_s"] == 0.0, "nothing trained yet"

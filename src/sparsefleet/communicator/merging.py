@@ -7,13 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparsefleet.communicator.base import Parameters, StepGradients
-from sparsefleet.core.batch import F32
 from sparsefleet.core.keyed_rows import KeyedRows
-from sparsefleet.kernels.rows import pool_backward, unique_keys
+from sparsefleet.kernels.rows import sum_rows
 from sparsefleet.optim import SGD
 from sparsefleet.optim.base import UpdateRule
-
-_ONE_SLOT = np.zeros(1, np.int32)
 
 
 def summed(parts: Sequence[StepGradients]) -> StepGradients:
@@ -39,16 +36,6 @@ def merged(parts: Sequence[StepGradients], parameters: Parameters) -> StepGradie
         },
         dense=total.dense * _weight(parameters.dense_rule, len(parts)),
     )
-
-
-def sum_rows(parts: Sequence[KeyedRows]) -> KeyedRows:
-    """Rows of equal keys added up; keys in order of first appearance."""
-    keys = np.concatenate([part.keys for part in parts])
-    rows: F32 = np.concatenate([part.rows for part in parts])
-    unique, inverse = unique_keys(keys)
-    total = np.zeros((len(unique), rows.shape[1]), np.float32)
-    pool_backward(rows, inverse, np.arange(len(keys) + 1, dtype=np.int64), 1, _ONE_SLOT, False, total)
-    return KeyedRows(unique, total)
 
 
 def _weight(rule: UpdateRule, parts: int) -> np.float32:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -23,6 +25,7 @@ from sparsefleet.server.process import run_server
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
 from sparsefleet.store.wire.frames import Bytes
 from sparsefleet.train import FitResult, Trainer
+from sparsefleet.train.job import LocalJob
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ class Fleet:
             raise ConfigError("fleet.init() after init_worker(): call stop_worker() first")
         self.__init__()  # type: ignore[misc]
         self._role = role or Role.from_environment()
+        LocalJob.refused = "" if self._role.kind == "single" else f"this process is {self._role} of a job"
 
     # -- who am I ------------------------------------------------------------------------------------------------------
 
@@ -81,9 +85,11 @@ class Fleet:
 
     def distributed_optimizer(self, optimizer: UpdateRule, strategy: DistributedStrategy | None = None) -> FleetJob:
         """The optimizer as the job uses it: give it to a Trainer."""
-        self._job = FleetJob(optimizer, (strategy or DistributedStrategy()).resolved(), self._known_role())
         if self._remote is not None:
-            self._job.connect(self._remote)
+            raise ConfigError(
+                "distributed_optimizer() after init_worker(): call it before, since servers hear of the strategy there"
+            )
+        self._job = FleetJob(optimizer, (strategy or DistributedStrategy()).resolved(), self._known_role())
         return self._job
 
     # -- servers -------------------------------------------------------------------------------------------------------
@@ -99,10 +105,14 @@ class Fleet:
         """Serve until all trainers have stopped. Ends the process."""
         if not self._server_ready:
             raise ConfigError("call fleet.init_server() before fleet.run_server()")
-        role = self._known_role()
+        if self._job is None:
+            raise ConfigError(
+                "call fleet.distributed_optimizer(optimizer, strategy) before fleet.run_server(), on servers too: "
+                "they need to know the strategy"
+            )
+        role, strategy = self._known_role(), self._job.strategy
         assert role.current_endpoint is not None
         host, _, port = role.current_endpoint.rpartition(":")
-        strategy = self._job.strategy if self._job else DistributedStrategy().resolved()
         security = Security.from_environment()
         run_server(
             ServerConfig(
@@ -111,6 +121,7 @@ class Fleet:
                 index=role.index,
                 endpoints=role.server_endpoints,
                 workers=role.worker_num,
+                mode=strategy.mode,
                 timeout=strategy.timeout,
                 join_timeout=strategy.connect_timeout,
                 abandoned_after=strategy.timeout,
@@ -139,6 +150,7 @@ class Fleet:
                 endpoints=role.server_endpoints,
                 worker=role.index,
                 workers=role.worker_num,
+                mode=self._job.strategy.mode if self._job else None,
                 timeout=strategy.timeout,
                 connect_timeout=strategy.connect_timeout,
                 heartbeat=min(1.0, strategy.timeout / 5),
@@ -149,13 +161,25 @@ class Fleet:
         )
         if self._job:
             self._job.connect(self._remote)
+        atexit.register(self._left_without_a_word)
 
     def stop_worker(self) -> None:
         """This trainer is done; servers end when all are."""
-        if self._remote is not None:
+        if self._remote is None:
+            return
+        if not self._remote.given_up:
             if lost := self._remote.lost_trainers():
                 log.warning("the job ends without %s: rows that it had not trained yet are missing", ", ".join(lost))
             self._remote.stop_servers()
+        self._remote.close()
+        self._remote = None
+        atexit.unregister(self._left_without_a_word)
+
+    def _left_without_a_word(self) -> None:
+        """The process ends, and `stop_worker` was not called: an error of the script, most likely."""
+        if self._remote is not None:
+            # Set where the interpreter has printed the error that ends the process.
+            self._remote.give_up(getattr(sys, "last_value", None))
             self._remote.close()
             self._remote = None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any
 
 from sparsefleet.core.errors import ConfigError
@@ -34,39 +36,79 @@ class DistributedStrategy:
     shared_memory: bool = True
     """Exchange large bodies with servers of the same host through memory; False: through the network always."""
     lost_trainer: str | None = None
-    """error: the others stop with an error that names it; drop: they go on. None: error in sync, drop otherwise."""
+    """When a trainer is killed or cut off. error: the others stop and name it; drop: they go on without it. None: error
+    in sync, drop otherwise. One that fails by an error of its own (a bad row, NaN) always stops the job.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = [each.name for each in fields(self)]
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"DistributedStrategy has no setting {name}; {hint}")
+        super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
+        self._check()
+
+    def _check(self) -> None:
         if self.mode is not None and self.mode not in MODES:
             raise ConfigError(f"mode={self.mode!r} is not a mode; choose {', '.join(MODES[:-1])} or {MODES[-1]}")
         if self.lost_trainer not in (None, "error", "drop"):
             raise ConfigError(f"lost_trainer={self.lost_trainer!r}: choose error or drop")
         for name in ("timeout", "connect_timeout"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be above 0 seconds")
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and value > 0):
+                raise ConfigError(f"{name}={value!r} must be above 0 seconds")
+        for name in ("a_sync", "shared_memory"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
+        for name in ("max_merge", "send_queue_size", "dense_refresh", "k_steps"):
+            _check_count(name, getattr(self, name), least=1)
+        if self.staleness is not None:
+            _check_count("staleness", self.staleness, least=0)
 
     def resolved(self) -> Resolved:
         """The settings as they are used, with Fleet's names translated."""
-        known = {"k_steps": "k_steps", "max_merge_var_num": "max_merge", "send_queue_size": "send_queue_size"}
-        unknown = sorted(set(self.a_sync_configs) - set(known))
-        if unknown:
-            raise ConfigError(f"a_sync_configs has {', '.join(unknown)}; known are {', '.join(known)}")
-        given: Mapping[str, int] = {known[name]: value for name, value in self.a_sync_configs.items()}
+        self._check()  # once more: they may have been set one by one
+        given = self._fleet_settings()
         mode = self.mode
         if mode is None:
-            mode = "sync" if not self.a_sync else "geo" if given.get("k_steps", 0) > 0 else "async"
+            mode = "sync" if not self.a_sync else "geo" if "k_steps" in given else "async"
         return Resolved(
             mode=mode,
             max_merge=given.get("max_merge", self.max_merge),
             send_queue_size=given.get("send_queue_size", self.send_queue_size),
             staleness=self.staleness,
             dense_refresh=self.dense_refresh,
-            k_steps=given["k_steps"] if given.get("k_steps", 0) > 0 else self.k_steps,
+            k_steps=given.get("k_steps", self.k_steps),
             timeout=self.timeout,
             connect_timeout=self.connect_timeout,
             shared_memory=self.shared_memory,
             lost_trainer=self.lost_trainer or ("error" if mode == "sync" else "drop"),
         )
+
+    def _fleet_settings(self) -> dict[str, int]:
+        """What `a_sync_configs` says, under the names that are used here."""
+        known = {"k_steps": "k_steps", "max_merge_var_num": "max_merge", "send_queue_size": "send_queue_size"}
+        if not isinstance(self.a_sync_configs, Mapping):
+            raise ConfigError(f"a_sync_configs={self.a_sync_configs!r} must be a dict, such as {{'k_steps': 100}}")
+        unknown = sorted(set(self.a_sync_configs) - set(known))
+        if unknown:
+            raise ConfigError(f"a_sync_configs has {', '.join(unknown)}; known are {', '.join(known)}")
+        given = dict(self.a_sync_configs)
+        if given.get("k_steps") in (0, -1):  # Fleet's ways to say: not geo
+            del given["k_steps"]
+        for name, value in given.items():
+            _check_count(f"a_sync_configs[{name!r}]", value, least=1)
+        return {known[name]: value for name, value in given.items()}
+
+
+def _check_count(name: str, value: object, *, least: int) -> None:
+    if not isinstance(value, Integral):
+        raise ConfigError(f"{name}={value!r} must be a whole number, {least} or above")
+    if value < least:
+        raise ConfigError(f"{name}={value} must be {least} or above")
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,18 @@ Legend: N feature values, U unique keys, D values a row, B batch rows, S slots, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, I64, U64
+from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.kernels import _native
 
 I32 = npt.NDArray[np.int32]
+_ONE_SLOT = np.zeros(1, np.int32)
 
 
 class ClickSums(NamedTuple):
@@ -52,6 +55,18 @@ def pool_forward(rows: F32, inverse: I32, offsets: I64, slots: int, chosen: I32,
 def pool_backward(grad: F32, inverse: I32, offsets: I64, slots: int, chosen: I32, mean: bool, grad_rows: F32) -> None:
     """Add each pooled gradient [B, C*D] (rows may lie apart) to the rows [U, D] it was pooled from."""
     _native.pool_backward(grad, inverse, offsets, slots, chosen, mean, grad_rows)
+
+
+def sum_rows(parts: Sequence[KeyedRows]) -> KeyedRows:
+    """Rows of equal keys added up, in the order of the parts; keys in order of first appearance."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = np.concatenate([part.keys for part in parts])
+    rows: F32 = np.concatenate([part.rows for part in parts])
+    unique, inverse = unique_keys(keys)
+    total = np.zeros((len(unique), rows.shape[1]), np.float32)
+    pool_backward(rows, inverse, np.arange(len(keys) + 1, dtype=np.int64), 1, _ONE_SLOT, False, total)
+    return KeyedRows(unique, total)
 
 
 def click_loss(logits: F32, labels: F32) -> tuple[float, F32, F32]:

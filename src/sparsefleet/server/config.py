@@ -22,6 +22,8 @@ class ServerConfig:
     """All servers of the run; None: the first trainer that registers says."""
     workers: int | None = None
     """Trainers of the run; None: the first trainer that registers says."""
+    mode: str | None = None
+    """How the trainers work together; None: the first one of them that says so."""
     timeout: float = 60.0
     """Seconds of silence after which a trainer is lost."""
     join_timeout: float = 120.0
@@ -29,7 +31,10 @@ class ServerConfig:
     abandoned_after: float | None = None
     """End, as failed, when all trainers have been silent for so many seconds; None: wait for others for ever."""
     lost_trainer: Literal["error", "drop"] = "error"
-    """When others wait for a lost trainer: they get an error that names it, or go on without it."""
+    """When others wait for a trainer that was killed or cut off: they get an error that names it, or go on without it.
+
+    One that fails by an error of its own ends the job in any case.
+    """
     load_from: str | None = None
     """A checkpoint that tables and blocks start from as they are created."""
     token: str | None = field(default=None, repr=False)

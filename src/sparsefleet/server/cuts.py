@@ -116,6 +116,7 @@ class Cuts:
     def open(self, worker: int, incarnation: str) -> dict[str, Any]:
         with self._sessions.changed:
             self._sessions.check(worker, incarnation)
+            self._sessions.check_job()
             self._close_if_abandoned()
             if self._cut is not None:
                 raise StoreError(
@@ -165,10 +166,9 @@ class Cuts:
         wanted = (present - self._departed.keys()) if cut.phase == PAUSE else (present & cut.members)
         missing = wanted - cut.answers.keys()
         if lost := self._sessions.lost_among(missing):
-            if self._sessions.config.lost_trainer == "error":
-                cut.failure = str(self._sessions.missing_error("a checkpoint's cut", lost))
+            if error := self._sessions.go_on_without("a checkpoint's cut", lost):
+                cut.failure = str(error)
                 return set()
-            self._sessions.drop(lost)
             missing -= set(lost)
         return missing
 

@@ -20,9 +20,18 @@ from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.server.cut import SLICE, PushLane
 from sparsefleet.server.holdings import Bound, BoundRows, apply_push
-from sparsefleet.server.mail import Letter
 from sparsefleet.server.state import ServerState
-from sparsefleet.store.wire import FRAME_SCHEMA, Frame, WireError, decode, describe, encode, layout_bytes, read_parts
+from sparsefleet.store.wire import (
+    FRAME_SCHEMA,
+    Frame,
+    Letter,
+    WireError,
+    decode,
+    describe,
+    encode,
+    layout_bytes,
+    read_parts,
+)
 from sparsefleet.store.wire.arrays import pack_arrays
 from sparsefleet.store.wire.frames import EMPTY, Bytes, address_of
 from sparsefleet.store.wire.parts import new_bytes
@@ -109,6 +118,7 @@ class Exchange:
             raise WireError(f"operation {name!r} does not exist; there are {', '.join(OPERATIONS)}")
         with self._state.sessions.changed:
             self._state.sessions.check(self._lane.worker, self._lane.incarnation)
+            self._state.sessions.check_job()
         return operation
 
     def _pull(self, frame: Frame, number: int) -> Answer:
@@ -243,6 +253,7 @@ class Exchange:
             self._state.after_apply(operation, number)
 
     def _on_wait(self, reason: str) -> None:
+        self._state.sessions.check_job()
         try:
             self._write({"waiting": reason})
         except (flight.FlightError, pa.ArrowException, OSError) as error:

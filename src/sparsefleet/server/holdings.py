@@ -22,7 +22,7 @@ from sparsefleet.server.cut import SLICE, OnWait
 from sparsefleet.store.base import Layout
 from sparsefleet.store.partition import dense_cut, server_of
 from sparsefleet.store.saving import HeldBlock, load_block, load_blocks, load_table, load_tables
-from sparsefleet.store.wire import Part, WireError, differences
+from sparsefleet.store.wire import Part, WireError
 from sparsefleet.store.wire.parts import ROWS
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.sparse import SparseTable
@@ -80,8 +80,7 @@ class Holdings:
                         self._filling = None
                 self._tables[spec.name] = table
                 return
-        if differing := differences(present.spec, spec):
-            raise StoreError(f"table {spec.name!r} exists with another spec: {'; '.join(differing)}")
+        present.spec.check_same(spec)
 
     def create_dense(
         self,

@@ -14,18 +14,10 @@ from dataclasses import dataclass, field
 from sparsefleet.core.errors import StoreError
 from sparsefleet.server.cut import SLICE, OnWait, PushLane
 from sparsefleet.server.sessions import Sessions
-from sparsefleet.store.wire.frames import Bytes
+from sparsefleet.store.wire import Letter
 
 HELD_BYTES = 256 << 20
 """Letters that wait on one server; whoever brings more waits too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Letter:
-    sender: int
-    last: bool
-    """The sender has no more for this box."""
-    body: Bytes
 
 
 @dataclass

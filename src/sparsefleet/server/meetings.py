@@ -37,6 +37,7 @@ class Meetings:
         sessions, until = self._sessions, time.monotonic() + patience
         with sessions.changed:
             sessions.check(worker, incarnation)
+            sessions.check_job()
             if place not in self._meetings and place[2] > self._met.get(place[:2], 0):
                 self._meetings[place] = Meeting()
             meeting = self._meetings.get(place)
@@ -56,9 +57,8 @@ class Meetings:
                     sessions.changed.notify_all()
                     break
                 if lost := sessions.lost_among(missing):
-                    if sessions.config.lost_trainer == "error":
-                        raise sessions.missing_error(f"{place[0]} {place[1]!r}", lost)
-                    sessions.drop(lost)
+                    if error := sessions.go_on_without(f"{place[0]} {place[1]!r}", lost):
+                        raise error
                     continue
                 left = until - time.monotonic()
                 if left <= 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -30,13 +31,27 @@ class ParameterServer:
         self.failed = False
         """`serve` returned because all trainers were lost."""
         self.state = ServerState(config, after_apply)
+        self._check_port()
         try:
             self._service = ParameterService(self.state)
         except (pa.ArrowException, OSError) as error:
-            raise StoreError(
-                f"server {config.index} cannot listen on {config.host}:{config.port}: {error}. Is the port taken?"
-            ) from error
+            raise StoreError(f"server {config.index} cannot listen on {config.host}:{config.port}: {error}") from error
         log.info("server %d listens on %s", config.index, self.endpoint)
+
+    def _check_port(self) -> None:
+        """Flight says no more than that it has failed, among remarks of gRPC's on stderr."""
+        host, port = self.config.host.strip("[]"), self.config.port
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as probe:
+                # As gRPC does: a launcher may hold the port for us.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            raise StoreError(
+                f"server {self.config.index} cannot listen on {host}:{port}: {error.strerror or error}. Choose another "
+                "address, or end the process that has it"
+            ) from None
 
     @property
     def port(self) -> int:

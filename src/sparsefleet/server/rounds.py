@@ -11,11 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
-from sparsefleet.kernels.rows import unique_keys
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.kernels.rows import sum_rows
 from sparsefleet.server.cut import SLICE, CutGate, OnWait, PushLane
 from sparsefleet.server.holdings import Bound, BoundDense, BoundRows, apply_push
 from sparsefleet.server.sessions import Sessions
@@ -55,6 +53,10 @@ class Rounds:
         with self._sessions.changed:
             if number <= lane.applied:
                 return lane.round  # sent again after a lost answer
+            while self._open.applying and lane.worker not in self._open.contributions:
+                # It is being applied without us, who had left the rounds: ours is the next one.
+                if not self._sessions.changed.wait(SLICE):
+                    on_wait(f"round {self._open.number}")
             current = self._open
             mine = current.contributions.get(lane.worker)
             if mine is None:
@@ -82,10 +84,10 @@ class Rounds:
                     current.applying = True
                     break
                 if (lost := sessions.lost_among(missing)) and not current.applying:
-                    if sessions.config.lost_trainer == "drop":
-                        sessions.drop(lost)
+                    error = sessions.go_on_without(f"round {current.number}", lost)
+                    if error is None:
                         continue
-                    self._close(current, sessions.missing_error(f"round {current.number}", lost))
+                    self._close(current, error)
                     break
                 sessions.changed.wait(min(0.25, SLICE))
             else:
@@ -143,23 +145,13 @@ def merged(contributions: Sequence[Sequence[Bound]]) -> list[Bound]:
                 rows.setdefault(part.name, []).append(part)
             else:
                 dense.setdefault(part.name, []).append(part)
-    result: list[Bound] = [BoundRows(same[0].table, *sum_rows(same)) for same in rows.values()]
+    result: list[Bound] = []
+    for same in rows.values():
+        total = sum_rows([KeyedRows(part.keys, part.values) for part in same])
+        result.append(BoundRows(same[0].table, total.keys, total.rows))
     for same_block in dense.values():
-        total = same_block[0].values
+        values = same_block[0].values
         for part in same_block[1:]:
-            total = total + part.values
-        result.append(BoundDense(same_block[0].block, total))
+            values = values + part.values
+        result.append(BoundDense(same_block[0].block, values))
     return result
-
-
-def sum_rows(parts: Sequence[BoundRows]) -> tuple[U64, F32]:
-    if len(parts) == 1:
-        return parts[0].keys, parts[0].values
-    keys, inverse = unique_keys(np.concatenate([part.keys for part in parts]))
-    total = np.zeros((len(keys), parts[0].table.spec.dim), np.float32)
-    start = 0
-    for part in parts:
-        # Keys are unique within a part, so no element is added to twice in one statement.
-        total[inverse[start : start + len(part.keys)]] += part.values
-        start += len(part.keys)
-    return keys, total

@@ -62,8 +62,9 @@ class Saving:
         self._lock = threading.Lock()
 
     def freeze(self, owner: str, seconds: float) -> dict[str, Any]:
-        self._state.gate.freeze(owner, seconds, seconds / 2)
         state = self._state
+        state.sessions.check_job()
+        state.gate.freeze(owner, seconds, seconds / 2)
         return {"lanes": state.applied(), "over": state.over(), "losses": state.sessions.had_losses}
 
     def advance(self, owner: str, lanes: dict[str, int], patience: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.server.exchange import Exchange
 from sparsefleet.server.meetings import read_place
 from sparsefleet.server.saving import Saving, need_seconds, need_text
+from sparsefleet.server.sessions import Registration
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.wire import PROTOCOL, WireError, encode, read_json, spec_from_dict, to_json
 from sparsefleet.store.wire.auth import CheckToken
@@ -32,8 +33,9 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         config = state.config
         self._state, self._saving = state, Saving(state)
         self._actions: dict[str, Callable[[Data], Data | None]] = {
-            "ping": lambda data: {"server": state.server_id, "lost_trainer": config.lost_trainer},
+            "ping": lambda data: {"server": state.server_id},
             "register": self._register,
+            "ended": self._ended,
             "heartbeat": self._heartbeat,
             "leave": self._leave,
             "join": self._join,
@@ -103,10 +105,16 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         if not isinstance(servers, list) or not all(isinstance(one, str) for one in servers):
             raise WireError(f"servers must be a list of host:port; got {servers!r}")
         worker, incarnation = _identity(data)
-        about = str(data.get("about", ""))[:200]
-        self._state.sessions.register(
-            worker, incarnation, _integer(data, "workers"), tuple(servers), _integer(data, "index"), about
+        mode = data.get("mode")
+        joining = Registration(
+            worker,
+            _integer(data, "workers"),
+            tuple(servers),
+            _integer(data, "index"),
+            about=str(data.get("about", ""))[:200],
+            mode=None if mode is None else str(mode)[:200],
         )
+        self._state.sessions.register(incarnation, joining)
         return {"server": self._state.server_id, "last_checkpoint": self._state.last_checkpoint}
 
     def _heartbeat(self, data: Data) -> Data:
@@ -116,11 +124,16 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             first = self._state.sessions.first()
         return {"last_checkpoint": self._state.last_checkpoint, "first": first}
 
+    def _ended(self, data: Data) -> Data:
+        how, failed = need_text(data, "how")[:MAX_REASON], data.get("failed") is True
+        return {"goes_on": self._state.sessions.ended(_integer(data, "worker"), how, failed)}
+
     def _leave(self, data: Data) -> None:
         worker, incarnation = _identity(data)
         for_good, failure = data.get("for_good") is True, data.get("failed")
         if isinstance(failure, str):
-            self._state.sessions.fail(worker, incarnation, failure[:MAX_REASON])
+            own_error = data.get("own_error") is True
+            self._state.sessions.fail(worker, incarnation, failure[:MAX_REASON], own_error=own_error)
         else:
             self._state.sessions.leave(worker, incarnation, for_good)
         if for_good:
@@ -163,7 +176,8 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _watch_cuts(self, data: Data) -> Data:
         served = (data.get("cut"), data.get("phase"))
-        return self._state.cuts.watch(*_identity(data), served, _patience(data))
+        answer = self._state.cuts.watch(*_identity(data), served, _patience(data))
+        return answer and {**answer, "last_checkpoint": self._state.last_checkpoint}
 
     def _answer_cut(self, data: Data) -> None:
         asked = (need_text(data, "cut"), need_text(data, "phase"))

@@ -6,8 +6,13 @@ A trainer's states:
     resting     present, but out of the rounds (no more rows) until it joins or all have left
     stopped     has said that it needs the servers no more (`stop`)
     gone        has closed its store; the number is free for another
-    lost        silent for longer than the time-out, or never registered in time, or closed its store after a failure
+    lost        silent for longer than the time-out, or never registered in time; or it, or its launcher, has told us
+                that it ended too early
     dropped     lost, and by policy left out for good: its calls are refused from then on
+
+A trainer that is killed or cut off is lost, and the policy says what becomes of the others. One that fails by an error
+of its own (a bad row, a loss that is no number) breaks the job, whatever the policy is: all that the others still ask
+for is refused, with its reason.
 
 A number may be taken again by another life of a trainer. Where none of the others is at work any more, that is a new
 job: everybody is expected again.
@@ -41,12 +46,26 @@ class Trainer:
     stopped: bool = False
     gone: bool = False
     failure: str | None = None
-    """Why its training failed, if it said so."""
+    """Why it ended too early, if it or its launcher said so."""
     dropped: bool = False
 
     @property
     def ended(self) -> bool:
         return self.gone or self.failure is not None or self.dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a trainer says of itself and of the job, as it sees it."""
+
+    worker: int
+    workers: int
+    servers: tuple[str, ...]
+    index: int
+    """The number that it takes this server for."""
+    about: str
+    mode: str | None = None
+    """None: it trains nothing, or in no mode that others need know."""
 
 
 class Sessions:
@@ -57,11 +76,15 @@ class Sessions:
         self.changed = threading.Condition()
         self.on_new_life: list[Callable[[int | None], None]] = []
         """Called with `changed` held when a number is taken again: forget that trainer, or (None) a whole job."""
-        self._endpoints, self._workers = config.endpoints, config.workers
+        self._endpoints, self._workers, self._mode = config.endpoints, config.workers, config.mode
         self._trainers: dict[int, Trainer] = {}
         self.last_checkpoint: str | None = config.load_from
         self._first: float | None = None
         self._never_came: set[int] = set()
+        self._ended_before: dict[int, str] = {}
+        """Those that ended before they registered, and how."""
+        self._broken: str | None = None
+        """Why the job cannot go on."""
         self.had_losses = False
         """Whether trainers were lost to the others, ever; also if they have come back since."""
 
@@ -74,12 +97,11 @@ class Sessions:
     def workers(self) -> int:
         return self._workers or 0
 
-    def register(
-        self, worker: int, incarnation: str, workers: int, servers: tuple[str, ...], index: int, about: str
-    ) -> None:
+    def register(self, incarnation: str, joining: Registration) -> None:
         """Take a trainer in, or say why not; what differs between processes is named on both sides."""
+        worker, about = joining.worker, joining.about
         with self.changed:
-            self._agree(worker, about, workers, servers, index)
+            self._agree(joining)
             present = self._trainers.get(worker)
             if present is not None and present.incarnation != incarnation and not present.ended:
                 silent = time.monotonic() - present.last_seen
@@ -94,41 +116,59 @@ class Sessions:
                     self._make_way(present)
                 self._trainers[worker] = Trainer(worker, incarnation, about, time.monotonic())
                 self._never_came.discard(worker)
+                self._ended_before.pop(worker, None)
                 log.info("worker %d registered: %s", worker, about)
             self._trainers[worker].last_seen = time.monotonic()
             self._first = self._first or time.monotonic()
-            self._endpoints, self._workers = servers, workers
+            self._endpoints, self._workers = joining.servers, joining.workers
+            self._mode = joining.mode or self._mode
             self.changed.notify_all()
 
     def _make_way(self, former: Trainer) -> None:
         """Forget a trainer whose number is taken again; if nobody that it worked with is left, forget them all."""
-        # Trainers killed together fall silent within a heartbeat: half the time-out tells them from those at work.
-        silent_since = time.monotonic() - self.config.timeout / 2
-        at_work = [t for t in self._trainers.values() if not t.ended and t.last_seen > silent_since and t is not former]
+        at_work = self._at_work(except_for=former.worker)
         if not at_work:
-            self._trainers, self._never_came, self._first = {}, set(), None
+            self._trainers, self._never_came, self._ended_before, self._first = {}, set(), {}, None
+            self._mode, self._broken = self.config.mode, None
         for forget in self.on_new_life:
             forget(former.worker if at_work else None)
 
-    def _agree(self, worker: int, about: str, workers: int, servers: tuple[str, ...], index: int) -> None:
-        if index != self.config.index:
+    def _at_work(self, except_for: int) -> bool:
+        # Trainers killed together fall silent within a heartbeat: half the time-out tells them from those at work.
+        silent_since = time.monotonic() - self.config.timeout / 2
+        return any(
+            not trainer.ended and trainer.last_seen > silent_since
+            for worker, trainer in self._trainers.items()
+            if worker != except_for
+        )
+
+    def _agree(self, joining: Registration) -> None:
+        who, servers, workers = f"worker {joining.worker} ({joining.about})", joining.servers, joining.workers
+        if joining.index != self.config.index:
             raise StoreError(
-                f"worker {worker} ({about}) takes this for server {index}, but it is server {self.config.index}: "
+                f"{who} takes this for server {joining.index}, but it is server {self.config.index}: "
                 "the server lists differ in order"
             )
-        if not len(servers) > 0 or index >= len(servers):
-            raise StoreError(f"worker {worker} ({about}) lists {len(servers)} servers; this is number {index}")
+        if joining.index >= len(servers):
+            raise StoreError(f"{who} lists {len(servers)} servers; this is number {joining.index}")
         if self._endpoints is not None and servers != self._endpoints:
             raise StoreError(
-                f"server lists differ: worker {worker} ({about}) has {', '.join(servers)}; "
-                f"this server has {', '.join(self._endpoints)}"
+                f"server lists differ: {who} has {', '.join(servers)}; this server has {', '.join(self._endpoints)}"
             )
         if self._workers is not None and workers != self._workers:
+            raise StoreError(f"worker counts differ: {who} says {workers}; this server has {self._workers}")
+        if not 0 <= joining.worker < workers <= MAX_WORKERS:
+            raise StoreError(f"{who}: with {workers} workers, numbers are 0 to {workers - 1}")
+        # A new job may have another mode than the one before it, unless this server was started for one.
+        if self._at_work(except_for=joining.worker) or self.config.mode:
+            self._agree_on_mode(who, joining.mode)
+
+    def _agree_on_mode(self, who: str, mode: str | None) -> None:
+        if mode is not None and self._mode is not None and mode != self._mode:
             raise StoreError(
-                f"worker counts differ: worker {worker} ({about}) says {workers}; this server has {self._workers}"
+                f"modes differ: {who} trains in mode {mode}; this server and its other trainers in {self._mode}. "
+                "Start every process of a job with the same mode"
             )
-        if not 0 <= worker < workers <= MAX_WORKERS:
-            raise StoreError(f"worker {worker} ({about}): with {workers} workers, numbers are 0 to {workers - 1}")
 
     def check(self, worker: int, incarnation: str) -> Trainer:
         """The trainer that calls; a call is a sign of life."""
@@ -142,6 +182,11 @@ class Sessions:
             )
         trainer.last_seen = time.monotonic()
         return trainer
+
+    def check_job(self) -> None:
+        """Refuse what only makes sense in a job that goes on. With `changed` held or not."""
+        if self._broken is not None:
+            raise StoreError(self._broken)
 
     def heartbeat(self, worker: int, incarnation: str, status: dict[str, Any]) -> None:
         with self.changed:
@@ -158,12 +203,40 @@ class Sessions:
                     each.resting = False
             self.changed.notify_all()
 
-    def fail(self, worker: int, incarnation: str, reason: str) -> None:
-        """The trainer has closed its store because its training failed: it is lost, and nobody need wait to say so."""
+    def fail(self, worker: int, incarnation: str, reason: str, *, own_error: bool) -> None:
+        """The trainer ends too early and says so: it is lost, and nobody need wait to find out."""
         with self.changed:
             self.check(worker, incarnation).failure = reason
             self.had_losses = True
+            if own_error:
+                self._break(worker)
             self.changed.notify_all()
+
+    def ended(self, worker: int, how: str, failed: bool) -> bool:
+        """Its launcher has seen the trainer's process end badly. Returns whether the others go on.
+
+        failed: with an exit status, not by a signal. A trainer that was registered then would have told us of an error
+        of its own.
+        """
+        with self.changed:
+            if not 0 <= worker < (self.workers or MAX_WORKERS):
+                raise StoreError(f"worker {worker} has ended ({how}), but there are {self.workers} workers")
+            trainer = self._trainers.get(worker)
+            if trainer is None:
+                self._ended_before[worker] = how
+                self.had_losses = True
+                if failed:
+                    self._break(worker)
+            elif not trainer.ended and not trainer.stopped:
+                trainer.failure = how
+                self.had_losses = True
+            log.warning("worker %d has ended: %s", worker, how)
+            self.changed.notify_all()
+            return self._broken is None and self.config.lost_trainer == "drop"
+
+    def _break(self, worker: int) -> None:
+        if self._broken is None:
+            self._broken = f"the job has ended: {self.name(worker)}. {self._advice('Once that is mended, start')}"
 
     def join(self, worker: int, incarnation: str) -> None:
         """Take a resting trainer into the rounds again."""
@@ -210,9 +283,8 @@ class Sessions:
             dropped = {
                 worker for worker, trainer in self._trainers.items() if trainer.dropped or trainer.failure is not None
             }
-            who = dict.fromkeys(self._never_came, "never registered") | {
-                worker: self._trainers[worker].about for worker in dropped
-            }
+            who = {worker: self._ended_before.get(worker, "never registered") for worker in self._never_came}
+            who |= {worker: self._trainers[worker].about for worker in dropped}
             return [f"worker {worker} ({about})" for worker, about in sorted(who.items())]
 
     # --- with `changed` held
@@ -233,18 +305,23 @@ class Sessions:
         return min(there - set(self.lost_among(there)), default=None)
 
     def lost_among(self, workers: Iterable[int]) -> list[int]:
-        now, lost = time.monotonic(), list[int]()
-        for worker in sorted(workers):
-            trainer = self._trainers.get(worker)
-            if trainer is None:
-                if self._first is not None and now - self._first > self.config.join_timeout:
-                    lost.append(worker)
-            elif trainer.failure is not None or now - trainer.last_seen > self.config.timeout:
-                lost.append(worker)
-        return lost
+        return [worker for worker in sorted(workers) if self._lost(worker)]
 
-    def drop(self, workers: Iterable[int]) -> None:
-        for worker in workers:
+    def _lost(self, worker: int) -> bool:
+        trainer, now = self._trainers.get(worker), time.monotonic()
+        if trainer is not None:
+            return trainer.failure is not None or now - trainer.last_seen > self.config.timeout
+        late = self._first is not None and now - self._first > self.config.join_timeout
+        return late or worker in self._ended_before
+
+    def go_on_without(self, what: str, lost: Iterable[int]) -> StoreError | None:
+        """Leave trainers out that are lost to `what`; or, where the others are not to go on, the error that says so."""
+        lost = list(lost)
+        if self._broken is not None:
+            return StoreError(f"{what}: {self._broken}")
+        if self.config.lost_trainer == "error":
+            return self.missing_error(what, lost)
+        for worker in lost:
             log.warning("going on without %s", self.name(worker))
             if worker in self._trainers:
                 self._trainers[worker].dropped = True
@@ -252,22 +329,24 @@ class Sessions:
             else:
                 self._never_came.add(worker)
         self.changed.notify_all()
+        return None
 
     def name(self, worker: int) -> str:
         """A trainer in the words of an error message."""
         trainer = self._trainers.get(worker)
         if trainer is None:
-            return f"worker {worker} (never registered)"
-        last = f"last heard of {time.monotonic() - trainer.last_seen:.1f} s ago"
+            how = self._ended_before.get(worker)
+            return f"worker {worker} ({f'ended before it registered: {how}' if how else 'never registered'})"
         if trainer.failure is not None:
-            last = f"its training failed: {trainer.failure}"
-        return f"worker {worker} ({trainer.about}, {last})"
+            return f"worker {worker} ({trainer.about}) failed: {trainer.failure}"
+        silent = time.monotonic() - trainer.last_seen
+        return f"worker {worker} ({trainer.about}, last heard of {silent:.1f} s ago)"
 
     def missing_error(self, what: str, lost: Iterable[int]) -> StoreError:
         names = ", ".join(self.name(worker) for worker in lost)
         return StoreError(
             f"{what}: lost {names}; the time-out is {self.config.timeout:g} s. {self._advice()}, or go on without "
-            "lost trainers with lost_trainer='drop'"
+            "lost trainers (lost_trainer='drop', --lost-trainer drop)"
         )
 
     def late_error(self, what: str, worker: int) -> StoreError:
@@ -276,10 +355,10 @@ class Sessions:
             f"started again. {self._advice()}, all trainers of it"
         )
 
-    def _advice(self) -> str:
+    def _advice(self, start: str = "Start") -> str:
         saved = self.last_checkpoint
         return (
-            f"Start the job again{f' and resume from {saved}' if saved else ' (no checkpoint was saved in this run)'}"
+            f"{start} the job again{f' and resume from {saved}' if saved else ' (no checkpoint was saved in this run)'}"
         )
 
     def _is(self, worker: int, state: str) -> bool:

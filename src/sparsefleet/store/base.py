@@ -249,8 +249,12 @@ class ParameterStore(ABC):
         """Trainers that the others went on without, in words."""
         return []
 
-    def give_up(self, reason: str = "") -> None:  # noqa: B027
-        """Training has failed here: the others must not take this trainer for one at work, and are told the reason."""
+    def give_up(self, error: BaseException | None) -> None:  # noqa: B027
+        """Training ends here before its time, because of an error or (None) without a word: the others are told.
+
+        An error of this trainer's own (a bad row, a loss that is no number) ends the job; one that says that it was
+        interrupted or cut off from its servers only makes it lost to the others.
+        """
 
     def report(self, status: Mapping[str, Any]) -> None:  # noqa: B027
         """What `stats` shows of this trainer from now on: step, rows_per_s, …"""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
@@ -34,13 +33,7 @@ class LocalStore(ParameterStore):
             if present is None:
                 self._sparse[spec.name] = SparseTable(spec)
                 return
-        differing = [
-            f"{f.name} is {getattr(present.spec, f.name)!r} there and {getattr(spec, f.name)!r} here"
-            for f in fields(TableSpec)
-            if getattr(present.spec, f.name) != getattr(spec, f.name)
-        ]
-        if differing:
-            raise StoreError(f"table {spec.name!r} exists with another spec: {'; '.join(differing)}")
+        present.spec.check_same(spec)
 
     def create_dense(self, name: str, values: F32, rule: UpdateRule, layout: Layout) -> None:
         with self._creating:

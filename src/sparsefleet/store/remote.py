@@ -15,7 +15,6 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,9 +30,9 @@ from sparsefleet.store.remote_config import RemoteConfig
 from sparsefleet.store.remote_control import Heartbeats, Meetings
 from sparsefleet.store.remote_cut import Watch, open_cut
 from sparsefleet.store.remote_lane import Joined, Lanes, Message
-from sparsefleet.store.remote_link import ServerLink
+from sparsefleet.store.remote_link import Saved, ServerLink
 from sparsefleet.store.remote_pack import NOTHING, Block, DenseItem, Item, RowItem, WantedBlocks, floats_of, pack
-from sparsefleet.store.wire import Frame, differences, read_parts
+from sparsefleet.store.wire import Frame, Letter, read_parts
 from sparsefleet.store.wire.arrays import read_arrays
 from sparsefleet.store.wire.frames import EMPTY, Bytes
 from sparsefleet.table.spec import TableSpec
@@ -42,14 +41,7 @@ T = TypeVar("T")
 
 LETTER_BYTES = 4 << 20
 """About as much as a letter carries."""
-
-
-@dataclass(frozen=True, slots=True)
-class Letter:
-    sender: int
-    last: bool
-    """The sender has no more for this box."""
-    body: Bytes
+GOOD_BYE_SECONDS = 2.0
 
 
 class RemoteStore(ParameterStore):
@@ -61,7 +53,8 @@ class RemoteStore(ParameterStore):
         self.incarnation = uuid.uuid4().hex
         self._specs: dict[str, TableSpec] = {}
         self._blocks: dict[str, Block] = {}
-        self._links = [ServerLink(config, index) for index in range(len(config.endpoints))]
+        saved = Saved()
+        self._links = [ServerLink(config, index, saved) for index in range(len(config.endpoints))]
         identity = {"worker": config.worker, "incarnation": self.incarnation}
         self._register(identity)
         self._lanes = Lanes(self._links, identity, config.timeout)
@@ -71,7 +64,8 @@ class RemoteStore(ParameterStore):
         self._meetings = Meetings(self._links[0], identity, self._heartbeats.check)
         self._watch: Watch | None = None
         self._closed = False
-        self._failure: str | None = None
+        self.given_up = False
+        """`give_up` was called: to the servers this trainer is lost."""
         self._has_sent = False
 
     @property
@@ -82,8 +76,8 @@ class RemoteStore(ParameterStore):
 
     def create_table(self, spec: TableSpec) -> None:
         known = self._specs.get(spec.name)
-        if known is not None and (differing := differences(known, spec)):
-            raise StoreError(f"table {spec.name!r} exists with another spec: {'; '.join(differing)}")
+        if known is not None:
+            known.check_same(spec)
         remote_saving.create_table(self._links, spec)
         self._specs[spec.name] = spec
 
@@ -186,10 +180,9 @@ class RemoteStore(ParameterStore):
         self._closed = True
         self._heartbeats.stop()
         self._lanes.close()
-        good_bye = {**self._identity(), "for_good": True, "failed": self._failure}
+        if not self.given_up:
+            self._say_good_bye({})
         for link in self._links:
-            with contextlib.suppress(StoreError):  # a server that is gone needs no good-bye
-                link.action("leave", good_bye, min(2.0, self.config.timeout))
             link.client.close()
 
     # --- calls that only servers can answer
@@ -298,16 +291,33 @@ class RemoteStore(ParameterStore):
         """What `stats` shows of this trainer from the next heartbeat on: step, rows_per_s, staleness, …"""
         self._heartbeats.status = dict(status)
 
-    def give_up(self, reason: str = "") -> None:
-        """No more signs of life: who waits for this trainer hears that it is lost, after the time-out or at `close`.
+    def give_up(self, error: BaseException | None) -> None:
+        """No more signs of life, and word to the servers why.
 
         So a script may end with `stop_worker` whatever happens, and is not taken for one that has run out of rows.
         """
-        self._failure = reason or "no reason was given"
+        if self.given_up or self._closed:
+            return
+        self.given_up = True
         self._heartbeats.stop()
+        self._say_good_bye(
+            {
+                "failed": "it ended without fleet.stop_worker()" if error is None else _reason(error),
+                "own_error": error is not None and not isinstance(error, StoreError | KeyboardInterrupt | SystemExit),
+            }
+        )
+
+    def _say_good_bye(self, how: Mapping[str, Any]) -> None:
+        for link in self._links:
+            with contextlib.suppress(StoreError):  # a server that is gone needs no good-bye
+                link.action(
+                    "leave", {**self._identity(), "for_good": True, **how}, min(GOOD_BYE_SECONDS, self.config.timeout)
+                )
 
     def stop_servers(self) -> None:
         """This trainer is done; servers end when all are."""
+        if self.given_up:
+            return
         for link in self._links:
             link.action("stop", self._identity())
 
@@ -324,11 +334,10 @@ class RemoteStore(ParameterStore):
                     registered.append(link)
                     heartbeats.callback(Heartbeats([link], identity, self.config.heartbeat).stop)
         except BaseException as error:
+            good_bye = {**identity, "for_good": True, "failed": _reason(error)}
             for link in registered:
                 with contextlib.suppress(StoreError):
-                    link.action(
-                        "leave", {**identity, "for_good": True, "failed": str(error)}, min(2.0, self.config.timeout)
-                    )
+                    link.action("leave", good_bye, min(GOOD_BYE_SECONDS, self.config.timeout))
             for link in self._links:
                 link.client.close()
             raise
@@ -413,6 +422,10 @@ class RemoteStore(ParameterStore):
     def _send(self, operation: str, messages: Mapping[int, Message], finish: Callable[[list[Frame]], T]) -> Pending[T]:
         calls = self._lanes.mine().send(operation, messages) if messages else []
         return Joined(calls, finish, self.config.timeout)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _geo_answer(items: Sequence[Item], answers: Sequence[Any]) -> GeoAnswer:

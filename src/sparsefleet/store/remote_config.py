@@ -14,6 +14,8 @@ class RemoteConfig:
     worker: int = 0
     workers: int = 1
     """Trainers of the run."""
+    mode: str | None = None
+    """How they work together: servers refuse a trainer whose mode is not the others'. None: nothing to compare."""
     timeout: float = 60.0
     """Seconds without a sign of life after which a server counts as lost."""
     connect_timeout: float = 120.0

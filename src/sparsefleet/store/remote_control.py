@@ -49,7 +49,7 @@ class Heartbeats:
             try:
                 answer = link.action("heartbeat", {**self._identity, "status": self.status}, 2 * self._seconds)
                 self._answered[link.index] = time.monotonic()
-                link.last_checkpoint = answer.get("last_checkpoint") or link.last_checkpoint
+                link.heard_of(answer)
                 if link.index == 0 and answer.get("first") is not None:
                     self.first = int(answer["first"])
             except StoreError as error:

@@ -78,6 +78,7 @@ class Watch:
                     return
                 if not answer:
                     continue
+                self._link.heard_of(answer)
                 cut, phase = answer["cut"], answer["phase"]
                 if paused and phase != "report":
                     self._member.resume()

@@ -53,6 +53,10 @@ class Joined(Generic[T]):
         return self._result
 
 
+GOODBYE_SECONDS = 1.0
+"""For all streams of a store together to end in good order."""
+
+
 class Lane:
     def __init__(self, links: Sequence[ServerLink], hello: Mapping[str, Any], number: int, watchdog: Watchdog) -> None:
         self._streams = [Stream(link, {**hello, "lane": number}, watchdog) for link in links]
@@ -73,9 +77,9 @@ class Lane:
                 for server, (header, body, answer_bytes) in messages.items()
             ]
 
-    def close(self) -> None:
+    def close(self, deadline: float) -> None:
         for stream in self._streams:
-            stream.close()
+            stream.close(deadline)
 
 
 class _Holder:
@@ -122,6 +126,7 @@ class Lanes:
         self._closed = True
         with self._lock:
             lanes = list(self._all)
+        deadline = time.monotonic() + GOODBYE_SECONDS
         for lane in lanes:
-            lane.close()
+            lane.close(deadline)
         self._watchdog.stop()

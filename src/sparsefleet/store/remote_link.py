@@ -24,10 +24,21 @@ NOT_UP = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.Flig
 """What registering raises while a server is still starting."""
 
 
+TELL_AFTER = 2.0
+"""Servers start together with trainers: a moment's wait is nothing to speak of."""
+TELL_EVERY = 5.0
+
+
+class Saved:
+    """The newest checkpoint that this trainer has heard of, from whichever server."""
+
+    path: str | None = None
+
+
 class ServerLink:
-    def __init__(self, config: RemoteConfig, index: int) -> None:
+    def __init__(self, config: RemoteConfig, index: int, saved: Saved | None = None) -> None:
         self.config, self.index, self.endpoint = config, index, config.endpoints[index]
-        self.last_checkpoint: str | None = None
+        self.saved = saved or Saved()
         self.server_id: str | None = None
         """Which life of the server we registered with."""
         self.check_all: Callable[[], None] = lambda: None
@@ -77,8 +88,13 @@ class ServerLink:
         return StoreError(f"{self} was restarted before {operation} and has lost its parameters.{self._advice()}")
 
     def _advice(self) -> str:
-        known = f"resume from {self.last_checkpoint}" if self.last_checkpoint else "no checkpoint was saved in this run"
+        known = f"resume from {self.saved.path}" if self.saved.path else "no checkpoint was saved in this run"
         return f" Look at that server's log; {known}"
+
+    def heard_of(self, answer: Mapping[str, Any]) -> None:
+        """Note the newest checkpoint that an answer tells of. Server 0 is the first to know of one."""
+        if self.index == 0:
+            self.saved.path = answer.get("last_checkpoint") or self.saved.path
 
     def register(self, incarnation: str, about: str) -> None:
         """Make ourselves known, waiting for a server that is not up yet."""
@@ -90,11 +106,13 @@ class ServerLink:
             "servers": list(config.endpoints),
             "index": self.index,
             "about": about,
+            "mode": config.mode,
         }
         while True:
             try:
                 answer = self.action("register", request, min(5.0, config.connect_timeout))
-                self.server_id, self.last_checkpoint = str(answer["server"]), answer.get("last_checkpoint")
+                self.server_id = str(answer["server"])
+                self.heard_of(answer)
                 return
             except StoreError as error:
                 waited = time.monotonic() - start
@@ -105,13 +123,14 @@ class ServerLink:
                         f"{self} did not come up within {config.connect_timeout:g} s: is it started, is the address "
                         f"right? ({_first_line(error.__cause__)})"
                     ) from error
-                if waited - told >= 5 or not told:
-                    told = waited or 0.001
+                if waited - told >= TELL_EVERY or (not told and waited >= TELL_AFTER):
+                    told = waited
                     log.warning("waiting for %s to come up (%.0f of %g s)", self, waited, config.connect_timeout)
                 time.sleep(0.2)
 
 
 def _first_line(error: BaseException) -> str:
+    """What a user can make something of: gRPC tells its own way to the error before it, and its calls after it."""
     text = str(error).splitlines()
     line = text[0] if text else type(error).__name__
-    return line.split(". gRPC client debug context")[0]
+    return line.split(". gRPC client debug context")[0].rpartition("with message: ")[2].rpartition("last error: ")[2]

@@ -64,8 +64,12 @@ def save(
     if drop_state:
         return  # nothing that a run could be resumed from
     for link in links:
-        link.last_checkpoint = path
-        link.action("saved", {"path": path})
+        link.saved.path = path
+        try:
+            link.action("saved", {"path": path})
+        except StoreError as error:
+            # The checkpoint is whole. Whoever needs that server next gets an error of their own.
+            log.warning("%s was saved, but one server does not know: %s", path, error)
 
 
 def load(links: Sequence[ServerLink], path: str, *, values_only: bool = False) -> RunFacts:

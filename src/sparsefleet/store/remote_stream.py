@@ -40,7 +40,6 @@ ANSWER_BYTES = 256
 REPAIRS = 3
 """Times that one wait opens a broken connection anew."""
 
-GOODBYE_SECONDS = 1.0
 
 RETRIED = (flight.FlightUnavailableError, flight.FlightInternalError)
 """What an action raises when the connection, not the server, is at fault."""
@@ -209,14 +208,15 @@ class Stream:
         if reader is not None:
             reader.cancel()
 
-    def close(self) -> None:
+    def close(self, deadline: float) -> None:
+        """End the connection, by the deadline in good order. Calls that are not answered yet never will be."""
         self._closed = True
-        if not self._lock.acquire(timeout=1.0):
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             self.cancel()
             return
         try:
-            if self._writer is not None and not self._unanswered:
-                self._say_goodbye(time.monotonic() + GOODBYE_SECONDS)
+            if self._writer is not None and time.monotonic() < deadline:
+                self._say_goodbye(deadline)
         except BROKEN:
             pass  # then it ends without a good-bye
         finally:

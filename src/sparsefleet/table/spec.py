@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.core.initializer import Initializer, Uniform
 from sparsefleet.optim.base import UpdateRule
 
@@ -26,3 +26,13 @@ class TableSpec:
             )
         if not 1 <= self.dim <= 65536:
             raise ConfigError(f"table {self.name!r}: dim={self.dim} must be 1 to 65536")
+
+    def check_same(self, other: TableSpec) -> None:
+        """A second process, or a second model, asks for this table: refuse another one, field by field, in words."""
+        differing = [
+            f"{one.name} is {getattr(self, one.name)!r} there and {getattr(other, one.name)!r} here"
+            for one in fields(self)
+            if getattr(self, one.name) != getattr(other, one.name)
+        ]
+        if differing:
+            raise StoreError(f"table {self.name!r} exists with another spec: {'; '.join(differing)}")

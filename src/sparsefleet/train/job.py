@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from sparsefleet.communicator import Communicator, DirectCommunicator
+from sparsefleet.core.errors import ConfigError
 from sparsefleet.optim import Adam
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store import LocalStore, ParameterStore
@@ -43,6 +44,9 @@ class Job(ABC):
 class LocalJob(Job):
     """One process: tables live in it, gradients are applied at once."""
 
+    refused: ClassVar[str] = ""
+    """Why this process should not train by itself: it is one of several of a job. Set where that is found out."""
+
     def __init__(
         self,
         rule: UpdateRule | None = None,
@@ -50,6 +54,7 @@ class LocalJob(Job):
         communicator: Callable[[ParameterStore], Communicator] = DirectCommunicator,
     ) -> None:
         self.rule = rule or Adam()
+        self._asked_for = store is not None
         self._store = store or LocalStore()
         self._communicator = communicator
 
@@ -57,4 +62,9 @@ class LocalJob(Job):
         return self._store
 
     def communicator(self) -> Communicator:
+        if self.refused and not self._asked_for:
+            raise ConfigError(
+                f"{self.refused}, but its Trainer would train a model of its own that nobody else sees: give it what "
+                "fleet.distributed_optimizer(optimizer, strategy) returns (or store=LocalStore() to train alone)"
+            )
         return self._communicator(self._store)

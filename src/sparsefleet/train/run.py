@@ -13,7 +13,7 @@ from typing import Any
 from sparsefleet.checkpoint import point_latest, prune, step_path
 from sparsefleet.communicator import Communicator
 from sparsefleet.core.batch import Batch
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.data.base import Epoch, Reader
 from sparsefleet.metrics import ClickMetrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
@@ -31,6 +31,9 @@ from sparsefleet.train.session import Session
 from sparsefleet.train.status import StatusReports
 
 logger = logging.getLogger("sparsefleet.train")
+
+INTERRUPTED_SECONDS = 10.0
+"""Trainers that are interrupted together end their steps within so much of each other."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ class Run:
         for reporter in self.reporters:
             reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone))
         if self.save_policy and self.save_policy.every_epoch:
-            self.save_epoch()
+            self.save_once(f"saved epoch {self.epochs_done}")
 
     def meet(self, number: int, communicator: Communicator) -> None:
         """All trainers have come to the end of an epoch."""
@@ -218,22 +221,34 @@ class Run:
         return fetch_values(names, self.progress.snapshot(self.data.progress()).values(), self._parameters)
 
     def interrupted(self) -> None:
-        """The user wants to stop: save, if asked to."""
-        if self.save_policy is None or not self.save_policy.on_interrupt or self.job.trainers > 1:
-            return  # of several trainers one cannot speak for all
-        if not self.moment.gate.quiet:
-            logger.warning("a training thread is still within a step: not saved; the last checkpoint stands")
+        """The user wants to stop: save, if asked to. Of several trainers all must have been interrupted."""
+        if self.save_policy is None or not self.save_policy.on_interrupt:
             return
-        self.save()
+        quiet = self.moment.gate.quiet
+        if self.job.trainers > 1:
+            mine = {"trainer": self.job.index, "quiet": quiet}
+            try:
+                parts = self.session.store.reduce("interrupted", mine, INTERRUPTED_SECONDS)
+            except StoreError as error:
+                logger.warning("not saved, since the other trainers go on or are gone; %s", error)
+                return
+            quiet = all(part["quiet"] for part in parts)
+            self.job.first = min(part["trainer"] for part in parts)
+        if not quiet:
+            logger.warning("a training thread is still within a step: not saved; the last checkpoint stands")
+        elif self.job.trainers == 1:
+            self.save()
+        else:
+            self.save_once("interrupted, saved")
 
-    def save_epoch(self) -> None:
-        """All trainers have come to the end of an epoch: the first of those left saves, the others wait."""
+    def save_once(self, name: str) -> None:
+        """All trainers have come here: the first of those left saves, the others wait."""
         saved = False
         while not saved:
             if self.job.index == self.job.first:
                 self.save()
             mine = {"trainer": self.job.index, "saved": self.job.index == self.job.first}
-            parts = self.session.store.reduce(f"saved epoch {self.epochs_done}", mine)
+            parts = self.session.store.reduce(name, mine)
             saved = any(part["saved"] for part in parts)
             self.job.first = min(part["trainer"] for part in parts)  # else the one that was to save is lost
 

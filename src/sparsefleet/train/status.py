@@ -11,7 +11,7 @@ from sparsefleet.train.progress import Progress
 
 PERIOD_SECONDS = 1.0
 SPEED_SECONDS = 5.0
-"""Rows per second are those of the last few seconds."""
+"""Rows per second are those of the last few seconds of training: scoring, saving and waiting do not count."""
 
 
 class StatusReports:
@@ -20,7 +20,7 @@ class StatusReports:
         self.staleness: Callable[[], int] = lambda: 0
         """Steps done here and not applied on the servers; the communicator's to say."""
         self._next = 0.0
-        self._counted: deque[tuple[float, int]] = deque()
+        self._counted: deque[tuple[float, int]] = deque([(progress.seconds, progress.rows)])
 
     def tick(self) -> None:
         """Called often while training."""
@@ -28,17 +28,21 @@ class StatusReports:
         if now < self._next:
             return
         self._next = now + PERIOD_SECONDS
-        self._counted.append((now, self._progress.rows))
-        while now - self._counted[0][0] > SPEED_SECONDS and len(self._counted) > 2:
-            self._counted.popleft()
-        (since, before), (_, rows) = self._counted[0], self._counted[-1]
-        self._tell("training", (rows - before) / (now - since) if now > since else 0.0, self.staleness())
+        self._tell("training", self._speed(), self.staleness())
 
     def resting(self, doing: str) -> None:
-        """Between epochs: scoring, saving, waiting for the others, done."""
-        self._counted.clear()
+        """Between epochs: scoring, saving, waiting for the others, done. The speed is that of the training before."""
         self._next = 0.0
-        self._tell(doing, 0.0, 0)
+        self._tell(doing, self._speed(), 0)
+
+    def _speed(self) -> float:
+        # Over the ends of epochs: there are epochs shorter than the time between two reports.
+        now, rows = self._progress.seconds, self._progress.rows
+        self._counted.append((now, rows))
+        while now - self._counted[0][0] > SPEED_SECONDS and len(self._counted) > 2:
+            self._counted.popleft()
+        since, before = self._counted[0]
+        return (rows - before) / (now - since) if now > since else 0.0
 
     def _tell(self, doing: str, rows_per_s: float, staleness: int) -> None:
         progress = self._progress

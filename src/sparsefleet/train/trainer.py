@@ -117,7 +117,7 @@ class Trainer:
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
         except BaseException as error:
-            self.store.give_up(str(error) or type(error).__name__)
+            self.store.give_up(error)
             raise
         finally:
             session.step, session.epoch = run.progress.step, run.epochs_done

@@ -4,6 +4,7 @@ from sparsefleet.store.wire.frames import (
     FRAME_SCHEMA,
     PROTOCOL,
     Frame,
+    Letter,
     WireError,
     decode,
     encode,
@@ -11,18 +12,18 @@ from sparsefleet.store.wire.frames import (
     to_json,
 )
 from sparsefleet.store.wire.parts import Part, Parts, describe, layout_bytes, read_parts
-from sparsefleet.store.wire.specs import differences, spec_from_dict, spec_to_dict
+from sparsefleet.store.wire.specs import spec_from_dict, spec_to_dict
 
 __all__ = [
     "FRAME_SCHEMA",
     "PROTOCOL",
     "Frame",
+    "Letter",
     "Part",
     "Parts",
     "WireError",
     "decode",
     "describe",
-    "differences",
     "encode",
     "layout_bytes",
     "read_json",

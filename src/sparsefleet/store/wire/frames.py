@@ -44,6 +44,16 @@ class Frame:
     """Aligned to 8 bytes, so that it can be seen as keys and floats."""
 
 
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """Bytes from one trainer to another, left with a server."""
+
+    sender: int
+    last: bool
+    """The sender has no more for this box."""
+    body: Bytes
+
+
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from sparsefleet import optim
@@ -52,12 +52,3 @@ def initializer_from_dict(data: Mapping[str, Any]) -> Initializer:
     if kind is None or not all(type(number) in (int, float) for number in numbers.values()):
         raise ConfigError(f"an initializer is one of {', '.join(_INITIALIZERS)} with its numbers; got {dict(data)!r}")
     return kind(**numbers)
-
-
-def differences(there: TableSpec, here: TableSpec) -> list[str]:
-    """What differs, field by field, in words."""
-    return [
-        f"{field.name} is {getattr(there, field.name)!r} there and {getattr(here, field.name)!r} here"
-        for field in fields(TableSpec)
-        if getattr(there, field.name) != getattr(here, field.name)
-    ]

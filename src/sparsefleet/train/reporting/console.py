@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn
+from rich.text import Text
 
 from sparsefleet.train.progress import Snapshot
 from sparsefleet.train.reporting.base import Look, Reporter
@@ -17,12 +18,18 @@ from sparsefleet.train.reporting.base import Look, Reporter
 logger = logging.getLogger("sparsefleet.train")
 
 
-def console_reporter(console: Console, log_seconds: float = 10.0) -> Reporter:
-    """The one that fits where the console writes to."""
+def console_reporter(console: Console | None = None, log_seconds: float = 10.0) -> Reporter:
+    """The one that fits where the console writes to: standard error, unless told."""
+    console = console or Console(stderr=True, highlight=False)
     return BarReporter(console) if console.is_terminal else LogReporter(console, log_seconds)
 
 
 def describe(snapshot: Snapshot) -> str:
+    left = time_left(snapshot)
+    return describe_training(snapshot) + (f"  {left}" if left else "")
+
+
+def describe_training(snapshot: Snapshot) -> str:
     parts = [
         f"{snapshot.rows:,} rows",
         f"{_number(snapshot.rows_per_second, ',.0f')} rows/s",
@@ -30,8 +37,12 @@ def describe(snapshot: Snapshot) -> str:
         f"auc {_number(snapshot.auc, '.5f')}",
         f"window auc {_number(snapshot.batch_auc, '.5f')}",
     ]
+    return "  ".join(parts)
+
+
+def time_left(snapshot: Snapshot) -> str:
     left = seconds_left(snapshot)
-    return "  ".join(parts) + (f"  {_clock(left)} left" if left is not None else "")
+    return "" if left is None else f"{_clock(left)} left"
 
 
 def seconds_left(snapshot: Snapshot) -> float | None:
@@ -45,12 +56,20 @@ def seconds_left(snapshot: Snapshot) -> float | None:
     return snapshot.seconds * (snapshot.epochs - done) / here
 
 
+class _Bar(Progress):
+    """The bar, and the figures in a line of their own: side by side they do not fit into 80 columns."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield from (Text(task.fields["text"]) for task in self.tasks)
+
+
 class BarReporter(Reporter):
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Progress(
+        self._bar = _Bar(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(),
-            TextColumn("{task.fields[text]}"), console=console, transient=True,
+            TextColumn("{task.fields[left]}"), console=console, transient=True,
         )  # fmt: skip
         self._task: TaskID | None = None
         self._next = 0.0
@@ -61,14 +80,15 @@ class BarReporter(Reporter):
         self._next = time.monotonic() + 0.5
         snapshot = look()
         if self._task is None:
-            self._bar.start()
-            self._task = self._bar.add_task("", total=1.0, text="")
+            self._task = self._bar.add_task("", total=1.0, text="", left="")
         self._bar.update(
             self._task,
             description=f"epoch {snapshot.epoch + 1}/{snapshot.epochs}",
             completed=snapshot.share or 0.0,
-            text=describe(snapshot),
+            text=describe_training(snapshot),
+            left=time_left(snapshot),
         )
+        self._bar.start()
 
     def epoch_end(self, snapshot: Snapshot) -> None:
         self._hide()

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.train.progress import Snapshot
 from sparsefleet.train.reporting.base import Look, Reporter
 
 
+def writer_type() -> Any:
+    """torch's SummaryWriter, or an error where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError("TensorBoard is not installed: pip install 'sparsefleet[tensorboard]'") from error
+    return SummaryWriter
+
+
 class TensorBoardReporter(Reporter):
     def __init__(self, folder: str, seconds: float = 5.0) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError("TensorBoard is not installed: pip install 'sparsefleet[tensorboard]'") from error
-        self._writer = SummaryWriter(folder)
+        self._writer = writer_type()(folder)
         self._seconds, self._next = seconds, time.monotonic()
 
     def tick(self, look: Look) -> None:

@@ -1,0 +1,93 @@
+"""Scripts that use the facade in another order, or leave it without a word."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from server_processes import SOURCES, servers
+from small_jobs import Given, batches, small_model
+
+from sparsefleet import optim
+from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.fleet import Role
+from sparsefleet.fleet.facade import Fleet
+from sparsefleet.store import LocalStore
+from sparsefleet.train import Trainer
+from sparsefleet.train.job import LocalJob
+
+SERVERS = ["127.0.0.1:1"]
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    monkeypatch.setattr(LocalJob, "refused", "")
+
+
+def test_a_trainer_without_the_jobs_optimizer_is_refused_in_a_job_of_several():
+    fleet = Fleet()
+    fleet.init(Role.worker(1, 2, SERVERS))
+    with pytest.raises(ConfigError, match=r"this process is worker 1 of a job, but its Trainer would train a model of"):
+        Trainer(optim.Adam()).fit(small_model(), Given(batches(2)))
+    alone = Trainer(optim.Adam(), store=LocalStore())
+    assert alone.fit(small_model(), Given(batches(2))).rows == 40
+    fleet.init(Role())
+    assert Trainer(optim.Adam()).fit(small_model(), Given(batches(2))).rows == 40
+
+
+def test_a_server_needs_to_know_the_strategy():
+    fleet = Fleet()
+    fleet.init(Role.server(0, 1, SERVERS))
+    fleet.init_server()
+    with pytest.raises(
+        ConfigError, match=r"call fleet.distributed_optimizer\(optimizer, strategy\) before fleet.run_s"
+    ):
+        fleet.run_server()
+
+
+def test_the_strategy_comes_before_the_connection():
+    with servers() as job:
+        job.start(1)
+        fleet = Fleet()
+        fleet.init(Role.worker(0, 1, job.endpoints))
+        fleet.init_worker()
+        try:
+            with pytest.raises(ConfigError, match=r"distributed_optimizer\(\) after init_worker\(\): call it before"):
+                fleet.distributed_optimizer(optim.SGD())
+        finally:
+            fleet.stop_worker()
+
+
+SCRIPT = """
+import sys
+from sparsefleet import fleet, optim
+fleet.init()
+fleet.distributed_optimizer(optim.SGD())
+fleet.init_worker()
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (
+            "raise ValueError('no such column')",
+            r"the job has ended: worker 1 \(.*\) failed: no such column\. Once that",
+        ),
+        ("sys.exit(3)", r"lost worker 1 \(.*\) failed: it ended without fleet.stop_worker\(\); the time-out is 20 s"),
+        ("", r"lost worker 1 \(.*\) failed: it ended without fleet.stop_worker\(\); the time-out is 20 s"),
+    ],
+)
+def test_a_script_that_ends_without_stop_worker_is_lost_at_once(end, error):
+    with servers() as job:
+        other = job.start(1, "--timeout", "20").store(0, 2)
+        environment = {**os.environ, "PYTHONPATH": str(SOURCES), **Role.worker(1, 2, job.endpoints).environment()}
+        script = subprocess.run(
+            [sys.executable, "-c", SCRIPT.format(end=end)], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert script.returncode == {"": 0, "sys.exit(3)": 3}.get(end, 1), script.stderr
+        with pytest.raises(StoreError, match=error):
+            other.barrier("end", timeout=5)

@@ -1,0 +1,149 @@
+"""Errors of a trainer's own end the job; kills and cuts are the policy's; launchers tell of both."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from sparsefleet import optim
+from sparsefleet.core.errors import StoreError
+from sparsefleet.core.initializer import Constant
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.store.base import RunFacts
+from sparsefleet.store.remote_config import RemoteConfig
+from sparsefleet.store.remote_link import ServerLink
+from sparsefleet.table import TableSpec
+
+SPEC = TableSpec("ads", 2, optim.SGD(1.0), Constant(0.0))
+KEYS = np.arange(10, dtype=np.uint64)
+ONES = np.ones((10, 2), np.float32)
+BROKEN = r"the job has ended: worker 1 \(process \d+ on .*\) failed: row 7 is bad\. Once that is mended, start the job"
+
+
+def launcher_says(fleet, worker: int, how: str, *, failed: bool) -> list[bool]:
+    config = RemoteConfig(tuple(fleet.endpoints), timeout=10.0)
+    links = [ServerLink(config, index) for index in range(len(fleet.endpoints))]
+    return [link.action("ended", {"worker": worker, "how": how, "failed": failed})["goes_on"] for link in links]
+
+
+@pytest.mark.parametrize("policy", ["error", "drop"])
+def test_an_error_of_its_own_ends_the_job_whatever_the_policy(fleet, tmp_path, policy):
+    stores = fleet.start(2, "--lost-trainer", policy).stores_of_all(2)
+    for store in stores:
+        store.create_table(SPEC)
+    stores[0].save(str(tmp_path / "before"), RunFacts())
+    stores[1].give_up(ValueError("row 7 is bad"))
+    step = {"ads": KeyedRows(KEYS, ONES)}
+    for call in (
+        lambda: stores[0].pull("ads", KEYS).wait(),
+        lambda: stores[0].push_step(step).wait(),
+        lambda: stores[0].sync_push(step).wait(),
+        lambda: stores[0].barrier("end"),
+        lambda: stores[0].save(str(tmp_path / "after"), RunFacts()),
+    ):
+        start = time.monotonic()
+        with pytest.raises(StoreError, match=BROKEN + f".* and resume from .*{tmp_path.name}/before"):
+            call()
+        assert time.monotonic() - start < 5
+    assert not (tmp_path / "after").exists()
+    stores[0].stop_servers()  # a script's `finally` may still say good-bye
+    stores[0].close()
+    assert [process.wait(timeout=20) for process in fleet.processes] == [0, 0]
+
+
+def test_who_waits_hears_of_the_error_at_once(fleet):
+    waiting, failing = fleet.start(1, "--lost-trainer", "drop").stores_of_all(2)
+    pending = waiting.sync_push({})
+    start = time.monotonic()
+    failing.give_up(ValueError("row 7 is bad"))
+    with pytest.raises(StoreError, match="round 1: " + BROKEN):
+        pending.wait()
+    assert time.monotonic() - start < 5
+
+
+def test_a_killed_trainer_is_lost_as_soon_as_its_launcher_says_so(fleet):
+    stores = fleet.start(2, "--lost-trainer", "drop").stores_of_all(2)
+    stores[1]._heartbeats.stop()
+    assert launcher_says(fleet, 1, "killed by SIGKILL", failed=False) == [True, True]
+    start = time.monotonic()
+    stores[0].barrier("end")
+    assert time.monotonic() - start < 5
+    assert [name.split(" (")[0] for name in stores[0].lost_trainers()] == ["worker 1"]
+
+
+def test_with_the_other_policy_the_error_says_how_it_ended(fleet):
+    stores = fleet.start(1).stores_of_all(2)
+    assert launcher_says(fleet, 1, "killed by SIGKILL", failed=False) == [False]
+    with pytest.raises(
+        StoreError, match=r"lost worker 1 \(process .*\) failed: killed by SIGKILL; .*--lost-trainer drop"
+    ):
+        stores[0].barrier("end")
+
+
+@pytest.mark.parametrize("policy", ["error", "drop"])
+def test_a_trainer_that_fails_before_it_registers_ends_the_job(fleet, policy):
+    alone = fleet.start(1, "--lost-trainer", policy).store(0, 2)
+    assert launcher_says(fleet, 1, "exit status 2", failed=True) == [False]
+    with pytest.raises(
+        StoreError, match=r"the job has ended: worker 1 \(ended before it registered: exit status 2\)\. Once"
+    ):
+        alone.barrier("begin")
+
+
+def test_a_trainer_killed_before_it_registers_is_not_waited_for(fleet):
+    alone = fleet.start(1, "--lost-trainer", "drop").store(0, 2)
+    assert launcher_says(fleet, 1, "killed by SIGKILL", failed=False) == [True]
+    alone.barrier("begin")
+    assert alone.lost_trainers() == ["worker 1 (killed by SIGKILL)"]
+
+
+def test_what_launchers_say_of_trainers_that_are_done_changes_nothing(fleet):
+    stores = fleet.start(1, "--lost-trainer", "drop").stores_of_all(2)
+    stores[1].stop_servers()
+    stores[1].close()
+    assert launcher_says(fleet, 1, "exit status 1", failed=True) == [True]
+    stores[0].barrier("end")
+    assert stores[0].lost_trainers() == []
+    with pytest.raises(StoreError, match=r"worker 9 has ended \(exit status 1\), but there are 2 workers"):
+        launcher_says(fleet, 9, "exit status 1", failed=True)
+
+
+def test_trainers_of_different_modes_are_refused(fleet):
+    fleet.start(1).store(0, 2, mode="sync")
+    with pytest.raises(
+        StoreError,
+        match=r"modes differ: worker 1 \(process .*\) trains in mode geo; this server and its other trainers in sync",
+    ):
+        fleet.store(1, 2, mode="geo")
+    fleet.store(1, 2, mode="sync")
+
+
+def test_a_second_job_may_have_another_mode(fleet):
+    for store in fleet.start(1).stores_of_all(2, mode="sync"):
+        store.close()
+    fleet.store(0, 2, mode="geo")
+    with pytest.raises(StoreError, match=r"modes differ: .* trains in mode sync; .* in geo"):
+        fleet.store(1, 2, mode="sync")
+
+
+def test_a_trainer_comes_back_while_the_others_round_is_applied(fleet, tmp_path):
+    """Its part belongs to the next round; it is not taken for one that was applied."""
+    stores = fleet.start(1).stores_of_all(3)
+    for store in stores:
+        store.create_table(SPEC)
+    stores[2].leave_rounds()
+    link = stores[0]._links[0]
+    link.action("freeze", {"owner": "a test", "seconds": 30.0})  # the round stands complete, and is not applied yet
+    step = {"ads": KeyedRows(KEYS, ONES)}
+    first = [stores[worker].sync_push(step) for worker in (0, 1)]
+    time.sleep(0.5)
+    late = stores[2].sync_push(step)
+    time.sleep(0.5)
+    link.action("thaw", {"owner": "a test"})
+    assert [pending.wait() for pending in first] == [1, 1]
+    second = [stores[worker].sync_push(step) for worker in (0, 1)]
+    assert late.wait() == 2
+    assert [pending.wait() for pending in second] == [2, 2]
+    assert set(np.unique(stores[0].pull("ads", KEYS).wait())) == {-5.0}
