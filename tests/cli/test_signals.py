@@ -81,6 +81,28 @@ def test_an_interrupted_run_saves_and_goes_on_to_the_same_bits(cli, clicks, chil
     assert again["rows"] == said["rows"] - step * 20
 
 
+@pytest.mark.parametrize(("signum", "mode"), [(signal.SIGINT, "async"), (signal.SIGTERM, "sync")])
+def test_an_interrupted_job_of_many_processes_saves_and_goes_on(clicks, shell, signum, mode):
+    job = ("--servers", 2, "--workers", 2, "--mode", mode, *SMALL, "--batch-size", 2)
+    base = ("train", "--data", clicks / "train", *job, "--save", "M")
+    child = shell.start(*base, "--epochs", 10_000, "--save-every", 500, "--keep", 2)
+    wait_for(lambda: list((shell.folder / "M").glob("step-*")), child, "checkpoint")
+    child.send_signal(signum)
+    ended = shell.finish(child, 60)
+    assert ended.returncode == 128 + signum, ended.stderr
+    assert f"{signum.name}: workers may save and end, up to 70 s (once more: at once)" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    found = Checkpoint.open(latest(shell.folder / "M"))
+    found.verify()
+    assert f"go on with: --resume M (checkpoint {found.location.name})\n" in ended.stderr
+    assert shell.left() == []
+    step, epoch = found.manifest.step, found.manifest.extra["training"]["epoch"]
+    assert step % 500, "saved where it stood"
+    resumed = shell.result(*base, "--epochs", epoch + 1, "--resume", "M")
+    assert resumed["steps"] > step
+    assert resumed["rows"] <= 6000
+
+
 @pytest.fixture(scope="session")
 def slots(clicks, tmp_path_factory):
     from sparsefleet.data.tools.show import show

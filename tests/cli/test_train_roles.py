@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import typer
 from command_line import SMALL, CommandLine
 from typer.testing import CliRunner
 
+from sparsefleet import launch
 from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.cli.app import app
 from sparsefleet.cli.train_roles import handed_on
@@ -87,11 +90,46 @@ def test_a_trainer_that_fails_fails_the_job_and_its_message_is_shown(shell: Comm
         (bad / part.name).write_bytes(part.read_bytes())
     with (bad / "part-3").open("a") as file:
         file.write("not a row\n")
-    job = ("--servers", 1, "--workers", 2, "--mode", "sync", "--timeout", 3)
+    job = ("--servers", 1, "--workers", 2, "--mode", "sync", "--timeout", 3, "--save", "model")
     done = shell.run("train", "--data", bad, *SMALL, *job)
     assert done.returncode == 1
     assert "failed first: exit status 1" in done.stderr
     assert "part-3" in done.stderr
+    assert "go on with" not in done.stderr, "nothing was saved"
+    assert shell.left() == []
+
+
+@pytest.mark.parametrize("status", [0, 1, 130])
+def test_a_job_that_did_not_end_well_says_what_to_go_on_from(
+    small_clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ("train", "--data", small_clicks / "train", *SMALL)
+    assert invoke(*rows, "--save", "M").exit_code == 0
+    monkeypatch.setattr(launch, "run_local", lambda *given, **more: launch.Outcome(status))
+    for folder, named in (("M", True), ("new", False), (None, False)):
+        save = ("--save", folder) if folder else ()
+        done = invoke(*rows, "--servers", 1, "--workers", 1, *save)
+        assert done.exit_code == status
+        line = f"sparsefleet train: go on with: --resume M (checkpoint {latest(tmp_path / 'M').name})\n"
+        assert (line in done.stderr) == (named and status != 0)
+        assert ("go on with" in done.stderr) == (named and status != 0)
+
+
+def test_a_trainer_that_fails_by_itself_ends_the_job_in_every_mode(shell: CommandLine, small_clicks: Path) -> None:
+    """It is the servers that say so: the launcher has no opinion, whatever --lost-trainer is."""
+    bad = shell.folder / "bad"
+    bad.mkdir()
+    rows = (small_clicks / "train" / "part-0").read_text()
+    (bad / "part-0").write_text(rows * 40)
+    (bad / "part-1").write_text(rows * 2 + "not a row\n" + rows * 38)
+    job = ("--servers", 1, "--workers", 2, "--mode", "async", "--lost-trainer", "drop", "--batch-size", 5)
+    began = time.monotonic()
+    done = shell.run("train", "--data", bad, *SMALL, *job)
+    assert done.returncode == 1
+    assert time.monotonic() - began < 60
+    assert re.search(r"worker (\d) failed \(exit status 1\); the others may go on for 70 s", done.stderr), done.stderr
+    assert "go on without it" not in done.stderr
     assert shell.left() == []
 
 

@@ -6,6 +6,8 @@ import ast
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -43,11 +45,27 @@ def test_every_role_gets_its_environment_and_its_log(launcher) -> None:
         assert logs[f"serverlog.{index}"] == ("server", index, 3, endpoints, endpoints[index], handed_on)
     for index in range(3):
         assert logs[f"workerlog.{index}"] == ("worker", index, 3, endpoints, None, handed_on)
-    assert "started 2 servers and 3 workers; logs in log" in done.stderr
+    assert f"started 2 servers and 3 workers; logs in log; servers at {','.join(endpoints)}\n" in done.stderr
     assert "worker 2: ended well" in done.stderr
     assert "all done: 3 workers ended well" in done.stderr
     assert done.stdout == ""
     assert launcher.left() == []
+
+
+def test_logs_of_a_larger_job_before_are_removed(launcher) -> None:
+    launcher.log.mkdir()
+    kept = {"serverlog", "serverlog.01", "serverlog.1.gz", "my-serverlog.1", "workerlog.x", "metrics.jsonl"}
+    for name in (*kept, "serverlog.0", "serverlog.1", "serverlog.12", "workerlog.2"):
+        (launcher.log / name).write_text("of before\n")
+    (launcher.log / "workerlog.9").mkdir()
+    done = launcher.run("--server_num=1", "--worker_num=2", launcher.script("print('now')"))
+    assert done.returncode == 0, done.stderr
+    assert {
+        path.name for path in launcher.log.iterdir() if path.is_file() and path.read_text() == "of before\n"
+    } == kept
+    assert {path.name for path in launcher.log.iterdir()} == {
+        *kept, "serverlog.0", "workerlog.0", "workerlog.1", "workerlog.9",
+    }  # fmt: skip
 
 
 def test_the_launchers_own_role_is_not_handed_on(launcher) -> None:
@@ -117,6 +135,27 @@ def test_a_worker_that_fails_gives_its_status_and_its_last_lines(launcher) -> No
     assert launcher.left() == []
 
 
+def test_where_a_server_failed_first_a_workers_error_is_quoted_too(launcher) -> None:
+    script = launcher.script(
+        """
+        if os.environ["TRAINING_ROLE"] == "PSERVER":
+            print("INFO worker 0 registered")
+            sys.exit(1)
+        time.sleep(0.5)
+        if os.environ["PADDLE_TRAINER_ID"] == "1":
+            raise ValueError("server 0 is gone")
+        print("error: server 0 refused the table: there is no room for it")
+        print("a library says good-bye")
+        time.sleep(60)
+        """
+    )
+    done = launcher.run("--server_num=1", "--worker_num=2", "--timeout=2", script)
+    assert done.returncode == 1
+    shown = done.stderr.partition("server 0 failed first: exit status 1")[2]
+    assert "    INFO worker 0 registered\nfleetrun: worker 1 says in log/workerlog.1:\n" in shown
+    assert "    ValueError: server 0 is gone\n" in shown
+
+
 def test_the_others_may_report_before_they_are_ended(launcher) -> None:
     script = launcher.script(
         UNTIL_TOLD
@@ -164,17 +203,103 @@ def test_a_server_that_is_killed_is_named_with_its_signal(launcher) -> None:
     assert launcher.left() == []
 
 
+# A worker that takes its time to save when it is interrupted, and sees whether its server is still there.
+SAVES = """
+    def alive(pid):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return "gone"
+        return "there"
+
+    def term(*_):
+        print("SIGTERM")
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, term)
+    if os.environ["TRAINING_ROLE"] == "PSERVER":
+        Path("server").write_text(str(os.getpid()))
+    print("up")
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        if os.environ["TRAINING_ROLE"] == "TRAINER":
+            time.sleep(0.5)
+            print("saved; server", alive(int(Path("server").read_text())))
+            sys.exit(130)
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_launcher_ends_everything(launcher, number: signal.Signals) -> None:
-    script = launcher.script("print('up')\ntime.sleep(60)")
-    process = launcher.start("--server_num=1", "--worker_num=2", script)
+def test_a_signal_to_the_launcher_lets_workers_save_before_the_servers_end(launcher, number: signal.Signals) -> None:
+    process = launcher.start("--server_num=1", "--worker_num=2", launcher.script(SAVES))
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 3)
     process.send_signal(number)
     _, error = process.communicate(timeout=20)
     assert process.returncode == 128 + number
-    assert f"{number.name}: ending all roles" in error
-    assert "worker 1: stopped" in error
+    assert f"{number.name}: workers may save and end, up to 30 s (once more: at once)\n" in error
+    assert "ending all roles" not in error
+    assert re.search(r"worker 1: stopping.*worker 1: stopped.*server 0: stopping.*server 0: stopped", error, re.DOTALL)
+    assert launcher.logs() == {
+        "serverlog.0": "up\nSIGTERM\n",
+        "workerlog.0": "up\nsaved; server there\n",
+        "workerlog.1": "up\nsaved; server there\n",
+    }
     assert launcher.left() == []
+
+
+def test_where_sigint_is_ignored_workers_get_sigterm(launcher) -> None:
+    launcher.prefix = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    process = launcher.start("--server_num=1", "--worker_num=1", launcher.script(SAVES))
+    launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert launcher.logs()["workerlog.0"] == "up\nSIGTERM\nsaved; server there\n"
+    assert launcher.left() == []
+
+
+def test_one_request_that_comes_as_two_signals_is_one(launcher) -> None:
+    process = launcher.start("--server_num=1", "--worker_num=1", launcher.script(SAVES))
+    launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=20)
+    assert launcher.logs()["workerlog.0"] == "up\nsaved; server there\n"
+
+
+def test_a_script_within_a_shell_is_interrupted_too(launcher) -> None:
+    launcher.script(SAVES)
+    shell = launcher.folder / "shell"
+    shell.write_text(f"#!/bin/sh\n{sys.executable} -u script.py\necho the shell goes on\n")
+    shell.chmod(0o755)
+    process = launcher.start("--server_num=1", "--worker_num=1", "./shell")
+    launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert launcher.logs()["workerlog.0"].startswith("up\nsaved; server there\n")
+    assert launcher.left() == []
+
+
+def test_the_error_of_a_worker_that_could_not_save_is_shown(launcher) -> None:
+    script = launcher.script(
+        """
+        print("up")
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            sys.exit("error: there is no room on the disk")
+        """
+    )
+    process = launcher.start("--server_num=1", "--worker_num=1", script)
+    launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    assert re.search(r"worker 0: stopped, after [\d.]+ s: error: there is no room on the disk", error)
 
 
 def test_a_killed_launcher_leaves_nothing_behind(launcher) -> None:
@@ -196,32 +321,48 @@ def test_a_killed_launcher_leaves_nothing_behind(launcher) -> None:
 
 STUBBORN = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("up")
     time.sleep(60)
 """
 
 
-def test_a_role_that_ignores_sigterm_is_killed_after_the_grace(launcher) -> None:
+def test_a_role_that_ignores_signals_is_killed_after_the_timeout_and_the_grace(launcher) -> None:
     script = launcher.script(STUBBORN)
-    process = launcher.start("--server_num=1", "--worker_num=1", "--grace=0.5", script)
+    process = launcher.start("--server_num=1", "--worker_num=1", "--timeout=0.3", "--grace=0.5", script)
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    _, error = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGINT
+    assert "worker 0 did not end within 0.3 s; ending all roles (once more: at once)" in error
     assert launcher.left() == []
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_grace(launcher) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_workers_and_a_third_not_for_the_grace(launcher) -> None:
     script = launcher.script(STUBBORN)
-    process = launcher.start("--server_num=1", "--worker_num=1", "--grace=60", script)
+    process = launcher.start("--server_num=1", "--worker_num=1", "--timeout=60", "--grace=60", script)
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.4)
+        assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    _, error = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGINT
+    assert "SIGINT: workers may save and end, up to 60 s" in error
+    assert "SIGINT: ending all roles (once more: at once)" in error
     assert launcher.left() == []
+
+
+def test_where_no_worker_is_here_servers_end_at_once(launcher, free_port: int) -> None:
+    lists = ("--servers", f"127.0.0.1:{free_port}", "--workers", "127.0.0.2")
+    process = launcher.start(*lists, "--host_ip=127.0.0.1", launcher.script(SAVES))
+    launcher.wait_until(lambda: launcher.logs() == {"serverlog.0": "up\n"})
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "SIGINT: ending all roles (once more: at once)" in error
+    assert launcher.logs() == {"serverlog.0": "up\nSIGTERM\n"}
 
 
 def test_a_role_may_wind_up_and_keeps_its_children_while_it_does(launcher) -> None:
@@ -237,12 +378,53 @@ def test_a_role_may_wind_up_and_keeps_its_children_while_it_does(launcher) -> No
         time.sleep(60)
         """
     )
+    launcher.prefix = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     process = launcher.start("--server_num=1", "--worker_num=1", script)
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert launcher.logs() == {"serverlog.0": "up\nchild alive\n", "workerlog.0": "up\nchild alive\n"}
     assert launcher.left() == []
+
+
+def test_a_stopped_worker_is_killed_once_its_servers_have_ended_and_a_busy_one_is_not(launcher) -> None:
+    script = launcher.script(
+        UNTIL_TOLD
+        + """
+    if me == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    Path("told").touch()
+    time.sleep(3)
+    print("finished")
+"""
+    )
+    began = time.monotonic()
+    done = launcher.run("--server_num=2", "--worker_num=2", "--timeout=1", script)
+    assert 3 < time.monotonic() - began < 15
+    assert done.returncode == 128 + signal.SIGKILL
+    assert done.stderr.count("worker 1 stands stopped (SIGSTOP), and its servers have ended; killing it\n") == 1
+    assert "worker 1 failed (killed by SIGKILL); the others go on without it" in done.stderr
+    assert "the job went on without worker 1: worker 0 ended well" in done.stderr
+    assert launcher.logs()["workerlog.0"] == "finished\n"
+    assert launcher.left() == []
+
+
+def test_a_stopped_worker_that_goes_on_in_time_is_left_alone(launcher) -> None:
+    script = launcher.script(
+        UNTIL_TOLD
+        + """
+    Path("told").touch()
+    print(os.getpid())
+    os.kill(os.getpid(), signal.SIGSTOP)
+    print("finished")
+"""
+    )
+    process = launcher.start("--server_num=1", "--worker_num=1", "--timeout=5", script)
+    launcher.wait_until(lambda: "told to stop" in launcher.logs().get("serverlog.0", ""))
+    time.sleep(1)
+    os.kill(int(launcher.logs()["workerlog.0"]), signal.SIGCONT)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 0, error
 
 
 def test_children_that_outlive_a_good_job_are_ended_too(launcher) -> None:
@@ -376,3 +558,11 @@ def test_bad_arguments_are_refused_before_anything_starts(launcher, arguments: l
     assert "Traceback" not in done.stderr
     assert launcher.logs() == {}
     assert launcher.left() == []
+
+
+def test_the_help_fits_into_80_columns() -> None:
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "sparsefleet.launch", "--help"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout
+    assert "--worker_num N" in shown
+    assert max(map(len, shown.splitlines())) < 80

@@ -11,17 +11,20 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import Role, parse_endpoint
 from sparsefleet.launch import RunSettings, run_local
 from sparsefleet.launch.addresses import HeldEndpoints, is_local
+from sparsefleet.launch.logs import last_lines
 from sparsefleet.launch.plan import parse_hosts, parse_ports, roles_here
-from sparsefleet.launch.process import last_lines
-from sparsefleet.launch.view import PlainView
+from sparsefleet.launch.process import RoleProcess
+from sparsefleet.launch.view import LiveView, PlainView, shortened
 
 
 def test_held_ports_are_distinct_and_kept_from_others() -> None:
@@ -102,18 +105,36 @@ def test_run_local_as_a_library(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_signal_that_comes_when_all_have_ended_changes_nothing(tmp_path: Path) -> None:
+    class Late(PlainView):
+        def update(self, processes: Sequence[RoleProcess]) -> None:
+            super().update(processes)
+            if not any(process.running for process in processes):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    shown = io.StringIO()
+    outcome = run_local(lambda role: [sys.executable, "-c", ""], 1, 1, RunSettings(tmp_path / "logs"), view=Late(shown))
+    assert outcome.exit_code == 0
+    assert "all done: 1 worker ended well" in shown.getvalue()
+
+
 def test_a_command_that_cannot_be_started_ends_those_that_were(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    sleeper = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    sleeper = f"import os, time; open({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
 
     def command(role: Role) -> list[str]:
-        return [sys.executable, "-c", sleeper] if role.is_server else ["/no/such/program"]
+        if role.is_server:
+            return [sys.executable, "-c", sleeper]
+        deadline = time.monotonic() + 30
+        while not (pid.exists() and pid.read_text().endswith("\n")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(int(pid.read_text()), 0)
+        return ["/no/such/program"]
 
     with pytest.raises(ConfigError, match=r"worker 0 cannot be started \(/no/such/program.*No such file"):
         run_local(command, 1, 1, RunSettings(tmp_path / "logs"), view=PlainView(io.StringIO()))
-    if pid.exists() and pid.read_text():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid.read_text()), 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_ports_can_be_given(tmp_path: Path, free_port: int) -> None:
@@ -160,6 +181,45 @@ def test_a_terminal_shows_a_line_per_role(launcher) -> None:
     assert "ended well" in text
     assert '{"auc": 0.7}' in text
     assert "\x1b[?25h" in text, "the cursor is shown again"
+
+
+PROGRESS = (
+    "2026-01-31 12:00:00  epoch 1/10  45%  12,345,678 rows  112,345 rows/s  loss 0.45678  auc 0.75123  "
+    "window auc 0.76543  1:23:45 left"
+)
+
+
+@pytest.mark.parametrize(
+    ("room", "shown"),
+    [
+        (200, PROGRESS),
+        (120, PROGRESS[21:]),
+        (104, PROGRESS[21:].replace("  ", " ")),
+        (90, "epoch 1/10 45% 12,345,678 rows 112,345 rows/s loss 0.45678 auc 0.75123 1:23:45 left"),
+        (70, "epoch 1/10 45% 112,345 rows/s loss 0.45678 auc 0.75123 1:23:45 left"),
+        (60, "epoch 1/10 45% 112,345 rows/s loss 0.45678 auc 0.75123"),
+    ],
+)
+def test_a_line_that_does_not_fit_keeps_its_figures(room: int, shown: str) -> None:
+    assert shortened(PROGRESS, room) == shown
+
+
+def test_figures_show_in_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    line = PROGRESS.replace("12,345,678", "2,345,678").replace("112,345", "12,345").replace("1/10", "1/1")
+    command = [sys.executable, "-c", f"import time; print({line!r}, flush=True); time.sleep(1)"]
+    for width, pid in ((80, False), (120, True)):
+        console = Console(file=io.StringIO(), width=width, force_terminal=True, record=True)
+        assert run_local(lambda role: command, 1, 1, RunSettings(tmp_path), view=LiveView(console)).exit_code == 0
+        text = console.export_text()
+        assert "epoch 1/1 45% 12,345 rows/s loss 0.45678 auc 0.75123" in text
+        assert (" pid " in text) == pid
+
+
+def test_the_time_of_day_of_a_log_line_goes_first() -> None:
+    assert shortened("2026-01-31 12:00:00,123 INFO server 0 listens on 127.0.0.1:5", 40) == (
+        "server 0 listens on 127.0.0.1:5"
+    )
+    assert shortened("2026-01-31 12:00:00,123 WARNING lost worker 0", 40) == "WARNING lost worker 0"
 
 
 def test_the_launcher_starts_without_torch() -> None:

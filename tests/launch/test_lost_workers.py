@@ -1,4 +1,7 @@
-"""Workers of real jobs, killed under the launcher: what becomes of the job is up to its mode, not to a flag."""
+"""Workers of real jobs that end badly under the launcher: what becomes of the job is up to its servers, not to a flag.
+
+The time-out is long: whoever hears of the end has been told of it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,9 @@ import pytest
 from sparsefleet.checkpoint import Checkpoint, latest
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-TIMEOUT = 3
+TIMEOUT = 60
+SOON = 25.0
+"""Well below the time-out, also on a busy machine."""
 
 JOB = f"""
     from small_jobs import Given, batches, small_model
@@ -32,6 +38,8 @@ JOB = f"""
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
+    if sys.argv[2:] == [str(fleet.worker_index())]:
+        sys.exit("error: this worker never registers")
     fleet.init_worker()
     result = Trainer(optimizer).fit(
         small_model(),
@@ -57,7 +65,9 @@ def job(launcher):
         logs = launcher.logs
         launcher.wait_until(lambda: all("step 5 " in logs().get(f"workerlog.{w}", "") for w in range(2)), 60)
         os.kill(int(re.findall(r"pid (\d+)", logs()[f"workerlog.{killed}"])[-1]), signal.SIGKILL)
+        killed_at = time.monotonic()
         _, said = process.communicate(timeout=90)
+        assert time.monotonic() - killed_at < SOON, said
         assert launcher.left() == []
         return process.returncode, said
 
@@ -85,3 +95,17 @@ def test_in_sync_the_rest_end_too_and_name_it(launcher, job) -> None:
     assert "worker 0 failed (killed by SIGKILL); the others may go on for 30 s" in said
     assert "worker 1 (exit status 1)" in said
     assert "lost worker 0 (process " in launcher.logs()["workerlog.1"]
+
+
+def test_one_that_fails_before_it_registers_ends_the_job_though_the_mode_would_go_on(launcher) -> None:
+    launcher.environment = {"PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
+    process = launcher.start("--server_num=2", "--worker_num=2", launcher.script(JOB), "async", 1)
+    launcher.wait_until(lambda: "never registers" in launcher.logs().get("workerlog.1", ""), 60)
+    ended_at = time.monotonic()
+    _, said = process.communicate(timeout=90)
+    assert time.monotonic() - ended_at < SOON, said
+    assert process.returncode == 1
+    assert "worker 1 failed (exit status 1); the others may go on for 30 s" in said
+    assert "failed too: worker 0 (exit status 1)" in said
+    assert "worker 1 (ended before it registered: exit status 1)" in launcher.logs()["workerlog.0"]
+    assert launcher.left() == []

@@ -21,12 +21,13 @@ from typing import Any, NoReturn
 import typer
 
 from sparsefleet import fleet, launch
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.checkpoint import latest
+from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.data.files import list_files
 from sparsefleet.data.split import split_files
 from sparsefleet.fleet.roles import TRAINING_ROLE, Role
 from sparsefleet.fleet.strategy import Resolved
-from sparsefleet.launch.process import last_lines
+from sparsefleet.launch.logs import last_lines
 from sparsefleet.launch.view import view_for
 from sparsefleet.store.base import ParameterStore
 from sparsefleet.train import FitResult
@@ -64,11 +65,7 @@ def launch_roles(
 ) -> tuple[int, dict[str, Any]]:
     """Run this very command once per role. The exit status, and what the trainers say of the whole job."""
     command = [sys.executable, "-m", "sparsefleet", "train", *handed_on(context), "--json"]
-    settings = launch.RunSettings(
-        log_dir=log_dir,
-        timeout=strategy.timeout + REPORT_SECONDS,
-        keep_going=strategy.lost_trainer == "drop",
-    )
+    settings = launch.RunSettings(log_dir=log_dir, timeout=strategy.timeout + REPORT_SECONDS)
     logs = [log_dir / f"workerlog.{index}" for index in range(workers)]
     for log in logs:
         try:
@@ -77,6 +74,8 @@ def launch_roles(
             raise ConfigError(f"log_dir={str(log_dir)!r} cannot be used: {error.strerror}; give a folder") from None
     view = view_for(program="sparsefleet train", show_result=False)
     outcome = launch.run_local(lambda role: command, servers, workers, settings, view=view)
+    if outcome.exit_code and (saved := _newest(context.params.get("save"))):
+        view.say(f"go on with: --resume {context.params['save']} (checkpoint {saved})")
     # Every trainer knows the whole job's result; the first of them may be lost.
     return outcome.exit_code, next(filter(None, map(_result, logs)), {})
 
@@ -91,6 +90,16 @@ def handed_on(context: typer.Context) -> list[str]:
             continue
         arguments.append(parameter.opts[0] if value is True else f"{parameter.opts[0]}={value}")
     return arguments
+
+
+def _newest(folder: str | None) -> str | None:
+    """The name of the checkpoint that `--resume FOLDER` would take; None where there is none."""
+    if not folder:
+        return None
+    try:
+        return latest(folder).name
+    except SparseFleetError:
+        return None
 
 
 def _result(log: Path) -> dict[str, Any]:

@@ -15,14 +15,30 @@ from sparsefleet.launch.jobs import run_hosts, run_local
 from sparsefleet.launch.plan import parse_hosts, parse_ports
 from sparsefleet.launch.supervisor import Outcome, RunSettings
 
+_USAGE = """\
+fleetrun --server_num N --worker_num N [options] [-m] script [arguments]
+       fleetrun --servers IP:PORT,... --workers IP,... [options] [-m] script"""
+
 _DESCRIPTION = """\
-Start the servers and workers of a job on this host, watch over them, and leave no process behind.
+Start the servers and workers of a job on this host, watch over them, and
+leave no process behind.
 
   fleetrun --server_num=2 --worker_num=2 train.py --epochs 1
-  fleetrun --servers 10.0.0.1:36011,10.0.0.2:36011 --workers 10.0.0.1,10.0.0.2 train.py     (the same on each host)
   fleetrun --server_num=2 --worker_num=2 -m package.module arguments
 
-The environment variables of each role (TRAINING_ROLE, PADDLE_TRAINER_ID, ...) tell the script who it is."""
+The same on each of several hosts:
+
+  fleetrun --servers 10.0.0.1:36011,10.0.0.2:36011 \\
+           --workers 10.0.0.1,10.0.0.2 train.py
+
+The environment variables of each role (TRAINING_ROLE, PADDLE_TRAINER_ID, ...)
+tell the script who it is."""
+
+_EPILOG = """\
+Options may be written with dashes or underscores. Ctrl-C lets workers save
+for --timeout seconds; once more ends all, a third time kills. Exit status: 0,
+or that of the first role that failed (128 + the signal for one that was
+killed), or 128 + the signal that ended fleetrun."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,44 +56,45 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="fleetrun (--server_num N --worker_num N | --servers IP:PORT,... --workers IP,...) [options] "
-        "[-m] script [arguments]",
-        epilog="Options may be written with dashes or underscores. Exit status: 0, or that of the first role that "
-        "failed (128 + the signal for one that was killed).",
+        usage=_USAGE,
+        epilog=_EPILOG,
     )
 
     def option(name: str, **details: object) -> None:
-        dashed = name.replace("_", "-")
-        names = [name] if dashed == name else [name, dashed]
-        parser.add_argument(*names, **details)  # type: ignore[arg-type]
+        parser.add_argument(name, **details)  # type: ignore[arg-type]
+        if (dashed := name.replace("_", "-")) != name:
+            hidden = {"dest": name[2:], "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+            parser.add_argument(dashed, **{**details, **hidden})  # type: ignore[arg-type]
 
     defaults = RunSettings()
     option("--server_num", type=int, metavar="N", help="servers to start on this host")
     option("--worker_num", type=int, metavar="N", help="workers to start on this host")
-    option("--ports", metavar="P,...", help="ports of the servers, 36011,36012 or 36011-36012 (free ones)")
+    option("--ports", metavar="P,...", help="ports of the servers, 36011,36012 or 36011-36012; without: free ones")
     option("--servers", metavar="IP:PORT,...", help="every server of a job on several hosts")
     option("--workers", metavar="IP,...", help="the host of every worker; a port is left off")
-    option("--host_ip", metavar="IP,...", help="this host's addresses as the lists write them (found out)")
-    option("--log_dir", metavar="DIR", default=str(defaults.log_dir), help="serverlog.N, workerlog.N (%(default)s)")
+    option("--host_ip", metavar="IP,...", help="this host's addresses as the lists write them; without: found out")
+    option("--log_dir", metavar="DIR", default=str(defaults.log_dir), help="for serverlog.N, workerlog.N (%(default)s)")
     option(
         "--timeout",
         type=float,
         metavar="SECONDS",
         default=defaults.timeout,
-        help="how long roles may go on once one has failed, and servers once all workers have ended (%(default)s)",
+        help="how long roles may go on once one has failed, servers once all workers have ended, and workers once "
+        "fleetrun is interrupted (%(default)g)",
     )
     option(
         "--grace",
         type=float,
         metavar="SECONDS",
         default=defaults.grace,
-        help="how long a role that is told to end may take before it is killed (%(default)s)",
+        help="how long a role that is told to end may take before it is killed (%(default)g)",
     )
     option(
         "--keep_going",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="whether the other workers go on when one has failed (as the job's mode has it: in sync they do not)",
+        help="whether the other workers may go on when one has failed (as the job's servers say: not after an error, "
+        "and in sync not after a kill)",
     )
     option("-m", dest="module", action="store_true", help="the script is the name of a module, as in python -m")
     parser.add_argument("script", help="a Python script, or any executable")

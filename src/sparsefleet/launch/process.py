@@ -1,9 +1,9 @@
-"""One role's process: start it, see how it ended, read the end of its log."""
+"""One role's process: start it, send it signals, see how it ended."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import signal
 import subprocess
 import time
@@ -13,8 +13,7 @@ from pathlib import Path
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import Role
-
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
+from sparsefleet.launch.logs import error_line, last_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,20 @@ class RoleProcess:
             self.exit = Exit(128 + result.si_status, signal_name(result.si_status))
         return True
 
+    @property
+    def stopped(self) -> bool:
+        """Stands still by SIGSTOP, or Ctrl-Z; not: in the hands of a debugger."""
+        return self.running and os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def interrupt(self, number: signal.Signals) -> None:
+        """Ask it to end. SIGINT goes to all of its group, as from a terminal: a shell around a script expects that."""
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            (os.killpg if number == signal.SIGINT else os.kill)(self.pid, number)
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def reap(self, timeout: float) -> None:
         """Let the process go for good, once it has ended."""
         try:
@@ -97,28 +110,12 @@ class RoleProcess:
     def last_lines(self, count: int) -> list[str]:
         return last_lines(self.log, count)
 
+    def error_line(self) -> str | None:
+        return error_line(self.log)
+
 
 def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def last_lines(log: Path, count: int) -> list[str]:
-    """The last lines of a log that are not blank, as a terminal would show them: of a line redrawn, its last state."""
-    try:
-        with open(log, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 4096 * count))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    lines = []
-    for line in reversed(text.split("\n")):
-        shown = _ESCAPES.sub("", next((part for part in reversed(line.split("\r")) if part.strip()), ""))
-        if shown.strip():
-            lines.append(shown.rstrip())
-        if len(lines) == count:
-            break
-    return lines[::-1]

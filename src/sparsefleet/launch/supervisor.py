@@ -2,10 +2,13 @@
 
 ```
 every worker here ended well ─► servers may stop by themselves for `timeout` seconds ─► end what is left ─► success
-a role fails                 ─► the others may report for `timeout` seconds          ─► end what is left ─► its status
-a worker fails, keep_going   ─► the others work to their end                         ─► end what is left ─► its status
-Ctrl-C, SIGTERM, SIGHUP      ─► end everything; a second one kills                   ─► 128 + the signal
-the launcher is killed       ─► its reaper ends everything
+a server fails               ─► the others may report for `timeout` seconds          ─► end what is left ─► its status
+a worker fails               ─► the servers are told, and say what becomes of the others (or `keep_going` does):
+    they end                 ─► they may report for `timeout` seconds                ─► end what is left ─► its status
+    they go on               ─► they work to their end                               ─► end what is left ─► its status
+Ctrl-C, SIGTERM, SIGHUP      ─► workers may save for `timeout` seconds               ─► end what is left ─► 128 + signal
+    once more                ─► end everything; a third one kills
+the launcher is killed       ─► its guard ends everything
 ```
 "To end" is SIGTERM, `grace` seconds, SIGKILL. Where other hosts have workers too, servers stop only by themselves.
 """
@@ -13,27 +16,23 @@ the launcher is killed       ─► its reaper ends everything
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import TracebackType
+from typing import Self
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
-from sparsefleet.launch import reaper
-from sparsefleet.launch.policy import goes_on_without_lost_trainers
+from sparsefleet.launch import logs, reaper
+from sparsefleet.launch.guard import Guard
+from sparsefleet.launch.interrupts import Interrupts
+from sparsefleet.launch.notices import Notices
 from sparsefleet.launch.process import Exit, RoleProcess, signal_name
-from sparsefleet.launch.view import ENDED_WELL, View, state_of, view_for
-
-SHOWN_LINES = 20
-"""Lines of the log of the first role that failed."""
+from sparsefleet.launch.summary import tell_failures
+from sparsefleet.launch.view import View, view_for
 
 CommandForRole = Callable[[Role], Sequence[str]]
 
@@ -43,13 +42,15 @@ class RunSettings:
     log_dir: Path = Path("log")
     """serverlog.N and workerlog.N are written here, anew for each run."""
     timeout: float = 30.0
-    """Seconds that roles may go on by themselves once a role has failed, or servers once all workers have ended."""
+    """Seconds that roles may go on by themselves: all once one has failed, servers once all workers have ended, workers
+    once the launcher is interrupted. Also how long servers may take to answer what becomes of a worker's peers."""
     grace: float = 10.0
     """Seconds between SIGTERM and SIGKILL."""
     keep_going: bool | None = None
     """A worker that fails does not end the others: they work to their end. The job has failed all the same.
 
-    None: as the job's mode has it (`lost_trainer` of its strategy), which its servers know.
+    None: as the job's servers say. They know the strategy of its script: a worker that ends by an error of its own ends
+    the job; for one that is killed, it is as `lost_trainer` has it.
     """
 
     def __post_init__(self) -> None:
@@ -78,107 +79,79 @@ def run_roles(
     """Start every role with its variables set, and wait for the end of the job. Returns with all processes gone."""
     if not roles:
         raise ConfigError("there is no role to run")
-    with _Job(settings or RunSettings(), view or view_for(), os.environ if environment is None else environment) as job:
-        job.start(command_for_role, roles)
+    given = os.environ if environment is None else environment
+    with _Job(roles, settings or RunSettings(), view or view_for(), given) as job:
+        job.start(command_for_role)
         return job.wait()
 
 
 class _Job:
-    def __init__(self, settings: RunSettings, view: View, environment: Mapping[str, str]) -> None:
-        self._settings, self._view, self._environment = settings, view, environment
+    def __init__(
+        self, roles: Sequence[Role], settings: RunSettings, view: View, environment: Mapping[str, str]
+    ) -> None:
+        self._roles, self._settings, self._view, self._environment = roles, settings, view, environment
         self._id = f"sparsefleet-{uuid.uuid4().hex}"
         self._processes: list[RoleProcess] = []
         self._failures: list[RoleProcess] = []
-        self._interrupts: list[int] = []
-        self._handlers: dict[int, Any] = {}
-        self._reaper: subprocess.Popen[bytes] | None = None
-        self._workers_elsewhere = 0
         self._told = 0
-        """Failures that people have been told of."""
-        self._keeps_going = settings.keep_going
-        """None: not asked yet."""
+        """Failures that people have been told the job goes on after."""
+        self._workers_elsewhere = roles[0].worker_num - sum(role.is_worker for role in roles)
+        self._stopped_since: dict[int, float] = {}
+        self._notices = Notices(roles[0].server_endpoints, environment, settings.timeout)
+        self._interrupts = Interrupts()
+        self._guard: Guard | None = None
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                # What was ignored stays so: nohup means it, and so does a shell's "&".
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._handlers[number] = signal.signal(number, self._interrupted)
-        self._reaper = subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__, self._id, str(self._settings.grace)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
+        self._guard = Guard(self._id, self._settings.grace)
+        self._interrupts.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             self._end_all()
+            self._notices.close()
             if kind is not None:
                 self._view.close(self._processes)
         finally:
-            if self._reaper is not None and self._reaper.stdin is not None:
-                try:
-                    self._reaper.stdin.close()
-                except OSError:
-                    self._reaper.poll()  # it is gone already
-                try:
-                    self._reaper.wait(self._settings.grace + 2 * reaper.KILLED_SECONDS)
-                except subprocess.TimeoutExpired:
-                    self._reaper.kill()
+            if self._guard is not None:
+                self._guard.close()
             # Only now that nobody looks for them any more may the numbers of the roles be used anew.
             for process in self._processes:
                 process.reap(timeout=1.0)
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
+            self._interrupts.__exit__(kind, error, tb)
 
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        self._interrupts.append(number)
-
-    def start(self, command_for_role: CommandForRole, roles: Sequence[Role]) -> None:
-        log_dir, environment = self._settings.log_dir, self._environment
-        try:
-            log_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"log_dir={str(log_dir)!r} cannot be made: {error.strerror}") from None
+    def start(self, command_for_role: CommandForRole) -> None:
+        assert self._guard is not None
+        folder, environment, any_role = self._settings.log_dir, self._environment, self._roles[0]
+        logs.make_folder(folder)
+        logs.remove_others(folder, any_role.server_num, any_role.worker_num)
         plain = {name: value for name, value in environment.items() if name not in ROLE_VARIABLES}
         # A job within a job keeps the outer one's id too, so that the outer one finds all that is its own.
         job = ":".join(filter(None, (environment.get(reaper.JOB_VARIABLE), self._id)))
-        for role in roles:
+        for role in self._roles:
             own = {**plain, **role.environment(), reaper.JOB_VARIABLE: job, "PYTHONUNBUFFERED": "1"}
-            process = RoleProcess(role, command_for_role(role), own, log_dir / f"{role.kind}log.{role.index}")
+            process = RoleProcess(role, command_for_role(role), own, logs.log_of(folder, role))
             self._processes.append(process)
-            self._tell_reaper(process.pid)
-        workers = sum(role.is_worker for role in roles)
-        self._workers_elsewhere = roles[0].worker_num - workers
-        here = f" of {roles[0].worker_num}" if self._workers_elsewhere else ""
+            self._guard.watch(process.pid)
+        workers = sum(role.is_worker for role in self._roles)
+        here = f" of {any_role.worker_num}" if self._workers_elsewhere else ""
         self._view.say(
-            f"started {_count(len(roles) - workers, 'server')} and {_count(workers, 'worker')}{here}; logs in {log_dir}"
+            f"started {_count(len(self._roles) - workers, 'server')} and {_count(workers, 'worker')}{here}; "
+            f"logs in {folder}; servers at {','.join(any_role.server_endpoints)}"
         )
-
-    def _tell_reaper(self, pid: int) -> None:
-        assert self._reaper is not None
-        assert self._reaper.stdin is not None
-        try:
-            self._reaper.stdin.write(b"%d\n" % pid)
-            self._reaper.stdin.flush()
-        except BrokenPipeError:
-            raise ConfigError("the process that watches over the launcher has ended; start the job again") from None
 
     def wait(self) -> Outcome:
         deadline: float | None = None
-        while not self._interrupts and any(process.running for process in self._processes):
+        while not self._interrupts.count and self._something_to_wait_for():
             self._look()
+            self._kill_stopped_workers()
             if deadline is None and (patience := self._patience()) is not None:
                 deadline = time.monotonic() + patience
-            if deadline is not None and (time.monotonic() >= deadline or self._nothing_to_wait_for()):
+            if deadline is not None and time.monotonic() >= deadline:
                 break
             time.sleep(reaper.TICK_SECONDS)
-        if self._interrupts:
-            self._view.say(f"{signal_name(self._interrupts[0])}: ending all roles (once more: at once)")
+        if self._interrupts.count:
+            self._let_workers_save()
         elif not self._failures and (left := [str(process.role) for process in self._processes if process.running]):
             self._view.say(
                 f"{', '.join(left)} did not stop within {self._settings.timeout:g} s of the workers' end; ending "
@@ -188,57 +161,118 @@ class _Job:
         self._view.close(self._processes)
         return self._conclude()
 
+    def _something_to_wait_for(self) -> bool:
+        if self._workers_elsewhere:
+            # Those elsewhere are to hear of a bad end, also where it was that of the last process here.
+            return any(process.running for process in self._processes) or self._notices.pending
+        if any(process.running for process in self._workers()):
+            return True
+        # Only servers are left: unless a worker has ended well, there is nobody who has told them to stop.
+        ended_well = any(not process.failed for process in self._workers())
+        return ended_well and any(process.running for process in self._processes)
+
     def _look(self) -> None:
         # Servers come first in the list: when a server's death takes workers along at once, it is named as the first.
-        self._failures += [process for process in self._processes if process.look() and process.failed]
+        self._note([process for process in self._processes if process.look()])
         self._view.update(self._processes)
+
+    def _note(self, ended: Iterable[RoleProcess]) -> None:
+        """Processes that were seen to have ended."""
+        for process in ended:
+            if process.role.is_server:
+                self._notices.server_ended(process.role.index)
+            if process.failed and process.exit is not None:
+                self._failures.append(process)
+                if process.role.is_worker:
+                    self._notices.worker_ended(process.role.index, process.exit)
 
     def _patience(self) -> float | None:
         """Seconds until the roles that still run are ended; None: as long as they like."""
-        if self._failures and not self._go_on():
-            first = self._failures[0]
-            if any(process.running for process in self._processes):
-                self._view.say(
-                    f"{first.role} failed ({first.exit}); the others may go on for {self._settings.timeout:g} s"
-                )
-            return self._settings.timeout
-        if self._workers_running() or self._workers_elsewhere:
+        if self._failures:
+            goes_on = self._go_on()
+            if goes_on is None:
+                return None
+            if not goes_on:
+                first = self._failures[0]
+                if any(process.running for process in self._processes):
+                    self._view.say(
+                        f"{first.role} failed ({first.exit}); the others may go on for {self._settings.timeout:g} s"
+                    )
+                return self._settings.timeout
+        if self._workers_elsewhere or any(process.running for process in self._workers()):
             return None
         return self._settings.timeout
 
-    def _go_on(self) -> bool:
-        """Whether the others work to their end after these failures."""
+    def _go_on(self) -> bool | None:
+        """Whether the others work to their end after these failures; None: the servers have not answered yet."""
         if any(process.role.is_server for process in self._failures):
             return False
-        if self._keeps_going is None:
-            self._keeps_going = goes_on_without_lost_trainers(self._processes[0].role, self._environment)
-        for process in self._failures[self._told :] if self._keeps_going and self._workers_running() else ():
-            self._view.say(f"{process.role} failed ({process.exit}); the others go on without it")
-        self._told = len(self._failures)
-        return self._keeps_going
+        for process in self._failures[self._told :]:
+            goes_on = self._settings.keep_going
+            if goes_on is None:
+                goes_on = self._notices.goes_on(process.role.index)
+            if not goes_on:
+                return goes_on
+            self._told += 1
+            if any(other.running for other in self._workers()):
+                self._view.say(f"{process.role} failed ({process.exit}); the others go on without it")
+        return True
 
-    def _nothing_to_wait_for(self) -> bool:
-        """Only servers are left, and nobody who could tell them to stop: no worker has ended well."""
-        if self._workers_elsewhere or self._workers_running():
-            return False
-        return not any(p.role.is_worker and p.exit is not None and not p.failed for p in self._processes)
+    def _kill_stopped_workers(self) -> None:
+        """A worker that stands stopped never ends by itself; nothing can come of it any more once its servers have."""
+        servers = [process for process in self._processes if process.role.is_server]
+        if not servers or any(process.running for process in servers):
+            return
+        now = time.monotonic()
+        for process in self._workers():
+            if not process.stopped:
+                self._stopped_since.pop(process.pid, None)
+            elif now - self._stopped_since.setdefault(process.pid, now) >= self._settings.timeout:
+                self._view.say(f"{process.role} stands stopped (SIGSTOP), and its servers have ended; killing it")
+                process.kill()
+                self._stopped_since[process.pid] = float("inf")  # once is enough
 
-    def _workers_running(self) -> bool:
-        return any(process.running and process.role.is_worker for process in self._processes)
+    def _workers(self) -> list[RoleProcess]:
+        return [process for process in self._processes if process.role.is_worker]
+
+    def _let_workers_save(self) -> None:
+        """Interrupted: ask the workers to end while the servers, which they save on, are still there."""
+        assert self._interrupts.first is not None
+        name, limit = signal_name(self._interrupts.first), self._settings.timeout
+        workers = self._told_to_end(self._workers())
+        if workers:
+            self._view.say(f"{name}: workers may save and end, up to {limit:g} s (once more: at once)")
+        for process in workers:
+            process.interrupt(self._interrupts.handed_on)
+        deadline = time.monotonic() + limit
+        while self._interrupts.count == 1 and (left := [process for process in workers if process.running]):
+            if time.monotonic() >= deadline:
+                who = ", ".join(str(process.role) for process in left)
+                self._view.say(f"{who} did not end within {limit:g} s; ending all roles (once more: at once)")
+                return
+            self._look()
+            time.sleep(reaper.TICK_SECONDS)
+        if self._interrupts.count > 1 or not workers:
+            self._view.say(f"{name}: ending all roles (once more: at once)")
+
+    def _told_to_end(self, processes: Iterable[RoleProcess]) -> list[RoleProcess]:
+        """Those of them that still run; from now on how they end is no failure of theirs."""
+        running = [process for process in processes if process.running]
+        for process in running:
+            # One that has ended in this very moment has ended by itself.
+            process.ended_by_us = process.ended_by_us or not process.look()
+        self._note(process for process in running if not process.running)
+        return [process for process in running if process.running]
 
     def _end_all(self) -> None:
         """End what still runs, and what the roles have left behind. Does nothing where all is over."""
-        left = [process for process in self._processes if process.running]
-        for process in left:
-            # One that has ended in this very moment has ended by itself.
-            process.ended_by_us = not process.look()
-        self._failures += [process for process in left if process.failed]
-        first_interrupts = len(self._interrupts)
+        self._told_to_end(self._processes)
+        interrupts = self._interrupts.count
         stuck = reaper.end_processes(
             self._id,
             [process.pid for process in self._processes],
             self._settings.grace,
-            hurry=lambda: len(self._interrupts) > first_interrupts,
+            hurry=lambda: self._interrupts.count > interrupts,
             tick=self._look,
         )
         self._look()
@@ -248,32 +282,16 @@ class _Job:
     def _conclude(self) -> Outcome:
         failed = tuple((process.role, process.exit) for process in self._failures if process.exit is not None)
         if failed:
-            self._report()
+            tell_failures(self._view, self._processes, self._failures)
             return Outcome(failed[0][1].status, failed)
-        if self._interrupts:
-            return Outcome(128 + self._interrupts[0])
-        workers = sum(process.role.is_worker for process in self._processes)
+        # One that came when all had ended by themselves has changed nothing.
+        if self._interrupts.first is not None and any(process.ended_by_us for process in self._processes):
+            return Outcome(128 + self._interrupts.first)
+        workers = len(self._workers())
         seconds = max(process.seconds for process in self._processes)
         what = _count(workers, "worker") if workers else _count(len(self._processes), "server")
         self._view.say(f"all done: {what} ended well after {seconds:.1f} s")
         return Outcome(0)
-
-    def _report(self) -> None:
-        first, *others = self._failures
-        lines = first.last_lines(SHOWN_LINES)
-        self._view.say(
-            f"{first.role} failed first: {first.exit} after {first.seconds:.1f} s; "
-            + (f"the last lines of {first.log}:" if lines else f"{first.log} is empty")
-        )
-        self._view.quote(lines)
-        if others:
-            self._view.say("failed too: " + ", ".join(f"{process.role} ({process.exit})" for process in others))
-        finished = [
-            process for process in self._processes if process.role.is_worker and state_of(process) == ENDED_WELL
-        ]
-        if finished:
-            lost = ", ".join(str(process.role) for process in self._failures)
-            self._view.say(f"the job went on without {lost}: {', '.join(str(p.role) for p in finished)} ended well")
 
 
 def _count(number: int, what: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -19,8 +21,20 @@ from sparsefleet.launch.process import RoleProcess
 REDRAW_SECONDS = 0.25
 PROGRAM = "fleetrun"
 ENDED_WELL = "ended well"
-ERROR_LINES = 20
-"""Among so many last lines of a failed process its error is looked for."""
+PID_WIDTH = 110
+"""Narrower terminals have no room for process numbers: what a role says is worth more."""
+_DISPENSABLE = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d+)?\s+(INFO )?",
+        r"(?<=\S) +(?= )",
+        r" window auc \S+",
+        r" [\d,]+ rows(?= )",
+        r" [\d:]+ left$",
+    )
+)
+"""What a line goes without where there is no room for all of it, one after the other: the time of day, double spaces,
+and of a trainer's figures (`train/reporting`) those that are missed least. Speed, loss and AUC stay."""
 
 
 class View(ABC):
@@ -68,9 +82,9 @@ class PlainView(View):
     def _more(self, process: RoleProcess) -> str:
         if process.running:
             return f"pid {process.pid}, log {process.log}"
-        last = process.last_lines(ERROR_LINES if process.failed else 1) if self._show_result or process.failed else []
-        # An error is not always the last word: libraries may have theirs while the process ends.
-        said = next((line for line in last if line.startswith("error: ")), last[-1] if last else "")
+        said = None if process.exit is None or process.exit.status == 0 else process.error_line()
+        if said is None and (process.failed or self._show_result):
+            said = next(iter(process.last_lines(1)), None)
         return f"after {process.seconds:.1f} s" + (f": {said}" if said else "")
 
     def say(self, text: str) -> None:
@@ -143,20 +157,34 @@ def _table(processes: Sequence[RoleProcess], width: int) -> Table:
     table = Table.grid(padding=(0, 2), expand=True)
     # The terminal writes ^C behind the last line: it must not wrap, or the lines are redrawn one too low.
     table.width = max(width - 3, 1)
-    for _ in range(4):
+    rows = [_facts(process, with_pid=width >= PID_WIDTH) for process in processes]
+    widths = [max(text.cell_len for text in column) for column in zip(*rows, strict=True)]
+    for _ in widths:
         table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    for process in processes:
-        state = state_of(process)
-        last = process.last_lines(1)
-        table.add_row(
-            Text(str(process.role), style="bold"),
-            Text(state, style=_COLOURS.get(state, "bold red")),
-            Text(f"pid {process.pid}", style="dim"),
-            Text(_clock(process.seconds), style="dim"),
-            Text(last[0] if last else ""),
-        )
+    room = table.width - sum(column + 2 for column in widths)
+    for process, facts in zip(processes, rows, strict=True):
+        table.add_row(*facts, Text(shortened(next(iter(process.last_lines(1)), ""), room)))
     return table
+
+
+def _facts(process: RoleProcess, *, with_pid: bool) -> list[Text]:
+    state = state_of(process)
+    return [
+        Text(str(process.role), style="bold"),
+        Text(state, style=_COLOURS.get(state, "bold red")),
+        *([Text(f"pid {process.pid}", style="dim")] if with_pid else []),
+        Text(_clock(process.seconds), style="dim"),
+    ]
+
+
+def shortened(line: str, room: int) -> str:
+    """The line without what it can go without, as far as it must; it may still be too long."""
+    for pattern in _DISPENSABLE:
+        if cell_len(line) <= room:
+            break
+        line = pattern.sub("", line)
+    return line
 
 
 def _clock(seconds: float) -> str:

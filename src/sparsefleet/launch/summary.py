@@ -1,0 +1,39 @@
+"""What is said of a job that has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparsefleet.launch.process import RoleProcess
+from sparsefleet.launch.view import ENDED_WELL, View, state_of
+
+SHOWN_LINES = 20
+"""Lines of the log of the first role that failed."""
+
+
+def tell_failures(view: View, processes: Sequence[RoleProcess], failures: Sequence[RoleProcess]) -> None:
+    """failures: the processes that failed by themselves, first one first."""
+    first, *others = failures
+    lines = first.last_lines(SHOWN_LINES)
+    view.say(
+        f"{first.role} failed first: {first.exit} after {first.seconds:.1f} s; "
+        + (f"the last lines of {first.log}:" if lines else f"{first.log} is empty")
+    )
+    view.quote(lines)
+    if first.role.is_server:
+        _tell_error_of_a_worker(view, [*others, *processes])
+    if others:
+        view.say("failed too: " + ", ".join(f"{process.role} ({process.exit})" for process in others))
+    finished = [process for process in processes if process.role.is_worker and state_of(process) == ENDED_WELL]
+    if finished:
+        lost = ", ".join(str(process.role) for process in failures)
+        view.say(f"the job went on without {lost}: {', '.join(str(p.role) for p in finished)} ended well")
+
+
+def _tell_error_of_a_worker(view: View, processes: Sequence[RoleProcess]) -> None:
+    """A server may not know what was wrong: mostly its log only tells who came and went."""
+    for process in processes:
+        if process.role.is_worker and (error := process.error_line()):
+            view.say(f"{process.role} says in {process.log}:")
+            view.quote([error])
+            return

@@ -1,0 +1,268 @@
+"""What launchers tell the servers of workers that have ended badly, and what they make of the answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as flight
+import pytest
+
+from sparsefleet.launch.addresses import HeldEndpoints
+from sparsefleet.launch.notices import Notices
+from sparsefleet.launch.process import Exit
+from sparsefleet.store.wire.auth import TOKEN_VARIABLE, CheckToken
+
+FAILED, KILLED = Exit(1), Exit(137, "SIGKILL")
+Pair = tuple[bytes, bytes]
+"""A certificate and its key."""
+
+
+class FakeServer(flight.FlightServerBase):
+    """Answers everything with `answer`; `asked` is what came."""
+
+    def __init__(self, endpoint: str, answer: dict[str, Any], token: str | None, tls: Pair | None) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._answer = answer
+        super().__init__(
+            f"{'grpc+tls' if tls else 'grpc'}://{endpoint}",
+            tls_certificates=[tls] if tls else None,
+            middleware={"token": CheckToken(token)} if token else None,
+        )
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        request = json.loads(action.body.to_pybytes())
+        assert action.type == "ended"
+        assert request.pop("protocol")
+        self.asked.append(request)
+        return [json.dumps(self._answer).encode()]
+
+
+@contextmanager
+def serving(
+    endpoint: str, answer: dict[str, Any], *, token: str | None = None, tls: Pair | None = None
+) -> Iterator[FakeServer]:
+    server = FakeServer(endpoint, answer, token, tls)
+    try:
+        yield server
+    finally:
+        server.shutdown()
+
+
+@pytest.fixture
+def endpoints() -> Iterator[tuple[str, ...]]:
+    with HeldEndpoints.free(2) as held:
+        yield held.endpoints
+
+
+@contextmanager
+def notices(endpoints: tuple[str, ...], seconds: float = 20.0, **environment: str) -> Iterator[Notices]:
+    made = Notices(endpoints, environment, seconds)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def eventually(value: Callable[[], bool | None], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while (found := value()) is None:
+        assert time.monotonic() < deadline, "no answer"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("exit", "request_"),
+    [
+        (FAILED, {"worker": 3, "how": "exit status 1", "failed": True}),
+        (KILLED, {"worker": 3, "how": "killed by SIGKILL", "failed": False}),
+    ],
+)
+def test_every_server_is_told(endpoints, exit: Exit, request_: dict[str, Any]) -> None:
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serving(endpoint, {"goes_on": True})) for endpoint in endpoints]
+        told = stack.enter_context(notices(endpoints))
+        told.worker_ended(3, exit)
+        assert eventually(lambda: told.goes_on(3)) is True
+        assert not told.pending
+    assert [server.asked for server in servers] == [[request_], [request_]]
+
+
+@pytest.mark.parametrize("answer", [{"goes_on": False}, {"error": "action 'ended' does not exist"}, {}])
+def test_one_server_that_does_not_say_yes_is_enough_and_others_need_not_be_waited_for(endpoints, answer) -> None:
+    with serving(endpoints[1], answer), notices(endpoints) as told:
+        began = time.monotonic()
+        told.worker_ended(0, KILLED)
+        assert eventually(lambda: told.goes_on(0)) is False
+        assert time.monotonic() - began < 5
+
+
+def test_servers_that_still_start_are_told_when_they_are_up(endpoints) -> None:
+    with notices(endpoints) as told:
+        told.worker_ended(0, KILLED)
+        time.sleep(1)
+        assert told.goes_on(0) is None
+        with serving(endpoints[0], {"goes_on": True}) as first:
+            time.sleep(1.5)
+            assert told.goes_on(0) is None
+            assert told.pending
+            with serving(endpoints[1], {"goes_on": True}) as second:
+                assert eventually(lambda: told.goes_on(0)) is True
+            assert len(first.asked) == len(second.asked) == 1
+
+
+def test_where_no_server_answers_in_time_the_others_do_not_go_on(endpoints) -> None:
+    with notices(endpoints, seconds=1.0) as told:
+        began = time.monotonic()
+        told.worker_ended(0, KILLED)
+        assert time.monotonic() - began < 0.5, "nobody waits for it"
+        assert eventually(lambda: told.goes_on(0)) is False
+        assert 0.5 < time.monotonic() - began < 4
+        assert not told.pending
+
+
+def test_some_that_answer_are_enough_in_the_end(endpoints) -> None:
+    with serving(endpoints[0], {"goes_on": True}), notices(endpoints, seconds=1.0) as told:
+        told.worker_ended(0, KILLED)
+        assert eventually(lambda: told.goes_on(0)) is True
+
+
+def test_servers_that_have_ended_are_not_waited_for_and_once_all_have_nobody_needs_them(endpoints) -> None:
+    with serving(endpoints[0], {"goes_on": False}) as first, notices(endpoints) as told:
+        told.server_ended(1)
+        told.worker_ended(0, FAILED)
+        assert eventually(lambda: told.goes_on(0), 5) is False
+    assert len(first.asked) == 1
+    with notices(endpoints) as told:
+        told.worker_ended(0, KILLED)
+        assert told.goes_on(0) is None
+        told.server_ended(0)
+        assert told.goes_on(0) is None
+        told.server_ended(1)
+        assert told.goes_on(0) is True
+
+
+def test_the_token_goes_along(endpoints) -> None:
+    endpoint = endpoints[:1]
+    with serving(endpoint[0], {"goes_on": True}, token="ours") as server:
+        with notices(endpoint, **{TOKEN_VARIABLE: "ours"}) as told:
+            told.worker_ended(0, KILLED)
+            assert eventually(lambda: told.goes_on(0)) is True
+        with notices(endpoint) as told:
+            told.worker_ended(0, KILLED)
+            assert eventually(lambda: told.goes_on(0), 5) is False, "refused, and not asked again"
+    assert len(server.asked) == 1
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_servers_with_certificates_are_told_too(endpoints, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    tls = (certificate.read_bytes(), key.read_bytes())
+    with serving(endpoints[0], {"goes_on": True}, tls=tls):
+        with notices(endpoints[:1], SPARSEFLEET_TLS_ROOTS=str(certificate)) as told:
+            told.worker_ended(0, KILLED)
+            assert eventually(lambda: told.goes_on(0)) is True
+        with notices(endpoints[:1], seconds=1.0) as told:
+            told.worker_ended(0, KILLED)
+            assert eventually(lambda: told.goes_on(0)) is False, "not encrypted"
+
+
+def test_certificates_that_cannot_be_read_are_no_reason_to_hang(endpoints) -> None:
+    with notices(endpoints, SPARSEFLEET_TLS_ROOTS="/nowhere") as told:
+        told.worker_ended(0, KILLED)
+        assert eventually(lambda: told.goes_on(0), 5) is False
+
+
+def test_no_thread_is_left(endpoints) -> None:
+    with notices(endpoints) as told:
+        told.worker_ended(0, KILLED)
+        assert [thread for thread in threading.enumerate() if thread.name.startswith("notices-")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("notices-")]
+
+
+# A server that writes down what it is told, and answers what the script's argument says.
+TOLD = """
+    import json
+    import pyarrow.flight as flight
+
+    class Server(flight.FlightServerBase):
+        def do_action(self, context, action):
+            print(action.type, action.body.to_pybytes().decode())
+            return [json.dumps({"goes_on": sys.argv[1] == "drop"}).encode()]
+
+    if os.environ["TRAINING_ROLE"] == "PSERVER":
+        server = Server(f"grpc://{os.environ['POD_IP']}:{os.environ['PADDLE_PORT']}")
+        print("listening")
+        while not Path("finished").exists():
+            time.sleep(0.02)
+        os._exit(0)
+    if os.environ["PADDLE_TRAINER_ID"] == "1":
+        time.sleep(0.2)
+        sys.exit(7) if sys.argv[2] == "fails" else os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(float(sys.argv[3]))
+    Path("finished").touch()
+"""
+
+
+def test_the_others_go_on_where_the_servers_say_so(launcher) -> None:
+    done = launcher.run("--server_num=2", "--worker_num=2", launcher.script(TOLD), "drop", "killed", 3)
+    assert done.returncode == 137
+    assert "worker 1 failed (killed by SIGKILL); the others go on without it" in done.stderr
+    assert "the job went on without worker 1: worker 0 ended well" in done.stderr
+    for index in range(2):
+        assert '"how":"killed by SIGKILL"' in launcher.logs()[f"serverlog.{index}"].replace(": ", ":")
+
+
+def test_the_others_end_where_the_servers_say_so(launcher) -> None:
+    done = launcher.run("--server_num=2", "--worker_num=2", "--timeout=5", launcher.script(TOLD), "error", "fails", 60)
+    assert done.returncode == 7
+    assert "worker 1 failed (exit status 7); the others may go on for 5 s" in done.stderr
+    assert "worker 0: stopped" in done.stderr
+    assert '"failed":true' in launcher.logs()["serverlog.1"].replace(": ", ":")
+
+
+def test_keep_going_overrules_the_servers_who_are_told_all_the_same(launcher) -> None:
+    script = launcher.script(TOLD)
+    done = launcher.run("--server_num=1", "--worker_num=2", "--keep-going", script, "error", "fails", 3)
+    assert done.returncode == 7
+    assert "the job went on without worker 1: worker 0 ended well" in done.stderr
+    assert launcher.logs()["serverlog.0"].count("ended") == 1
+
+
+def test_servers_on_other_hosts_are_told_before_the_launcher_ends(launcher, free_port: int) -> None:
+    script = launcher.script(TOLD)
+    lists = ("--servers", f"127.0.0.1:{free_port}", "--workers", "127.0.0.1,127.0.0.2", "--timeout=30")
+    there = launcher.start(*lists, "--host_ip=127.0.0.2", "--log_dir=there", script, "drop", "fails", 3)
+    launcher.wait_until(lambda: (launcher.folder / "there" / "workerlog.1").exists())
+    time.sleep(1)
+    assert there.poll() is None, "the servers do not know yet"
+    here = launcher.start(*lists, "--host_ip=127.0.0.1", script, "drop", "fails", 3)
+    _, error = there.communicate(timeout=30)
+    assert there.returncode == 7, error
+    launcher.wait_until(lambda: "exit status 7" in launcher.logs()["serverlog.0"])
+    _, error = here.communicate(timeout=30)
+    assert here.returncode == 0, error
+    assert launcher.left() == []
+
+
+def test_a_worker_that_the_launcher_ends_is_not_reported(launcher) -> None:
+    process = launcher.start("--server_num=1", "--worker_num=1", launcher.script(TOLD), "error", "fails", 60)
+    launcher.wait_until(lambda: "listening" in launcher.logs().get("serverlog.0", ""))
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 130, error
+    assert launcher.logs()["serverlog.0"] == "listening\n"
