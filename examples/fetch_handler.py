@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparsefleet.core.errors import plain_errors
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.open import open_reader
 from sparsefleet.data.tools.synth import SynthSpec, synth
@@ -65,4 +66,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    plain_errors()
     main()

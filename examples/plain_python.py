@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 
+from sparsefleet.core.errors import plain_errors
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data import Feeder, PyReader
 from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.optim import Adagrad
 from sparsefleet.train import Trainer
+from sparsefleet.train.reporting import console_reporter
 
 SCHEMA = Schema(
     dense=(DenseFeature("age", minimum=18.0, diff=60.0),),
@@ -53,7 +55,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = CTRDNN(SCHEMA.slot_names, len(SCHEMA.dense), CTRDNNConfig(embedding_size=4, hidden=(32, 16)))
-    trainer = Trainer(Adagrad(0.05))
+    trainer = Trainer(Adagrad(0.05), reporters=[console_reporter()])
     result = trainer.fit(model, train, epochs=2, test=test)
     assert result.test is not None
     print(f"test AUC {result.test['auc']:.4f}")
@@ -64,4 +66,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    plain_errors()
     main()

@@ -21,11 +21,13 @@ import torch
 from torch import nn
 
 from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import plain_errors
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.open import open_reader
 from sparsefleet.nn import DenseTower, Normal, SparseEmbedding, dense_input
 from sparsefleet.optim import Adam, RowwiseAdagrad
 from sparsefleet.train import SavePolicy, Trainer
+from sparsefleet.train.reporting import console_reporter
 
 SCHEMA = Schema(
     dense=(DenseFeature("price", minimum=0.0, diff=50.0),),
@@ -103,7 +105,7 @@ def main() -> None:
 
         torch.manual_seed(0)
         model = TwoTables()
-        trainer = Trainer(Adam(1e-3), threads=given.threads)
+        trainer = Trainer(Adam(1e-3), threads=given.threads, reporters=[console_reporter()])
         save = SavePolicy(given.save) if given.save else None
         result = trainer.fit(model, train, given.epochs, test=test, save=save)
 
@@ -115,4 +117,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    plain_errors()
     main()

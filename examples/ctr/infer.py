@@ -11,6 +11,7 @@ import json
 
 from sparsefleet import fleet, optim
 from sparsefleet.checkpoint import Checkpoint, latest
+from sparsefleet.core.errors import plain_errors
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import list_files
 from sparsefleet.data.open import open_reader
@@ -48,4 +49,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    plain_errors()
     main()

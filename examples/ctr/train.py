@@ -10,11 +10,13 @@ import json
 import torch
 
 from sparsefleet import fleet, optim
+from sparsefleet.core.errors import plain_errors
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.files import list_files
 from sparsefleet.data.open import open_reader
 from sparsefleet.models import CTRDNN
 from sparsefleet.train import Trainer
+from sparsefleet.train.reporting import console_reporter
 
 
 def arguments() -> argparse.Namespace:
@@ -48,7 +50,7 @@ def main() -> None:
     fleet.init_worker()
     torch.manual_seed(0)
     model = CTRDNN()
-    trainer = Trainer(optimizer, threads=args.threads)
+    trainer = Trainer(optimizer, threads=args.threads, reporters=[console_reporter()])
     if args.model and fleet.server_num() == 0:
         trainer.load(model, args.model)
     rows = open_reader(fleet.split_files(list_files(args.data)), CRITEO, kind=args.reader, batch_size=args.batch_size)
@@ -70,4 +72,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    plain_errors()
     main()

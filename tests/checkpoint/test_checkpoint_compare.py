@@ -131,3 +131,27 @@ def test_command_diff(tmp_path: Path) -> None:
     other = CliRunner().invoke(app, ["diff", str(tmp_path / "a"), str(tmp_path / "c")])
     assert other.exit_code == 1
     assert "they differ" in other.stdout
+
+
+def at_80_columns(*words: object) -> str:
+    """What a command prints into a plain terminal of 80 columns."""
+    terminal = {"FORCE_COLOR": "1", "TERM": "dumb"}
+    return CliRunner(env=terminal).invoke(app, [str(word) for word in words]).stdout
+
+
+def test_no_figure_is_lost_in_a_narrow_terminal(tmp_path: Path) -> None:
+    rows = make_rows(20_000)
+    values = rows.values.copy()
+    values[0, 0] += 0.0123456
+    save(tmp_path / "a", step=12_345_678, rows=rows.select(np.arange(19_000)))
+    save(tmp_path / "b", step=12_345_679, rows=TableRows(rows.keys, values, rows.state, rows.seen + 1))
+    shown, compared = at_80_columns("show", tmp_path / "a"), at_80_columns("diff", tmp_path / "a", tmp_path / "b")
+    for text in (shown, compared):
+        assert "…" not in text
+    assert ["T", "19,000", "3", "adam", "6", "12,345,678", "1"] in [line.split()[:7] for line in shown.splitlines()]
+    (table,) = (line.split() for line in compared.splitlines() if line.startswith("T "))
+    assert table[:5] == ["T", "19,000", "20,000", "0", "1,000"]
+    assert float(table[5]) == pytest.approx(0.0123456, rel=1e-4)
+    assert "table T: step: 12345678 | 12345679" in compared
+    assert "table T: how often a row was seen: other counts in 19,000 rows" in compared
+    assert compared.endswith("they differ\n")

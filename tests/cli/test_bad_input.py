@@ -367,6 +367,62 @@ def test_options_that_make_no_sense(refused, clicks, tmp_path, monkeypatch, opti
     assert OPTIONS[options] in refused(*train(clicks / "test", *options.split()))
 
 
+ONLY_FOR_MANY = {
+    "--k-steps": 4,
+    "--max-merge": 2,
+    "--send-queue-size": 8,
+    "--staleness": 1,
+    "--dense-refresh": 2,
+    "--timeout": 5,
+    "--lost-trainer": "drop",
+}
+
+
+@pytest.mark.parametrize("option", ONLY_FOR_MANY)
+def test_options_that_one_process_would_not_heed(refused, clicks, option):
+    said = refused(*train(clicks / "test", "--mode", "geo", option, ONLY_FOR_MANY[option]))
+    assert f"{option} does nothing in one process: give --servers and --workers too" in said
+
+
+def test_the_mode_alone_is_taken_by_one_process(cli, clicks):
+    for mode in ("sync", "half_async", "async", "geo"):
+        result = cli(*train(clicks / "test", "--mode", mode))
+        assert result.exit_code == 0, result.output
+
+
+BEFORE_A_JOB = {
+    "--reader tape": "reader='tape' is not a reader",
+    "--format csv": "format='csv' is not a format",
+    "--on-bad-row ignore": "on_bad_row='ignore' is not a policy",
+    "--reader memory --on-bad-row ignore": "on_bad_row='ignore' is not a policy",
+    "--reader feeder --on-bad-row ignore": "on_bad_row='ignore' is not a policy",
+    "--pipe-command cat --format criteo": "pipe_command is given, but format='criteo'",
+    "--batch-size 0": "batch_size=0",
+    "--epochs -1": "epochs=-1 must be 0 or above",
+    "--save M --keep 0": "keep=0 must be 1 or above",
+    "--test-data nowhere": "nowhere: no such file or folder",
+    "--resume nowhere": "no checkpoint at",
+}
+
+
+@pytest.mark.parametrize("options", BEFORE_A_JOB)
+def test_a_job_does_not_start_with(refused, clicks, tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    said = refused(*train(clicks / "train", "--servers", 1, "--workers", 2, *options.split()))
+    assert BEFORE_A_JOB[options] in said
+    assert list(tmp_path.iterdir()) == [], "no process, no log"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_does_not_start_with_an_empty_file(refused, clicks, tmp_path, monkeypatch, workers):
+    shutil.copytree(clicks / "train", tmp_path / "data")
+    (tmp_path / "data" / "part-9").touch()
+    monkeypatch.chdir(tmp_path)
+    said = refused(*train("data", "--servers", 1, "--workers", workers))
+    assert "data/part-9: the file is empty; remove it from the list" in said
+    assert not (tmp_path / "log").exists()
+
+
 def test_metrics_that_cannot_be_written(refused, clicks, tmp_path):
     (tmp_path / "file").write_text("")
     said = refused(*train(clicks / "test", "--log-dir", tmp_path / "file"))

@@ -133,3 +133,22 @@ def test_shares_are_in_the_order_of_the_input(tmp_path: Path) -> None:
     assert ordered_shares([*files, str(zipped)], 2)[1][-1] == str(zipped)
     with pytest.raises(Exception, match=r"1 file for 2 workers, and .*z\.gz cannot be cut"):
         ordered_shares([zipped], 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "csv"], "error: format='csv' is not a format"),
+        (["--on-bad-row", "ignore"], "error: on_bad_row='ignore' is not a policy"),
+        (["--batch-size", "0"], "error: batch_size=0"),
+        (["--precision", "fp8"], "error: precision='fp8' is not a precision"),
+        (["--threads", "0"], "error: threads=0 must be 1 or above"),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_settings_are_refused_before_a_worker_starts(
+    model: Path, small_clicks: Path, workers: int, options: list[str], message: str
+) -> None:
+    done = infer(model, "--data", small_clicks / "test", "--workers", workers, *options)
+    assert done.exit_code == 1
+    assert message in done.stderr

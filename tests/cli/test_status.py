@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import platform
 import signal
 import socket
 import time
@@ -12,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from server_processes import Servers, servers
 from typer.testing import CliRunner
 
 from sparsefleet.cli.app import app
+from sparsefleet.cli.status import Report, view
 from sparsefleet.core.initializer import Constant
 from sparsefleet.optim import SGD
 from sparsefleet.store.remote import RemoteStore
@@ -56,8 +60,50 @@ def test_tables_calls_and_trainers_are_shown(running: tuple[Servers, RemoteStore
     assert any(line[:2] == ["pull", "ads"] or line[1:3] == ["pull", "ads"] for line in lines)
     assert "p99" in done.stdout
     (trainer,) = (line for line in lines if "training" in line)
-    assert trainer[:8] == ["0", "training", "1", "1,234", "5,678", "3", "steps", trainer[7]]
-    assert f"process {os.getpid()}" in done.stdout
+    assert trainer[:6] == ["0", "training", "1", "1,234", "5,678", "3"]
+    assert trainer[8:] == ["ago", str(os.getpid()), "on", platform.node()]
+    assert "misses: keys that were scored and have no row" in done.stdout
+
+
+def big(index: int) -> dict[str, Any]:
+    """What a server of a large job says; every figure another one."""
+    call = {"total": 98_765_430 + index, "per_s": 1230.0 + index, "rows_per_s": 9_876_540.0 + index}
+    call |= {"ms": {"p50": 10.21 + index, "p90": 123.45 + index, "p99": 2345.67 + index}}
+    table = {"rows": 1_234_567_890 + index, "memory_bytes": 234.5e9, "step": 9_876_540 + index, "misses": 7_654_320}
+    return {
+        "index": index,
+        "uptime_s": 987_654,
+        "tables": {"SparseFeatFactors": table},
+        "dense": {"dense": {"values": 215_601, "memory_bytes": 2.6e6, "step": 7_654_321}},
+        "calls": {"pull SparseFeatFactors": call},
+        "queues": {"under_way": 12, "held_by_cut": 30, "waiting_in_round": 4},
+        "last_checkpoint": "hdfs://a-long-name-of-a-host/" + "folder/" * 10 + "step-00000120",
+        "workers": {
+            "17": {
+                **{"doing": "waiting for the others", "epoch": 11, "step": 8_765_432, "rows_per_s": 123_456.0},
+                **{"staleness": 1234, "state": "present", "last_seen_s": 12.3},
+                "about": "process 1234567 on worker-17.a-long-name-of-a-cluster.internal",
+            }
+        },
+    }
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_figure_is_lost_in_a_narrow_terminal(width: int) -> None:
+    out = io.StringIO()
+    terminal = Console(file=out, width=width, force_terminal=True, color_system=None)
+    terminal.print(view(Report({f"parameter-server-{index}.cluster:36011": big(index) for index in (0, 1)}, {})))
+    text = out.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    words = set(text.split())
+    for index in (0, 1):
+        assert {f"1,234,567,89{index}", f"9,876,54{index}", f"1,23{index}", f"98,765,43{index}"} <= words
+        assert {f"{10 + index}.21", f"{123 + index}.45", f"{2345 + index}.67"} <= words
+    assert {"7,654,320", "215,601", "234.5", "274:20:54", "12", "34"} <= words
+    assert {"17", "8,765,432", "123,456", "1,234", "12.3"} <= words
+    squeezed = "".join(text.split())
+    assert "step-00000120" in squeezed
 
 
 def test_json_holds_everything(running: tuple[Servers, RemoteStore]) -> None:

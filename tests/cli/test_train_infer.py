@@ -152,6 +152,21 @@ def test_every_reader_resumes_to_the_same_bits(cli, clicks, tmp_path, reader):
     assert said["steps"] == again["steps"] == 120
 
 
+def test_a_run_that_is_done_says_so_when_resumed(cli, clicks, model):
+    folder, said = model
+    arguments = ("train", "--data", clicks / "train", "--test-data", clicks / "test", "--resume", folder, *SMALL)
+    again = cli(*arguments, "--json")
+    assert again.exit_code == 0, again.output
+    assert (
+        f"nothing left to train of {said['model']}: its epoch was done before; --epochs 2 goes on"
+        in again.stderr.replace("\n", "")
+    )
+    assert last_json(again.stdout)["test_auc"] == said["test_auc"]
+    more = cli(*arguments, "--epochs", 2)
+    assert more.exit_code == 0, more.output
+    assert "nothing left" not in more.stderr
+
+
 @pytest.fixture(scope="session")
 def more_clicks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("more") / "data"

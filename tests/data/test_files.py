@@ -43,3 +43,24 @@ def test_what_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sparsefleet.data.files.os.listdir", refuse)  # root may list everything
     with pytest.raises(DataError, match="no permission to read it; change its mode or owner"):
         list_files(tmp_path)
+
+
+def test_nothing_that_was_meant_to_be_read_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "part-0").write_text("x")
+    (tmp_path / "part-1").symlink_to(tmp_path / "moved")
+    for given in (tmp_path, str(tmp_path / "part-*"), tmp_path / "part-1"):
+        with pytest.raises(DataError, match=r"part-1: a symbolic link to .*moved, which is not there; mend or remove"):
+            list_files(given)
+    (tmp_path / "moved").write_text("y")
+    assert names(list_files(str(tmp_path / "part-*"))) == ["part-0", "part-1"]
+    os.mkfifo(tmp_path / "part-2")
+    for given in (tmp_path, str(tmp_path / "part-*")):
+        with pytest.raises(DataError, match="part-2: is not a regular file"):
+            list_files(given)
+
+
+def test_a_folder_of_folders_names_them(tmp_path: Path) -> None:
+    for name in ("test", "train"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match=r"no data files .*; give one of the folders in it \(test, train\)"):
+        list_files(tmp_path)

@@ -258,7 +258,7 @@ def test_bad_criteo_rows(bad: str, message: str, reason: str, packed: bool, tmp_
     with pytest.raises(BadRowError, match=message) as caught:
         next(stream)
     assert str(file) in str(caught.value)
-    assert "on_bad_row='skip'" in str(caught.value)
+    assert "(on_bad_row='skip', or --on-bad-row skip, counts and skips such rows)" in str(caught.value)
     assert (caught.value.line, caught.value.reason) == (3, reason)
 
     bad_rows = BadRows("skip")

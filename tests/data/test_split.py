@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.data.formats.base import Unit
-from sparsefleet.data.split import cut_unit, parse_unit, plan_units, split_files, split_units, unit_name
+from sparsefleet.data.split import cut_unit, ordered_shares, parse_unit, plan_units, split_files, split_units, unit_name
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -41,7 +41,7 @@ def rows_of(unit: Unit) -> list[bytes]:
 
 
 @relaxed
-@given(sizes=st.lists(st.integers(0, 400), min_size=1, max_size=25), data=st.data())
+@given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=25), data=st.data())
 def test_whole_files_cover_once_in_order_and_balance(tmp_path: Path, sizes: list[int], data: st.DataObject) -> None:
     names = make_files(tmp_path, sizes)
     workers = data.draw(st.integers(1, len(names)))
@@ -71,9 +71,14 @@ def test_order_of_the_list_does_not_change_who_gets_what(tmp_path: Path) -> None
         assert sorted(split_files(names, worker, 3)) == sorted(split_files(shuffled, worker, 3))
 
 
-def test_empty_files_do_not_pile_up_on_one_worker(tmp_path: Path) -> None:
-    names = make_files(tmp_path, [0, 0, 100])
-    assert sorted(len(split_files(names, worker, 3)) for worker in range(3)) == [1, 1, 1]
+@pytest.mark.parametrize("sizes", [[0, 100], [100, 0, 100], [0]])
+def test_an_empty_file_is_refused_by_all_workers(tmp_path: Path, sizes: list[int]) -> None:
+    names = make_files(tmp_path, sizes)
+    for worker in range(2):
+        with pytest.raises(DataError, match="the file is empty; remove it"):
+            split_files(names, worker, 2)
+    with pytest.raises(DataError, match="the file is empty; remove it"):
+        ordered_shares(names, 2)
 
 
 @relaxed
@@ -180,7 +185,7 @@ def test_files_that_cannot_be_cut_are_fine_where_there_are_enough(tmp_path: Path
     assert [split_files(uris, worker, 2) for worker in range(2)] == [[uris[0], uris[2]], [uris[1], uris[3]]]
 
 
-@pytest.mark.parametrize("content", [b"", b"one row only\n", b"one long row" * 50 + b"\nshort\n"])
+@pytest.mark.parametrize("content", [b"one row only\n", b"one long row" * 50 + b"\nshort\n"])
 def test_too_few_rows_for_the_workers_are_refused_by_every_worker(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rows"
     path.write_bytes(content)

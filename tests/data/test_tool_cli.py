@@ -43,7 +43,7 @@ def test_synth_then_prepare(tmp_path: Path) -> None:
 def test_an_error_is_one_clear_message(tmp_path: Path) -> None:
     failed = run("prepare", tmp_path / "nothing", "--out", tmp_path / "out")
     assert failed.returncode == 1
-    assert failed.stderr == f"error: there is no file or folder {tmp_path / 'nothing'}\n"
+    assert failed.stderr == f"error: {tmp_path / 'nothing'}: no such file or folder; check the path\n"
     assert failed.stdout == ""
 
 

@@ -51,6 +51,28 @@ def test_a_cluster_by_hand_then_its_model_scored(tmp_path: Path) -> None:
     assert values["logloss"] == pytest.approx(result["test_logloss"], rel=1e-12)
 
 
+def test_the_script_alone_tells_how_it_goes_and_what_is_wrong(tmp_path: Path) -> None:
+    synth(tmp_path / "data", SynthSpec(rows=1000, test_rows=300, parts=2, seed=3))
+    train = (sys.executable, EXAMPLES / "train.py", "--batch-size", 100, "--data")
+    done = run(tmp_path, *train, "data/train", "--test-data", "data/test")
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1/1 done  1,000 rows" in done.stderr
+    assert json.loads(done.stdout)["rows"] == 1000, "for programs, there is nothing but the result"
+    with (tmp_path / "data" / "train" / "part-1").open("a") as file:
+        file.write("no row\n")
+    infer = (sys.executable, EXAMPLES / "infer.py", "--data", "data/test", "--model")
+    for command, message in (
+        ((*train, "nowhere"), "error: nowhere: no such file or folder"),
+        ((*train, "data/train"), "error: data/train/part-1, line 501, column 2: wrong field count"),
+        ((*train, "data/train", "--mode", "geoo"), "error: mode='geoo' is not a mode"),
+        ((*infer, "nowhere"), "error: no checkpoint at"),
+    ):
+        failed = run(tmp_path, *command)
+        assert failed.returncode == 1
+        assert failed.stderr.startswith(message)
+        assert "Traceback" not in failed.stderr
+
+
 def test_a_trainer_that_fails_ends_the_cluster_with_its_message(tmp_path: Path) -> None:
     with HeldEndpoints.free(1) as held:
         port = held.endpoints[0].rpartition(":")[2]

@@ -21,13 +21,17 @@ LIMIT = 60.0
 
 
 def run(name: str, *arguments: str, cwd: Path, stdin: bytes | None = None) -> str:
+    done = started(name, *arguments, cwd=cwd, stdin=stdin)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def started(name: str, *arguments: str, cwd: Path, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCES), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         cwd=cwd, env=environment, input=stdin, capture_output=True, timeout=LIMIT, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
 
 
 def auc(output: str) -> float:
@@ -70,6 +74,15 @@ def test_plain_python_learns_and_predicts(tmp_path):
     chance = re.search(r"click probability (0\.\d+)", output)
     assert chance
     assert float(chance[1]) > 0.5  # music, Oslo and young: 0.8 by the rule that drew the rows
+
+
+@pytest.mark.parametrize("name", ["two_tables.py", "fetch_handler.py"])
+def test_data_that_is_not_there_is_no_traceback(tmp_path, name):
+    done = started(name, "--data", "nowhere", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: ")
+    assert b"nowhere" in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from sparsefleet.optim.base import UpdateRule
     from sparsefleet.table.spec import TableSpec
 
-VALUES_ONLY = "values_only=True loads the values and starts the optimizer afresh"
+VALUES_ONLY = (
+    "trainer.load(model, path, values_only=True), in a script, takes the values and starts the optimizer afresh"
+)
+RESUME = f"Resume with that optimizer (--optimizer); or {VALUES_ONLY}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +188,14 @@ def _check_size(folder: Location, entry: FileEntry) -> None:
 def _check_rule(what: str, info: TableInfo | BlockInfo, rule: UpdateRule, width: int) -> None:
     saved = info.rule["name"]
     if saved != rule.name:
-        raise CheckpointError(f"{what} was saved with optimizer {saved}; the model's is {rule.name}. {VALUES_ONLY}")
+        raise CheckpointError(f"{what} was saved with optimizer {saved}; the model's is {rule.name}. {RESUME}")
     if info.state_width == width:
         return
     if info.state_width == 0:
-        raise CheckpointError(f"{what} was saved without its optimizer's state. {VALUES_ONLY}")
+        raise CheckpointError(
+            f"{what} was saved without its optimizer's state: for scoring (sparsefleet infer), not to be resumed. "
+            f"But {VALUES_ONLY}"
+        )
     raise CheckpointError(
-        f"{what} was saved with {info.state_width} floats of {saved} state; the model's rule has {width}. {VALUES_ONLY}"
+        f"{what} was saved with {info.state_width} floats of {saved} state; the model's rule has {width}. {RESUME}"
     )

@@ -7,10 +7,9 @@ import math
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from sparsefleet.checkpoint import Checkpoint, diff, latest, show
+from sparsefleet.cli.console import add_figures, figures, results
 from sparsefleet.core.errors import SparseFleetError
 
 app = typer.Typer(name="checkpoint", help="Look into checkpoints, check them, compare them.", no_args_is_help=True)
@@ -31,14 +30,13 @@ def show_command(path: Path, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(found)
         return
-    console = Console(markup=False, highlight=False)
-    console.print(
-        f"{found['path']}: step {found['step']:,}, {_size(found['bytes'])}, saved {found['created']}",
-        soft_wrap=True,
-    )
-    tables = Table("table", "rows", "dim", "optimizer", "state", "updates", "files", "size")
+    out = results()
+    about = f"{found['path']}: step {found['step']:,}, {_size(found['bytes'])}, saved {found['created']}"
+    out.print(about, markup=False, soft_wrap=True)
+    tables = figures("table", ">rows", ">dim", "optimizer", ">state", ">updates", ">files", ">size")
     for table in found["tables"]:
-        tables.add_row(
+        add_figures(
+            tables,
             table["name"],
             f"{table['rows']:,}",
             str(table["dim"]),
@@ -48,14 +46,14 @@ def show_command(path: Path, as_json: AsJson = False) -> None:
             str(table["files"]),
             _size(table["bytes"]),
         )
-    console.print(tables)
-    parameters = Table("block", "parameter", "shape")
+    out.print(tables)
+    parameters = figures("block", "parameter", "shape")
     for block in found["blocks"]:
         for name, shape in block["parameters"].items():
-            parameters.add_row(block["name"], name, " x ".join(map(str, shape)) or "scalar")
-    console.print(parameters)
+            add_figures(parameters, block["name"], name, " x ".join(map(str, shape)) or "scalar")
+    out.print("", parameters)
     for trainer, position in found["positions"].items():
-        console.print(f"reader position of trainer {trainer}: {json.dumps(position)}", soft_wrap=True)
+        out.print(f"reader position of trainer {trainer}: {json.dumps(position)}", markup=False, soft_wrap=True)
 
 
 @app.command("verify")
@@ -101,34 +99,46 @@ def diff_command(a: Path, b: Path, as_json: AsJson = False) -> None:
 
 
 def _print_diff(found: dict[str, Any]) -> None:
-    console = Console(markup=False, highlight=False)
-    console.print(
-        f"a: {found['a']} (step {found['step'][0]:,})\nb: {found['b']} (step {found['step'][1]:,})",
-        soft_wrap=True,
-    )
+    out = results()
+
+    def say(text: str) -> None:
+        out.print(text, markup=False, soft_wrap=True)
+
+    for side, step in zip("ab", found["step"], strict=True):
+        say(f"{side}: {found[side]} (step {step:,})")
     for part in ("schema", "model"):
         for field, (left, right) in found[part].items():
-            console.print(f"{part}: {field}: {json.dumps(left)} | {json.dumps(right)}", soft_wrap=True)
-    rows = Table("table", "rows a", "rows b", "only in a", "only in b", "max difference", "of state", "spec")
+            say(f"{part}: {field}: {json.dumps(left)} | {json.dumps(right)}")
+    rows = figures("table", ">rows a", ">rows b", ">only a", ">only b", ">max diff", ">state diff")
     for name, table in found["tables"].items():
         if "only_in" in table:
-            rows.add_row(name, *[""] * 6, f"only in {table['only_in']}")
+            say(f"table {name}: only in {table['only_in']}")
             continue
-        spec = ", ".join(f"{field} {left} | {right}" for field, (left, right) in table["spec"].items())
+        for field, (left, right) in table["spec"].items():
+            say(f"table {name}: {field}: {left} | {right}")
+        if table.get("seen_differs"):
+            say(f"table {name}: how often a row was seen: other counts in {table['seen_differs']:,} rows")
         numbers = (table.get(what) for what in ("only_in_a", "only_in_b", "max_difference", "max_state_difference"))
-        left, right = (f"{count:,}" for count in table["rows"])
-        rows.add_row(name, left, right, *("-" if n is None else f"{n:,g}" for n in numbers), spec or "same")
-    console.print(rows)
-    tensors = Table("tensor", "max difference")
+        add_figures(rows, name, *map(_number, (*table["rows"], *numbers)))
+    if rows.row_count:
+        out.print("", rows)
+    tensors = figures("tensor", ">max diff")
     for name, tensor in found["dense"].items():
         if "only_in" in tensor:
-            tensors.add_row(name, f"only in {tensor['only_in']}")
+            say(f"tensor {name}: only in {tensor['only_in']}")
         elif "shapes" in tensor:
-            tensors.add_row(name, " | ".join(tensor["shapes"]))
+            say(f"tensor {name}: {' | '.join(tensor['shapes'])}")
         else:
-            tensors.add_row(name, f"{tensor['max_difference']:g}")
-    console.print(tensors)
-    console.print("same" if found["same"] else "they differ")
+            add_figures(tensors, name, _number(tensor["max_difference"]))
+    if tensors.row_count:
+        out.print("", tensors)
+    out.print("", "same" if found["same"] else "they differ", sep="\n")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _fail(error: SparseFleetError, as_json: bool) -> NoReturn:

@@ -16,6 +16,8 @@ import rich.progress
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from sparsefleet.cli import INTERRUPTED
 from sparsefleet.core.errors import SparseFleetError
@@ -26,6 +28,7 @@ R = TypeVar("R")
 console = Console(stderr=True, highlight=False)
 """For people. What other programs read goes to stdout with `print`."""
 
+PIPED_WIDTH = 200
 LOG_SECONDS = 10.0
 """Where stderr is no terminal: a line this often."""
 
@@ -63,6 +66,30 @@ def errors_exit_with(status: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def errors_to_exit(command: Callable[P, R]) -> Callable[P, R]:
     """Errors become exit status 1: what most commands want."""
     return errors_exit_with(1)(command)
+
+
+def results() -> Console:
+    """Results for people, on stdout. In a pipe, lines are as long as they need be."""
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out.width = PIPED_WIDTH
+    return out
+
+
+def figures(*columns: str) -> Table:
+    """A table for `add_figures`. Columns of numbers are marked by `>`: they stand to the right and stay whole, while
+    names go on in the next line where the terminal is narrow. Nothing is ever cut off.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        number = column.startswith(">")
+        table.add_column(column.lstrip(">"), justify="right" if number else "left", no_wrap=number, overflow="fold")
+    return table
+
+
+def add_figures(table: Table, *cells: str | Text) -> None:
+    """A row. What stands in it is no markup."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
 class Progress(ABC):

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from sparsefleet.cli.console import console, errors_to_exit, progress
+from sparsefleet.cli.console import add_figures, console, errors_to_exit, figures, progress
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.formats.base import BadRows
 
@@ -86,11 +85,11 @@ def prepare_command(
         for reason, count in report.skipped.items():
             print(f"skipped        {count:,}: {reason}")
         schema = Schema.load(out / "schema.json")
-        table = Table("feature", "blank", "minimum", "95th percentile", "in schema: minimum", "diff", box=None)
+        table = figures("feature", ">blank", ">minimum", ">95th percentile", ">schema: minimum", ">diff")
         for stats, feature in zip(report.integers, schema.dense, strict=True):
             blank = 100 * stats.blanks / (stats.blanks + stats.values)
             measured = ("-" if value is None else f"{value:g}" for value in (stats.minimum, stats.p95))
-            table.add_row(stats.name, f"{blank:.1f} %", *measured, f"{feature.minimum:g}", f"{feature.diff:g}")
+            add_figures(table, stats.name, f"{blank:.1f} %", *measured, f"{feature.minimum:g}", f"{feature.diff:g}")
         console.print(table)
         print(f"schema         {out / 'schema.json'}")
 

@@ -56,7 +56,7 @@ def infer(
         format=format,
         pipe_command=pipe_command,
         batch_size=batch_size,
-        threads=threads or (2 if workers == 1 else 1),
+        threads=(2 if workers == 1 else 1) if threads is None else threads,
         on_bad_row=on_bad_row,
         labelled=not unlabelled,
         precision=precision,
@@ -65,6 +65,7 @@ def infer(
     if workers == 1:
         metrics, skipped = scoring.score(files, output)
     else:
+        scoring.check(data)
         shares = ordered_shares(files, workers, cuttable=pipe_command is None)
         with sigterm_interrupts():
             metrics, skipped = score_with_workers(scoring, shares, output)

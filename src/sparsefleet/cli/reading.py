@@ -9,6 +9,7 @@ from pathlib import Path
 from sparsefleet.cli.console import console
 from sparsefleet.core.schema import CRITEO, FILE_NAME, Schema
 from sparsefleet.data.base import Reader
+from sparsefleet.data.files import check_file, list_files
 from sparsefleet.data.open import open_reader
 
 
@@ -24,7 +25,15 @@ class ReadingOptions:
     threads: int = 1
     labelled: bool = True
 
-    def open(self, path: str | Sequence[str], schema: Schema, shuffle_seed: int | None = None) -> Reader:
+    def check(self, path: str, schema: Schema) -> None:
+        """Refuse what a process would only refuse once it is started: settings, and files without rows."""
+        self.open(path, schema, load=False)
+        for file in list_files(path):
+            check_file(file)
+
+    def open(
+        self, path: str | Sequence[str], schema: Schema, shuffle_seed: int | None = None, *, load: bool = True
+    ) -> Reader:
         return open_reader(
             path,
             schema,
@@ -36,6 +45,7 @@ class ReadingOptions:
             threads=self.threads,
             labelled=self.labelled,
             shuffle_seed=shuffle_seed,
+            load=load,
         )
 
 

@@ -11,20 +11,19 @@ from typing import Annotated, Any
 
 import pyarrow.flight as flight
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sparsefleet.cli.console import console, errors_to_exit
+from sparsefleet.cli.console import add_figures, console, errors_to_exit, figures, results
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.fleet.roles import parse_endpoints
 from sparsefleet.fleet.security import Security
 from sparsefleet.store.remote_config import RemoteConfig
 from sparsefleet.store.remote_link import ServerLink
 
-PIPED_WIDTH = 200
 _LATE_SECONDS = 3.0
 """Trainers give a sign of life every second."""
 
@@ -93,8 +92,9 @@ def look(links: Sequence[ServerLink]) -> Report:
 
     with ThreadPoolExecutor(len(links)) as pool:
         answers = dict(zip((link.endpoint for link in links), pool.map(ask, links), strict=True))
+    known = {endpoint: answer for endpoint, answer in answers.items() if not isinstance(answer, str)}
     return Report(
-        {endpoint: answer for endpoint, answer in answers.items() if not isinstance(answer, str)},
+        {endpoint: known[endpoint] for endpoint in sorted(known, key=lambda endpoint: known[endpoint]["index"])},
         {endpoint: answer for endpoint, answer in answers.items() if isinstance(answer, str)},
     )
 
@@ -111,29 +111,27 @@ def _print(report: Report, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.to_dict()), flush=True)
     elif report.answers:
-        # In a pipe, lines are as long as they need be.
-        out = Console(highlight=False)
-        if not out.is_terminal:
-            out.width = PIPED_WIDTH
-        out.print(view(report))
+        results().print(view(report))
     for error in report.silent.values():
         console.print(f"[bold red]error:[/] [red]{escape(error)}[/]", soft_wrap=True)
 
 
 def _watch(links: Sequence[ServerLink], seconds: float, as_json: bool) -> None:
-    out = Console(highlight=False)
+    out = results()
     if as_json or not out.is_terminal:
         while True:
             _print(look(links), as_json)
             time.sleep(seconds)
-    with Live(_live_view(look(links)), console=out, auto_refresh=False) as live:
+    with Live(_live_view(look(links)), console=out, auto_refresh=False, vertical_overflow="visible") as live:
         while True:
             time.sleep(seconds)
             live.update(_live_view(look(links)), refresh=True)
 
 
 def view(report: Report) -> Group:
-    return Group(_servers(report), _last_checkpoint(report), Text(), _calls(report), Text(), _trainers(report))
+    space = Text()
+    parts = (_servers(report), _last_checkpoint(report), space, _tables(report), space, _calls(report), space)
+    return Group(*parts, _trainers(report))
 
 
 def _live_view(report: Report) -> Group:
@@ -142,11 +140,18 @@ def _live_view(report: Report) -> Group:
 
 
 def _servers(report: Report) -> Table:
-    table = _table("server", "up", "table", ">rows", ">memory", ">updates", ">misses", ">queue")
+    table = figures("server", "address", ">up", ">at work", ">waiting")
     for endpoint, server in report.answers.items():
-        first = (f"{server['index']}  {endpoint}", _clock(server["uptime_s"]))
         queues = server["queues"]
-        last = f"{queues['under_way']} + {queues['held_by_cut'] + queues['waiting_in_round']}"
+        waiting = queues["held_by_cut"] + queues["waiting_in_round"]
+        numbers = (_clock(server["uptime_s"]), _count(queues["under_way"]), _count(waiting))
+        add_figures(table, str(server["index"]), endpoint, *numbers)
+    return table
+
+
+def _tables(report: Report) -> Group:
+    table = figures("server", "table", ">rows", ">memory", ">updates", ">misses")
+    for server in report.answers.values():
         lines = [
             (name, _count(t["rows"]), _bytes(t["memory_bytes"]), _count(t["step"]), _count(t["misses"]))
             for name, t in server["tables"].items()
@@ -156,8 +161,8 @@ def _servers(report: Report) -> Table:
             for name, block in server["dense"].items()
         ]
         for number, line in enumerate(lines or [("none yet", "", "", "", "")]):
-            _add(table, *(first if number == 0 else ("", "")), *line, last if number == 0 else "")
-    return table
+            add_figures(table, str(server["index"]) if number == 0 else "", *line)
+    return Group(table, Text("misses: keys that were scored and have no row; they count as zeros", style="dim"))
 
 
 def _last_checkpoint(report: Report) -> Text:
@@ -167,61 +172,45 @@ def _last_checkpoint(report: Report) -> Text:
 
 
 def _calls(report: Report) -> Table:
-    table = _table("server", "call", ">per s", ">rows/s", ">p50", ">p90", ">p99", ">total")
+    table = figures("server", "call", ">per s", ">rows/s", ">p50 ms", ">p90 ms", ">p99 ms", ">total")
     for server in report.answers.values():
         for number, (name, meter) in enumerate(server["calls"].items()):
             quantiles = meter.get("ms", {})
-            _add(
+            add_figures(
                 table,
                 str(server["index"]) if number == 0 else "",
                 name,
                 _count(meter["per_s"]),
                 _count(meter["rows_per_s"]) if meter["rows_per_s"] else "-",
-                *(f"{quantiles[q]:.2f} ms" if q in quantiles else "-" for q in ("p50", "p90", "p99")),
+                *(f"{quantiles[q]:.2f}" if q in quantiles else "-" for q in ("p50", "p90", "p99")),
                 _count(meter["total"]),
             )
     if not table.row_count:
-        _add(table, *["-"] * len(table.columns))
+        add_figures(table, *["-"] * len(table.columns))
     return table
 
 
 def _trainers(report: Report) -> Table:
-    table = _table("trainer", "state", ">epoch", ">step", ">rows/s", ">staleness", ">last seen", "process")
+    table = figures("trainer", "state", ">epoch", ">step", ">rows/s", ">staleness", ">last seen", "process")
     for worker, trainer in report.trainers().items():
         seen = float(trainer["last_seen_s"])
         present = trainer["state"] in ("present", "resting")
         state = str(trainer.get("doing", trainer["state"]) if present else trainer["state"])
         late = present and seen > _LATE_SECONDS
-        _add(
+        add_figures(
             table,
             worker,
             Text(state, style="red" if trainer["state"] in ("lost", "dropped") else ""),
             str(trainer["epoch"] + 1) if "epoch" in trainer else "-",
             _count(trainer["step"]) if "step" in trainer else "-",
             _count(trainer["rows_per_s"]) if "rows_per_s" in trainer else "-",
-            f"{trainer['staleness']} steps" if "staleness" in trainer else "-",
+            _count(trainer["staleness"]) if "staleness" in trainer else "-",
             Text(f"{seen:.1f} s ago", style="yellow" if late else ""),
-            str(trainer["about"]),
+            str(trainer["about"]).removeprefix("process "),
         )
     if not table.row_count:
-        _add(table, "none has come yet", *[""] * 7)
+        add_figures(table, "none has come yet", *[""] * 7)
     return table
-
-
-def _table(*columns: str) -> Table:
-    """Columns of numbers are marked by `>`: they stand to the right, and are the last to be cut short."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        number = column.startswith(">")
-        table.add_column(column.lstrip(">"), justify="right" if number else "left", no_wrap=number)
-    return table
-
-
-def _add(table: Table, *cells: str | Text) -> None:
-    row = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
-    for cell in row:
-        cell.no_wrap, cell.overflow = True, "ellipsis"
-    table.add_row(*row)
 
 
 def _count(number: float) -> str:

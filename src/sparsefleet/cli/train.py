@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from sparsefleet import fleet, optim
+from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.cli import train_roles
 from sparsefleet.cli.console import LOG_SECONDS, console, errors_to_exit, sigterm_interrupts
 from sparsefleet.cli.reading import ReadingOptions, schema_for, tell_skipped
@@ -26,6 +27,7 @@ from sparsefleet.optim.schedule import Constant, ExponentialDecay, LinearWarmup,
 from sparsefleet.train import FitResult, SavePolicy, Trainer
 from sparsefleet.train.reporting import JsonLinesReporter, Reporter, TensorBoardReporter, console_reporter
 from sparsefleet.train.reporting.jsonl import plain_numbers
+from sparsefleet.train.reporting.tensorboard import writer_type
 
 
 def _panel(name: str) -> Callable[[str], Any]:
@@ -36,6 +38,8 @@ def _panel(name: str) -> Callable[[str], Any]:
 _data, _model, _training = _panel("Data"), _panel("Model"), _panel("Training")
 _saving, _output, _many = _panel("Saving"), _panel("Output"), _panel("Many processes")
 _USUAL = fleet.DistributedStrategy()
+_FOR_MANY = ("k_steps", "max_merge", "send_queue_size", "staleness", "dense_refresh", "timeout", "lost_trainer")
+"""Not `mode`: the same command is to work for one process and for many."""
 
 
 @errors_to_exit
@@ -99,12 +103,18 @@ def train(
         float, _many("Seconds without a sign of life after which a process counts as lost.")
     ] = _USUAL.timeout,
     lost_trainer: Annotated[
-        str | None, _many("error: the others stop; drop: they go on. Default: error in sync, else drop.")
+        str | None,
+        _many(
+            "error: the others stop; drop: they go on without a trainer that was killed or cut off; one that fails by "
+            "an error of its own (bad row, NaN) always stops the job. Default: error in sync, else drop."
+        ),
     ] = None,
 ) -> None:
     """Train CTR-DNN, evaluate it, save it: in this process, or with --servers and --workers in many."""
     role = Role.from_environment()
     train_roles.check_counts(servers, workers, role)
+    if role.kind == "single" and not servers:
+        _check_one_process(context)
     strategy = fleet.DistributedStrategy(
         mode=mode, k_steps=k_steps, max_merge=max_merge, send_queue_size=send_queue_size, staleness=staleness,
         dense_refresh=dense_refresh, timeout=timeout, lost_trainer=lost_trainer,
@@ -123,8 +133,19 @@ def train(
     trainer = Trainer(job, threads=threads, precision=precision, seed=seed)
     torch.manual_seed(seed)
     model = _network(rows, preset, embedding_size, hidden, init_range)
+    reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
+    policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
+    if epochs < 0:
+        raise ConfigError(f"epochs={epochs} must be 0 or above")
+    if resume and role.is_first_worker:
+        _tell_done_before(resume, epochs)
     if servers and workers:
+        # What only the processes would find out is found out before there are any.
+        for path in filter(None, (data, test_data)):
+            reading.check(path, rows)
         train_roles.check_inputs([data, test_data], workers, pipe_command)
+        if tensorboard:
+            writer_type()
         folder = Path(log_dir or train_roles.LOG_FOLDER)
         status, summary = train_roles.launch_roles(context, servers, workers, job.strategy, folder)
         _tell(summary, data)
@@ -135,8 +156,6 @@ def train(
         train_roles.log_to_stderr()
     if role.is_server:
         train_roles.serve()
-    reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
-    policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
     with sigterm_interrupts():
         train_rows = reading.open(train_roles.share(data, pipe_command), rows, seed if shuffle else None)
         test_rows = reading.open(train_roles.share(test_data, pipe_command), rows) if test_data else None
@@ -155,6 +174,30 @@ def train(
     _tell(summary, data)
     if json_output:
         print(json.dumps(summary))
+
+
+def _check_one_process(context: typer.Context) -> None:
+    """Whoever gives an option that only a job of many processes heeds expects it to do something."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if parameter.name in _FOR_MANY and source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"{parameter.opts[0]} does nothing in one process: give --servers and --workers too, or leave it out"
+            )
+
+
+def _tell_done_before(resume: str, epochs: int) -> None:
+    """Where a run is resumed that has come to its end, say so, and how to go on."""
+    checkpoint = Checkpoint.open(latest(resume))
+    training = checkpoint.manifest.extra.get("training")
+    done = training.get("epoch") if isinstance(training, Mapping) else None
+    if isinstance(done, int) and 0 < epochs <= done:
+        which = "its epoch was" if epochs == 1 else f"all {epochs} epochs were"
+        console.print(
+            f"[yellow]nothing left to train[/] of {escape(str(checkpoint.location))}: {which} done before; "
+            f"--epochs {done + 1} goes on",
+            soft_wrap=True,
+        )
 
 
 def _reporters(log_seconds: float, metrics: str | None, tensorboard: str | None) -> tuple[Reporter, ...]:
@@ -204,7 +247,7 @@ def _metrics(result: FitResult, test_skipped: Mapping[str, int]) -> dict[str, ob
 
 def _tell(summary: Mapping[str, Any], data: str) -> None:
     """The end of a run, for people."""
-    if summary.get("trainers", 1) > 1:
+    if summary.get("trainers", 1) > 1 and summary["rows"]:
         speed = f"{summary['rows']:,} rows, {summary['samples_per_s']:,.0f} rows/s"
         console.print(f"[bold]{summary['trainers']} trainers[/] together: {speed}")
     for lost in summary.get("lost", ()):

@@ -7,7 +7,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sparsefleet.core.errors import DataError
 
@@ -27,7 +27,8 @@ def list_files(paths: Path | Iterable[Path]) -> list[str]:
     """The files behind a file, a folder, a glob pattern, or several of them, in the order given.
 
     A folder stands for the files directly in it, in natural order (part-2 before part-10), without hidden
-    ones (names that start with "." or "_") and without `*.json`, where schemas and reports are kept.
+    ones (names that start with "." or "_") and without `*.json`, where schemas and reports are kept. Folders
+    in it are passed over; links that lead nowhere and what is no regular file are errors.
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not several:
@@ -42,7 +43,7 @@ def _expand(path: str) -> list[str]:
     if os.path.isdir(path):
         return _files_of(path)
     if not os.path.exists(path) and glob.has_magic(path):
-        found = [name for name in glob.glob(path) if os.path.isfile(name)]
+        found = _regular(glob.glob(path))
         if not found:
             raise DataError(f"{path}: no file matches this pattern; check the folder and the wildcards")
         return sorted(found, key=natural_key)
@@ -56,17 +57,29 @@ def _files_of(folder: str) -> list[str]:
     except OSError as error:
         raise _refused(folder, error) from error
     names = [name for name in names if not name.startswith((".", "_")) and not name.endswith(".json")]
-    files = [os.path.join(folder, name) for name in sorted(names, key=natural_key)]
-    files = [file for file in files if os.path.isfile(file)]
+    paths = [os.path.join(folder, name) for name in sorted(names, key=natural_key)]
+    files = _regular(paths)
     if not files:
-        raise DataError(
-            f"{folder}: the folder holds no data files (hidden files and *.json do not count); "
-            "put part files there, or give another folder"
-        )
+        inside = f"one of the folders in it ({', '.join(names[:3])})"
+        advice = f"give {inside}" if names else "put part files there, or give another folder"
+        raise DataError(f"{folder}: the folder holds no data files (hidden files and *.json do not count); {advice}")
+    return files
+
+
+def _regular(paths: Sequence[str]) -> list[str]:
+    """Those that are files, not folders. Whatever else there is was meant to be read, and cannot be."""
+    files = [path for path in paths if not os.path.isdir(path)]
+    for file in files:
+        try:
+            _check_regular(file)
+        except OSError as error:
+            raise _refused(file, error) from error
     return files
 
 
 def _refused(path: str, error: OSError) -> DataError:
+    if os.path.islink(path) and not os.path.exists(path):
+        return DataError(f"{path}: a symbolic link to {os.readlink(path)}, which is not there; mend or remove the link")
     if isinstance(error, FileNotFoundError):
         return DataError(f"{path}: no such file or folder; check the path")
     if isinstance(error, IsADirectoryError):
@@ -79,13 +92,17 @@ def _refused(path: str, error: OSError) -> DataError:
 def open_file(path: str) -> io.FileIO:
     """The file, open for reading without a buffer."""
     try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            # Opening a named pipe that nobody writes to would wait for ever; looking into it would empty it.
-            raise DataError(f"{path}: is not a regular file; write the rows to one, or give a pipe_command")
+        _check_regular(path)
         return io.FileIO(path, "rb")
     except OSError as error:
         raise _refused(path, error) from error
+
+
+def _check_regular(path: str) -> None:
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        # Opening a named pipe that nobody writes to would wait for ever; looking into it would empty it.
+        raise DataError(f"{path}: is not a regular file; write the rows to one, or give a pipe_command")
 
 
 def check_file(path: str) -> int:

@@ -30,8 +30,12 @@ def open_reader(
     threads: int = 1,
     labelled: bool = True,
     shuffle_seed: int | None = None,
+    load: bool = True,
 ) -> Reader:
-    """`kind`: queue streams, memory loads (and shuffles, given a seed), pyreader reads ahead, feeder does not."""
+    """`kind`: queue streams, memory loads (and shuffles, given a seed), pyreader reads ahead, feeder does not.
+
+    load=False leaves loading to the caller: all settings are checked, and no row is read.
+    """
     if kind not in _MAKERS:
         raise ConfigError(f"reader={kind!r} is not a reader; choose {', '.join(_MAKERS)}")
     if shuffle_seed is not None and kind != "memory":
@@ -40,7 +44,7 @@ def open_reader(
     whole = [parse_unit(name).file for name in files]
     format = format_for(format_name, schema, files=whole, labelled=labelled, pipe_command=pipe_command)
     reader = _MAKERS[kind](files, format, batch_size, on_bad_row, threads)
-    if isinstance(reader, InMemoryDataset):
+    if load and isinstance(reader, InMemoryDataset):
         reader.load_into_memory()
         if shuffle_seed is not None:
             reader.local_shuffle(shuffle_seed)

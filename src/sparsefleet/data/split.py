@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 
 from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.data.files import empty_file
 from sparsefleet.data.formats.base import Unit
 
 Path = str | os.PathLike[str]
@@ -134,7 +135,6 @@ def _whole_files(names: Sequence[str], worker_num: int) -> list[list[str]]:
     loads = [0] * worker_num
     shares: list[list[int]] = [[] for _ in range(worker_num)]
     for place in sorted(range(len(names)), key=lambda place: (-weights[place], names[place])):
-        # The number of files breaks ties, so that empty files too go to those who have none yet.
         worker = min(range(worker_num), key=lambda worker: (loads[worker], len(shares[worker]), worker))
         loads[worker] += weights[place]
         shares[worker].append(place)
@@ -192,7 +192,12 @@ def _size(name: str) -> int | None:
         raise DataError(f"{name} cannot be shared out: {getattr(error, 'strerror', None) or error}") from None
     if stat.S_ISDIR(status.st_mode):
         raise ConfigError(f"{name} is a directory; give the files in it")
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    if status.st_size == 0:
+        # No format takes it. All workers say so, not only the one whose share it would be in.
+        raise empty_file(name)
+    return status.st_size
 
 
 def _whole_reason(name: str, cuttable: bool) -> str | None:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.core.errors import SKIP, ConfigError, DataError
 from sparsefleet.core.schema import CRITEO, FILE_NAME, Schema
 from sparsefleet.data.formats.base import BadRows
 from sparsefleet.data.tools.planted import mix64
@@ -229,5 +229,5 @@ def _joined(array: pa.Array) -> memoryview:
 
 def _refuse_empty(file: Path, bad_rows: BadRows) -> None:
     if bad_rows.policy == "error":
-        raise DataError(f"{file} is empty (on_bad_row='skip' passes over it)")
+        raise DataError(f"{file} is empty ({SKIP} passes over it)")
     bad_rows.add("empty file")

@@ -10,6 +10,7 @@ Legend: L lines of a block, K of them good.
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsefleet.core.errors import BadRowError, DataError
+from sparsefleet.data.files import list_files
 from sparsefleet.data.formats.base import BadRows
 
 F64 = npt.NDArray[np.float64]
@@ -66,22 +68,8 @@ class GoodRows:
 
 
 def raw_files(raw: str | Path) -> list[Path]:
-    """The file itself, or a folder's files in natural order (part-2 before part-10).
-
-    Hidden files and those like `_SUCCESS` are left out.
-    """
-    path = Path(raw)
-    try:
-        if path.is_file():
-            return [path]
-        if not path.exists():
-            raise DataError(f"there is no file or folder {path}")
-        files = [f for f in path.iterdir() if f.is_file() and not f.name.startswith((".", "_"))]
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    if not files:
-        raise DataError(f"the folder {path} has no files; give a raw Criteo file or a folder of such files")
-    return sorted(files, key=lambda f: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", f.name)])
+    """The file itself, empty or not, or a folder's files as `list_files` finds them."""
+    return [Path(file) for file in ([raw] if os.path.isfile(raw) else list_files(raw))]
 
 
 def read_lines(path: Path) -> Iterator[Lines]:
