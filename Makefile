@@ -8,7 +8,7 @@ MODEL  ?= runs/quickstart/model
 MODE   ?= async
 
 # Tests that mostly wait for processes and files, or need no quiet: two at a time.
-TOGETHER := $(addprefix tests/,checkpoint cli data distributed docs examples fleet kernels launch verify)
+TOGETHER := $(addprefix tests/,checkpoint cli communicator data distributed docs examples fleet kernels launch server store train verify)
 
 .PHONY: help setup train train-distributed test test-all lint redis bench native clean
 

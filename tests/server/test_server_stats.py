@@ -8,6 +8,7 @@ import numpy as np
 
 from sparsefleet import optim
 from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.server import meters
 from sparsefleet.table import TableSpec
 
 
@@ -53,3 +54,17 @@ def test_torch_and_models_are_not_loaded_by_a_server():
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(SOURCES)}, capture_output=True, check=True
     )
     assert shown.stdout.strip() == b"[]"
+
+
+def test_rates_of_a_server_that_has_just_begun_are_not_those_of_ten_seconds(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(meters.time, "monotonic", lambda: now[0])
+    meter = meters.Meter()
+    for _ in range(40):
+        meter.note(1000, 0.001)
+    now[0] += 2.0
+    assert (meter.to_dict()["per_s"], meter.to_dict()["rows_per_s"]) == (20.0, 20_000.0)
+    now[0] += 6.0
+    assert meter.to_dict()["per_s"] == 5.0
+    now[0] += 4.0
+    assert meter.to_dict()["per_s"] == 0.0

@@ -17,6 +17,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._calls: deque[tuple[float, int, float]] = deque(maxlen=KEPT)
+        self._since = time.monotonic()
         self.total = 0
 
     def note(self, rows: int, seconds: float) -> None:
@@ -28,8 +29,8 @@ class Meter:
         calls = [call for call in list(self._calls) if now - call[0] <= WINDOW]
         if not calls:
             return {"total": self.total, "per_s": 0.0, "rows_per_s": 0.0}
-        # A full deque covers less than the window.
-        span = WINDOW if len(calls) < KEPT else max(now - calls[0][0], 1e-3)
+        # A full deque covers less than the window; so does a meter that is new, but a single call is no rate yet.
+        span = min(WINDOW, max(now - self._since, 1.0)) if len(calls) < KEPT else max(now - calls[0][0], 1e-3)
         p50, p90, p99 = (float(q) * 1e3 for q in np.quantile([call[2] for call in calls], [0.5, 0.9, 0.99]))
         return {
             "total": self.total,
