@@ -20,6 +20,7 @@ from sparsefleet import optim
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.initializer import Constant
 from sparsefleet.server import ParameterServer, ServerConfig
+from sparsefleet.store import remote_link
 from sparsefleet.store.base import RunFacts
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
 from sparsefleet.table import TableSpec
@@ -120,7 +121,7 @@ def test_a_trainer_waits_for_servers_that_come_late(fleet, caplog):
         target=lambda: made.append(RemoteStore(RemoteConfig((f"127.0.0.1:{port}",), connect_timeout=30)))
     )
     thread.start()
-    time.sleep(1.0)
+    time.sleep(remote_link.TELL_AFTER + 0.5)
     fleet.start(1, "--port", str(port))
     thread.join(timeout=30)
     made[0].create_table(SPEC)
