@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from sparsefleet.data.tools.synth import SynthSpec, synth
 from sparsefleet.fleet.roles import ROLE_VARIABLES
+from sparsefleet.launch.addresses import HeldEndpoints
 from sparsefleet.launch.reaper import members
 from sparsefleet.verify import verify
 
@@ -62,17 +62,16 @@ def by_launcher(data, folder, mode):
 def by_hand(data, folder, mode):
     """Four shells with the seeds' variables, and no launcher."""
     folder.mkdir()
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1], other.getsockname()[1]]
-    common = {
-        "PADDLE_TRAINERS_NUM": "2",
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"127.0.0.1:{port}" for port in ports),
-    }
+    with HeldEndpoints.free(2) as held:
+        return in_four_shells(data, folder, mode, held.endpoints)
+
+
+def in_four_shells(data, folder, mode, endpoints):
+    ports = [endpoint.rpartition(":")[2] for endpoint in endpoints]
+    common = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints)}
     server = {**common, "TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1"}
     trainer = {**common, "TRAINING_ROLE": "TRAINER"}
-    roles = [{**server, "PADDLE_PORT": str(port)} for port in ports]
+    roles = [{**server, "PADDLE_PORT": port} for port in ports]
     roles += [{**trainer, "PADDLE_TRAINER_ID": str(index)} for index in range(2)]
     mark = f"hand-{folder}"
     command = [sys.executable, str(SCRIPT), *options(data, mode, folder / "saved")]

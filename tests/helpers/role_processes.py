@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -23,6 +22,7 @@ from pathlib import Path
 from server_processes import HELPERS, SOURCES
 
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
+from sparsefleet.launch.addresses import HeldEndpoints
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -60,9 +60,8 @@ class Options:
 
 
 class RoleJob:
-    def __init__(self, folder: Path, servers: int, workers: int, options: Options) -> None:
-        self.folder, self.workers, self.options = folder, workers, options
-        self.endpoints = tuple(f"127.0.0.1:{port}" for port in _free_ports(servers))
+    def __init__(self, folder: Path, endpoints: tuple[str, ...], workers: int, options: Options) -> None:
+        self.folder, self.endpoints, self.workers, self.options = folder, endpoints, workers, options
         self.processes: dict[str, BaseProcess] = {}
 
     def start_all(self) -> RoleJob:
@@ -128,11 +127,12 @@ class RoleJob:
 @contextlib.contextmanager
 def role_job(folder: Path, servers: int = 2, workers: int = 2, **options: object) -> Iterator[RoleJob]:
     _start_fork_server()
-    job = RoleJob(folder, servers, workers, Options(**options))  # type: ignore[arg-type]
-    try:
-        yield job
-    finally:
-        job.end()
+    with HeldEndpoints.free(servers) as held:
+        job = RoleJob(folder, held.endpoints, workers, Options(**options))  # type: ignore[arg-type]
+        try:
+            yield job
+        finally:
+            job.end()
 
 
 def _start_fork_server() -> None:
@@ -146,14 +146,6 @@ def _start_fork_server() -> None:
         os.environ["PYTHONPATH"] = before or ""
         if before is None:
             del os.environ["PYTHONPATH"]
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def _play(environment: dict[str, str], log: str, options: Options) -> None:

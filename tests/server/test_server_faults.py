@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from server_processes import SOURCES
 from sparsefleet import optim
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.initializer import Constant
+from sparsefleet.launch.addresses import HeldEndpoints
 from sparsefleet.server import ParameterServer, ServerConfig
 from sparsefleet.store import remote_link
 from sparsefleet.store.base import RunFacts
@@ -30,10 +30,11 @@ KEYS = np.arange(50_000, dtype=np.uint64)
 ONES = np.ones((50_000, 8), np.float32)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture
+def free_ports():
+    """Two of them, that nobody else gets until the test is over."""
+    with HeldEndpoints.free(2) as held:
+        yield [int(endpoint.rpartition(":")[2]) for endpoint in held.endpoints]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -100,8 +101,8 @@ def test_the_error_names_the_last_checkpoint(fleet, tmp_path):
         store.pull("ads", KEYS).wait()
 
 
-def test_a_server_that_was_restarted_is_not_taken_for_the_old_one(fleet):
-    port = str(free_port())
+def test_a_server_that_was_restarted_is_not_taken_for_the_old_one(fleet, free_ports):
+    port = str(free_ports[0])
     store = fleet.start(1, "--port", port).store(timeout=10.0)
     store.create_table(SPEC)
     store.push("ads", KEYS, ONES).wait()
@@ -114,8 +115,8 @@ def test_a_server_that_was_restarted_is_not_taken_for_the_old_one(fleet):
         store.push("ads", KEYS, ONES).wait()
 
 
-def test_a_trainer_waits_for_servers_that_come_late(fleet, caplog):
-    port = free_port()
+def test_a_trainer_waits_for_servers_that_come_late(fleet, free_ports, caplog):
+    port = free_ports[0]
     made = []
     thread = threading.Thread(
         target=lambda: made.append(RemoteStore(RemoteConfig((f"127.0.0.1:{port}",), connect_timeout=30)))
@@ -129,14 +130,14 @@ def test_a_trainer_waits_for_servers_that_come_late(fleet, caplog):
     assert f"waiting for server 0 (127.0.0.1:{port}) to come up" in caplog.text
 
 
-def test_servers_that_do_not_come_are_named():
-    port = free_port()
+def test_servers_that_do_not_come_are_named(free_ports):
+    port = free_ports[0]
     with pytest.raises(StoreError, match=rf"server 0 \(127.0.0.1:{port}\) did not come up within 1 s: is it started"):
         RemoteStore(RemoteConfig((f"127.0.0.1:{port}",), connect_timeout=1.0))
 
 
-def test_a_server_that_is_up_hears_of_a_trainer_that_waits_for_another():
-    ports = [free_port(), free_port()]
+def test_a_server_that_is_up_hears_of_a_trainer_that_waits_for_another(free_ports):
+    ports = free_ports
     endpoints = tuple(f"127.0.0.1:{port}" for port in ports)
     servers = []
 
@@ -163,9 +164,9 @@ def test_a_server_that_is_up_hears_of_a_trainer_that_waits_for_another():
         late.join(10)
 
 
-def test_a_trainer_that_reached_only_some_servers_can_try_again(fleet):
+def test_a_trainer_that_reached_only_some_servers_can_try_again(fleet, free_ports):
     fleet.start(1)
-    config = RemoteConfig((*fleet.endpoints, f"127.0.0.1:{free_port()}"), 0, 1, connect_timeout=1.0)
+    config = RemoteConfig((*fleet.endpoints, f"127.0.0.1:{free_ports[0]}"), 0, 1, connect_timeout=1.0)
     for _ in range(2):
         with pytest.raises(StoreError, match=r"server 1 .* did not come up within 1 s"):
             RemoteStore(config)
