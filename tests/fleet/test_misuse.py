@@ -77,6 +77,10 @@ fleet.init_worker()
             "raise ValueError('no such column')",
             r"the job has ended: worker 1 \(.*\) failed: no such column\. Once that",
         ),
+        (
+            "try: raise ValueError('no such column')\nfinally: fleet.stop_worker()",
+            r"the job has ended: worker 1 \(.*\) failed: no such column\. Once that",
+        ),
         ("sys.exit(3)", r"lost worker 1 \(.*\) failed: it ended without fleet.stop_worker\(\); the time-out is 20 s"),
         ("", r"lost worker 1 \(.*\) failed: it ended without fleet.stop_worker\(\); the time-out is 20 s"),
     ],
@@ -91,3 +95,18 @@ def test_a_script_that_ends_without_stop_worker_is_lost_at_once(end, error):
         assert script.returncode == {"": 0, "sys.exit(3)": 3}.get(end, 1), script.stderr
         with pytest.raises(StoreError, match=error):
             other.barrier("end", timeout=5)
+
+
+def test_a_forked_child_that_ends_is_no_trainer_that_ends():
+    with servers() as job:
+        other = job.start(1, "--timeout", "20").store(0, 2)
+        environment = {**os.environ, "PYTHONPATH": str(SOURCES), **Role.worker(1, 2, job.endpoints).environment()}
+        end = "import os\nif os.fork() == 0: sys.exit(0)\nos.wait()\nfleet.barrier_worker('end')\nfleet.stop_worker()"
+        script = subprocess.Popen([sys.executable, "-c", SCRIPT.format(end=end)], env=environment)
+        try:
+            other.barrier("end", timeout=60)
+            assert script.wait(timeout=30) == 0
+        finally:
+            script.kill()
+            script.wait()
+        assert other.lost_trainers() == []

@@ -52,6 +52,8 @@ class Options:
     save_every: int | None = None
     save_at: int | None = None
     """A step after which the first worker calls fleet.save_persistables(save_to)."""
+    load: float = 0.0
+    """Seconds between `init_worker` and the beginning of training."""
     fail_at: int | None = None
     """A step at which training ends with an error of the script's own."""
     resume: str | None = None
@@ -201,6 +203,9 @@ def _script(options: Options) -> None:
         fleet.init_server(options.start_from)
         fleet.run_server()
     fleet.init_worker()
+    if options.load:
+        print("loading")
+        time.sleep(options.load)
     trainer = Trainer(optimizer, threads=options.threads)
     reader: Reader = Given(batches(options.steps, seed=fleet.worker_index(), first_key=options.first_key))
     if options.data:

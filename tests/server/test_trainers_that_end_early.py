@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 
 import numpy as np
 import pytest
+from small_jobs import in_threads
 
 from sparsefleet import optim
 from sparsefleet.core.errors import StoreError
@@ -58,7 +61,7 @@ def test_who_waits_hears_of_the_error_at_once(fleet):
     pending = waiting.sync_push({})
     start = time.monotonic()
     failing.give_up(ValueError("row 7 is bad"))
-    with pytest.raises(StoreError, match="round 1: " + BROKEN):
+    with pytest.raises(StoreError, match=BROKEN):
         pending.wait()
     assert time.monotonic() - start < 5
 
@@ -147,3 +150,47 @@ def test_a_trainer_comes_back_while_the_others_round_is_applied(fleet, tmp_path)
     assert late.wait() == 2
     assert [pending.wait() for pending in second] == [2, 2]
     assert set(np.unique(stores[0].pull("ads", KEYS).wait())) == {-5.0}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_after_a_job_that_broke_before_all_had_come_the_next_one_begins_anew(fleet, order):
+    fleet.start(1, "--workers", "2")
+    launcher_says(fleet, 1, "exit status 2", failed=True)
+    first = fleet.store(0, 2)
+    with pytest.raises(StoreError, match="the job has ended"):
+        first.barrier("begin")
+    first.give_up(StoreError("the job has ended"))
+    second = {worker: fleet.store(worker, 2) for worker in order}
+    in_threads([lambda s=store: s.barrier("begin", timeout=20) for store in second.values()])
+
+
+def test_the_only_trainer_of_a_broken_job_may_come_again(fleet):
+    fleet.start(1, "--workers", "1")
+    launcher_says(fleet, 0, "exit status 2", failed=True)
+    fleet.store(0, 1).barrier("begin", timeout=20)
+
+
+def test_a_trainer_that_leaves_the_rounds_and_is_lost_then_has_not_run_out_of_rows(fleet):
+    """As one is that is interrupted alone: its threads have ended, and it waits in vain for the others to save."""
+    stores = fleet.start(1).stores_of_all(2)
+    stores[1].leave_rounds()
+    assert stores[0].sync_push({}).wait() == 1
+    stores[1].give_up(KeyboardInterrupt())
+    with pytest.raises(StoreError, match=r"round 2: lost worker 1 \(process .*\) failed: KeyboardInterrupt"):
+        stores[0].sync_push({}).wait()
+
+
+def test_ctrl_c_while_an_answer_is_waited_for_loses_no_answer(fleet):
+    store = fleet.start(1).store()
+    store.create_table(SPEC)
+    link = store._links[0]
+    link.action("freeze", {"owner": "a test", "seconds": 30.0})
+    pending = store.push("ads", KEYS, ONES)
+    main = threading.main_thread().ident
+    threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    threading.Timer(1.0, lambda: link.action("thaw", {"owner": "a test"})).start()
+    with pytest.raises(KeyboardInterrupt):
+        pending.wait()
+    time.sleep(1.0)
+    pending.wait(timeout=10)
+    assert set(np.unique(store.pull("ads", KEYS).wait())) == {-1.0}  # sent again, counted once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -38,6 +39,7 @@ class Fleet:
         self._model_path: str | None = None
         self._server_ready = False
         self._exchanges = 0
+        self._process = os.getpid()
 
     def init(self, role: Role | None = None) -> None:
         """Find out which part of the job this process plays: from the environment, unless told."""
@@ -161,12 +163,15 @@ class Fleet:
         )
         if self._job:
             self._job.connect(self._remote)
+        self._process = os.getpid()
         atexit.register(self._left_without_a_word)
 
     def stop_worker(self) -> None:
         """This trainer is done; servers end when all are."""
         if self._remote is None:
             return
+        if (error := sys.exc_info()[1]) is not None:
+            self._remote.give_up(error)  # called in a `finally`, on an error's way out of the script
         if not self._remote.given_up:
             if lost := self._remote.lost_trainers():
                 log.warning("the job ends without %s: rows that it had not trained yet are missing", ", ".join(lost))
@@ -177,7 +182,7 @@ class Fleet:
 
     def _left_without_a_word(self) -> None:
         """The process ends, and `stop_worker` was not called: an error of the script, most likely."""
-        if self._remote is not None:
+        if self._remote is not None and os.getpid() == self._process:  # a child that was forked is no trainer
             # Set where the interpreter has printed the error that ends the process.
             self._remote.give_up(getattr(sys, "last_value", None))
             self._remote.close()

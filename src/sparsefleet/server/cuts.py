@@ -49,10 +49,17 @@ class Cuts:
         """`steps`: how many batches of a trainer are in what the server has applied."""
         self._sessions, self._steps = sessions, steps
         self._attending: set[int] = set()
+        self._begun: set[int] = set()
+        """Those that have trained, or have begun to."""
         self._departed: dict[int, Any] = {}
         """By trainer, where its last run left it."""
         self._cut: Cut | None = None
         sessions.on_new_life.append(self._forget_life)
+
+    def not_begun(self) -> list[int]:
+        """Trainers that have never begun to train: nobody knows where they would have."""
+        with self._sessions.changed:
+            return sorted(set(range(self._sessions.workers)) - self._begun)
 
     # --- every trainer
 
@@ -63,6 +70,7 @@ class Cuts:
             if not self._wait(lambda: self._cut is None or self._cut.phase in (None, PAUSE), patience):
                 return {"busy": True}
             self._attending.add(worker)
+            self._begun.add(worker)
             self._departed.pop(worker, None)
             self._sessions.changed.notify_all()
             return {"steps": self._steps(worker, incarnation)}
@@ -175,9 +183,10 @@ class Cuts:
     def _forget_life(self, worker: int | None) -> None:
         """Another life of the trainer has not begun to train, and is nowhere yet."""
         if worker is None:
-            self._attending, self._departed, self._cut = set(), {}, None
+            self._attending, self._begun, self._departed, self._cut = set(), set(), {}, None
             return
         self._attending.discard(worker)
+        self._begun.discard(worker)
         self._departed.pop(worker, None)
         cut = self._cut
         if cut is not None and cut.owner == worker:

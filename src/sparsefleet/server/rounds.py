@@ -50,13 +50,11 @@ class Rounds:
 
     def contribute(self, lane: PushLane, number: int, parts: Sequence[Bound], steps: int, on_wait: OnWait) -> int:
         """Hand in a part of the open round and return the round's number when it is applied."""
+        while not self._joinable(lane):
+            on_wait(f"round {self._open.number}")
         with self._sessions.changed:
             if number <= lane.applied:
                 return lane.round  # sent again after a lost answer
-            while self._open.applying and lane.worker not in self._open.contributions:
-                # It is being applied without us, who had left the rounds: ours is the next one.
-                if not self._sessions.changed.wait(SLICE):
-                    on_wait(f"round {self._open.number}")
             current = self._open
             mine = current.contributions.get(lane.worker)
             if mine is None:
@@ -73,6 +71,16 @@ class Rounds:
         if current.error is not None:
             raise current.error
         return current.number
+
+    def _joinable(self, lane: PushLane) -> bool:
+        """Wait a while; False while the open round is applied without this trainer, which had left: its is the next."""
+        until = time.monotonic() + SLICE
+        with self._sessions.changed:
+            while self._open.applying and lane.worker not in self._open.contributions:
+                if time.monotonic() >= until:
+                    return False
+                self._sessions.changed.wait(SLICE)
+            return True
 
     def _settled(self, current: Round, on_wait: OnWait) -> bool:
         """Wait a while; True when the round is over. Applies it if it is complete."""

@@ -112,8 +112,8 @@ class Sessions:
                         f"{self.config.timeout:g} s"
                     )
             if present is None or present.incarnation != incarnation:
-                if present is not None:
-                    self._make_way(present)
+                if present is not None or self._over(worker):
+                    self._make_way(worker)
                 self._trainers[worker] = Trainer(worker, incarnation, about, time.monotonic())
                 self._never_came.discard(worker)
                 self._ended_before.pop(worker, None)
@@ -124,14 +124,19 @@ class Sessions:
             self._mode = joining.mode or self._mode
             self.changed.notify_all()
 
-    def _make_way(self, former: Trainer) -> None:
+    def _over(self, worker: int) -> bool:
+        """Whether the job is broken and nobody of it is left: who registers now belongs to the next one."""
+        known = bool(self._trainers) or worker in self._ended_before
+        return self._broken is not None and known and all(trainer.ended for trainer in self._trainers.values())
+
+    def _make_way(self, worker: int) -> None:
         """Forget a trainer whose number is taken again; if nobody that it worked with is left, forget them all."""
-        at_work = self._at_work(except_for=former.worker)
+        at_work = self._at_work(except_for=worker)
         if not at_work:
             self._trainers, self._never_came, self._ended_before, self._first = {}, set(), {}, None
             self._mode, self._broken = self.config.mode, None
         for forget in self.on_new_life:
-            forget(former.worker if at_work else None)
+            forget(worker if at_work else None)
 
     def _at_work(self, except_for: int) -> bool:
         # Trainers killed together fall silent within a heartbeat: half the time-out tells them from those at work.
@@ -206,7 +211,9 @@ class Sessions:
     def fail(self, worker: int, incarnation: str, reason: str, *, own_error: bool) -> None:
         """The trainer ends too early and says so: it is lost, and nobody need wait to find out."""
         with self.changed:
-            self.check(worker, incarnation).failure = reason
+            trainer = self.check(worker, incarnation)
+            trainer.failure = reason
+            trainer.resting = False  # it has not run out of rows: rounds are not to go on without it unnoticed
             self.had_losses = True
             if own_error:
                 self._break(worker)
@@ -228,7 +235,7 @@ class Sessions:
                 if failed:
                     self._break(worker)
             elif not trainer.ended and not trainer.stopped:
-                trainer.failure = how
+                trainer.failure, trainer.resting = how, False
                 self.had_losses = True
             log.warning("worker %d has ended: %s", worker, how)
             self.changed.notify_all()

@@ -104,5 +104,6 @@ class ServerState:
             "geo_subscribed_keys": self.geo.stats(),
             "workers": self.sessions.to_dict(),
             "lost": self.sessions.left_out(),
+            "not_begun": self.cuts.not_begun(),
             "last_checkpoint": self.last_checkpoint,
         }

@@ -249,6 +249,10 @@ class ParameterStore(ABC):
         """Trainers that the others went on without, in words."""
         return []
 
+    def not_begun(self) -> list[int]:
+        """Trainers of the job that have never begun to train, by number."""
+        return []
+
     def give_up(self, error: BaseException | None) -> None:  # noqa: B027
         """Training ends here before its time, because of an error or (None) without a word: the others are told.
 

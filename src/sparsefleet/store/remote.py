@@ -239,6 +239,9 @@ class RemoteStore(ParameterStore):
     def lost_trainers(self) -> list[str]:
         return list(self._links[0].action("stats", {})["lost"])
 
+    def not_begun(self) -> list[int]:
+        return list(self._links[0].action("stats", {})["not_begun"])
+
     def begins_empty(self) -> bool:
         return not self._has_sent and not any(link.action("stats", {})["loaded"] for link in self._links)
 

@@ -177,6 +177,10 @@ class Stream:
                     self._write_on(deadline)
             except FAULTS as error:
                 self._repair(error, operation, deadline, seconds)
+            except KeyboardInterrupt:
+                self._unanswered.remove(call)  # nobody will wait for it
+                self._drop()  # it may have gone out in part
+                raise
             while not call.unread and not call.done:  # behind others that are sent again
                 self._read_one(time.monotonic() + seconds, seconds)
         if call.error is not None:
@@ -236,6 +240,13 @@ class Stream:
 
     def _read_one(self, deadline: float, seconds: float) -> float:
         """Take in the next answer, and return the deadline, which moves on when the server says that it is at work."""
+        try:
+            return self._read_or_repair(deadline, seconds)
+        except KeyboardInterrupt:
+            self._drop()  # an answer may be lost that had just been read: asked again, the server gives it again
+            raise
+
+    def _read_or_repair(self, deadline: float, seconds: float) -> float:
         call, repairs = self._unanswered[0], 0
         while True:
             try:

@@ -232,8 +232,12 @@ class Run:
             except StoreError as error:
                 logger.warning("not saved, since the other trainers go on or are gone; %s", error)
                 return
+            here = {part["trainer"] for part in parts}
+            if nowhere := [f"worker {one}" for one in self.session.store.not_begun() if one not in here]:
+                logger.warning("not saved, since %s had not begun to train", ", ".join(nowhere))
+                return
             quiet = all(part["quiet"] for part in parts)
-            self.job.first = min(part["trainer"] for part in parts)
+            self.job.first = min(here)
         if not quiet:
             logger.warning("a training thread is still within a step: not saved; the last checkpoint stands")
         elif self.job.trainers == 1:
