@@ -110,3 +110,20 @@ def test_a_forked_child_that_ends_is_no_trainer_that_ends():
             script.kill()
             script.wait()
         assert other.lost_trainers() == []
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "try: sys.exit(0)\nfinally: fleet.stop_worker()",
+        "try: raise OSError('busy')\nexcept OSError: fleet.stop_worker()",  # handled: nothing is wrong
+    ],
+)
+def test_stop_worker_on_the_way_out_of_a_script_that_ends_well(end):
+    with servers() as job:
+        other = job.start(1, "--timeout", "20").store(0, 2)
+        environment = {**os.environ, "PYTHONPATH": str(SOURCES), **Role.worker(1, 2, job.endpoints).environment()}
+        subprocess.run([sys.executable, "-c", SCRIPT.format(end=end)], env=environment, check=True, timeout=60)
+        other.barrier("end", timeout=5)
+        assert other.lost_trainers() == []
+        assert other.stats()["workers"]["1"]["state"] in ("gone", "stopped")

@@ -11,7 +11,7 @@ import pytest
 from small_jobs import in_threads
 
 from sparsefleet import optim
-from sparsefleet.core.errors import StoreError
+from sparsefleet.core.errors import Disagreement, StoreError
 from sparsefleet.core.initializer import Constant
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store.base import RunFacts
@@ -194,3 +194,21 @@ def test_ctrl_c_while_an_answer_is_waited_for_loses_no_answer(fleet):
     time.sleep(1.0)
     pending.wait(timeout=10)
     assert set(np.unique(store.pull("ads", KEYS).wait())) == {-1.0}  # sent again, counted once
+
+
+def test_one_that_comes_late_to_a_broken_job_is_no_new_job(fleet):
+    fleet.start(1, "--workers", "3", "--lost-trainer", "drop")
+    fleet.store(0, 3).give_up(StoreError("the job has ended"))
+    fleet.store(1, 3).give_up(ValueError("row 7 is bad"))
+    with pytest.raises(StoreError, match=BROKEN):
+        fleet.store(2, 3).barrier("begin")
+
+
+def test_another_model_than_the_others_is_an_error_of_its_own(fleet):
+    stores = fleet.start(1, "--lost-trainer", "drop").stores_of_all(2)
+    stores[0].create_table(SPEC)
+    with pytest.raises(Disagreement, match="table 'ads' exists with another spec: dim is 2 there and 8 here") as found:
+        stores[1].create_table(TableSpec("ads", 8, optim.SGD(1.0), Constant(0.0)))
+    stores[1].give_up(found.value)
+    with pytest.raises(StoreError, match=r"the job has ended: worker 1 .* exists with another spec"):
+        stores[0].pull("ads", KEYS).wait()

@@ -42,6 +42,10 @@ class StoreError(SparseFleetError):
     """A parameter store that refused or failed a call."""
 
 
+class Disagreement(StoreError):
+    """A call that contradicts what other trainers of the job have asked for: another model, say."""
+
+
 class BundleError(SparseFleetError):
     """A bundle that is missing, damaged, of another version or does not fit together; a model that cannot be one."""
 

@@ -40,6 +40,7 @@ class Fleet:
         self._server_ready = False
         self._exchanges = 0
         self._process = os.getpid()
+        self._stop_at_exit = False
 
     def init(self, role: Role | None = None) -> None:
         """Find out which part of the job this process plays: from the environment, unless told."""
@@ -170,8 +171,14 @@ class Fleet:
         """This trainer is done; servers end when all are."""
         if self._remote is None:
             return
-        if (error := sys.exc_info()[1]) is not None:
-            self._remote.give_up(error)  # called in a `finally`, on an error's way out of the script
+        if _under_way():
+            # On its way out of the script, or about to be handled? That is known when the process ends.
+            self._stop_at_exit = True
+            return
+        self._stop()
+
+    def _stop(self) -> None:
+        assert self._remote is not None
         if not self._remote.given_up:
             if lost := self._remote.lost_trainers():
                 log.warning("the job ends without %s: rows that it had not trained yet are missing", ", ".join(lost))
@@ -181,12 +188,13 @@ class Fleet:
         atexit.unregister(self._left_without_a_word)
 
     def _left_without_a_word(self) -> None:
-        """The process ends, and `stop_worker` was not called: an error of the script, most likely."""
+        """The process ends and has not stopped, or not without an error: one of the script's, most likely."""
         if self._remote is not None and os.getpid() == self._process:  # a child that was forked is no trainer
             # Set where the interpreter has printed the error that ends the process.
-            self._remote.give_up(getattr(sys, "last_value", None))
-            self._remote.close()
-            self._remote = None
+            error = getattr(sys, "last_value", None)
+            if error is not None or not self._stop_at_exit:
+                self._remote.give_up(error)
+            self._stop()
 
     def barrier_worker(self, name: str = "user") -> None:
         """Return when every trainer has come here."""
@@ -250,6 +258,12 @@ class Fleet:
         if self._job is None:
             raise ConfigError("call fleet.distributed_optimizer(optimizer, strategy) first")
         return self._job
+
+
+def _under_way() -> bool:
+    """Whether an error is being raised or handled right now."""
+    error = sys.exc_info()[1]
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
 FLEET = Fleet()

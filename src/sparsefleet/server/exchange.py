@@ -31,6 +31,7 @@ from sparsefleet.store.wire import (
     encode,
     layout_bytes,
     read_parts,
+    refusal,
 )
 from sparsefleet.store.wire.arrays import pack_arrays
 from sparsefleet.store.wire.frames import EMPTY, Bytes, address_of
@@ -76,7 +77,7 @@ class Exchange:
             except CutOff:
                 return
             except (SparseFleetError, OverflowError) as error:
-                header, body = {"error": str(error)}, EMPTY
+                header, body = refusal(error), EMPTY
             except Exception as error:
                 log.exception("worker %d: a message failed", self._lane.worker)
                 header, body = {"error": f"the server failed: {error!r}; its log says where"}, EMPTY

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.core.batch import F32, U64
-from sparsefleet.core.errors import StoreError
+from sparsefleet.core.errors import Disagreement, StoreError
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.server.cut import SLICE, OnWait
 from sparsefleet.store.base import Layout
@@ -123,9 +123,9 @@ class Holdings:
                 raise StoreError(f"dense block {name!r}: the trainer that made it on server 0 did not make it here")
             on_wait(f"dense block {name!r} is being made")
         if block.table.rule != rule.for_dense():
-            raise StoreError(f"dense block {name!r} exists with another rule: {block.table.rule} there, {rule} here")
+            raise Disagreement(f"dense block {name!r} exists with another rule: {block.table.rule} there, {rule} here")
         if _plain(block.layout) != _plain(layout):
-            raise StoreError(f"dense block {name!r} exists with another layout: {_differing(block.layout, layout)}")
+            raise Disagreement(f"dense block {name!r} exists with another layout: {_differing(block.layout, layout)}")
         return block, False
 
     def table(self, name: str) -> SparseTable:

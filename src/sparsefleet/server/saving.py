@@ -13,6 +13,7 @@ from sparsefleet.checkpoint import TableInfo, locate
 from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.saving import write_shards
+from sparsefleet.store.wire import refusal
 from sparsefleet.table.spec import TableSpec
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Job:
         try:
             self._answer = self._work()
         except SparseFleetError as error:
-            self._answer = {"error": str(error)}
+            self._answer = refusal(error)
         except Exception as error:
             log.exception("a job failed")
             self._answer = {"error": f"the server failed: {error!r}; its log says where"}

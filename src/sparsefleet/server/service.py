@@ -14,7 +14,7 @@ from sparsefleet.server.meetings import read_place
 from sparsefleet.server.saving import Saving, need_seconds, need_text
 from sparsefleet.server.sessions import Registration
 from sparsefleet.server.state import ServerState
-from sparsefleet.store.wire import PROTOCOL, WireError, encode, read_json, spec_from_dict, to_json
+from sparsefleet.store.wire import PROTOCOL, WireError, encode, read_json, refusal, spec_from_dict, to_json
 from sparsefleet.store.wire.auth import CheckToken
 from sparsefleet.store.wire.segment import accepted
 
@@ -93,7 +93,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             data = _checked_protocol(read_json(body, f"action {action.type}", MAX_ACTION_BYTES))
             return act(data) or {}
         except (SparseFleetError, OverflowError) as error:
-            return {"error": str(error)}
+            return refusal(error)
         except Exception as error:
             log.exception("action %s failed", action.type)
             return {"error": f"the server failed: {error!r}; its log says where"}

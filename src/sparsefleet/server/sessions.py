@@ -125,9 +125,10 @@ class Sessions:
             self.changed.notify_all()
 
     def _over(self, worker: int) -> bool:
-        """Whether the job is broken and nobody of it is left: who registers now belongs to the next one."""
-        known = bool(self._trainers) or worker in self._ended_before
-        return self._broken is not None and known and all(trainer.ended for trainer in self._trainers.values())
+        """Whether the job is broken, nobody of it is left, and one comes again that failed before it registered."""
+        if self._broken is None or worker not in self._ended_before:
+            return False
+        return all(trainer.ended for trainer in self._trainers.values())
 
     def _make_way(self, worker: int) -> None:
         """Forget a trainer whose number is taken again; if nobody that it worked with is left, forget them all."""

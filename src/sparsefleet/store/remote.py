@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, U64
-from sparsefleet.core.errors import StoreError
+from sparsefleet.core.errors import Disagreement, StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store import remote_saving
@@ -306,7 +306,7 @@ class RemoteStore(ParameterStore):
         self._say_good_bye(
             {
                 "failed": "it ended without fleet.stop_worker()" if error is None else _reason(error),
-                "own_error": error is not None and not isinstance(error, StoreError | KeyboardInterrupt | SystemExit),
+                "own_error": error is not None and _is_own(error),
             }
         )
 
@@ -425,6 +425,11 @@ class RemoteStore(ParameterStore):
     def _send(self, operation: str, messages: Mapping[int, Message], finish: Callable[[list[Frame]], T]) -> Pending[T]:
         calls = self._lanes.mine().send(operation, messages) if messages else []
         return Joined(calls, finish, self.config.timeout)
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether the error is this trainer's own, not that it was interrupted or cut off."""
+    return isinstance(error, Disagreement) or not isinstance(error, StoreError | KeyboardInterrupt | SystemExit)
 
 
 def _reason(error: BaseException) -> str:

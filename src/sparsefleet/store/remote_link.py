@@ -12,7 +12,7 @@ import pyarrow.flight as flight
 
 from sparsefleet.core.errors import StoreError
 from sparsefleet.store.remote_config import RemoteConfig
-from sparsefleet.store.wire import PROTOCOL, read_json, to_json
+from sparsefleet.store.wire import PROTOCOL, read_json, refused, to_json
 from sparsefleet.store.wire.auth import TOKEN_VARIABLE, SendToken
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class ServerLink:
             raise self.failed(name, error, seconds) from error
         answer = read_json(results[0].body.to_pybytes() if results else b"", f"{self}'s answer to {name}", 1 << 30)
         if "error" in answer:
-            raise StoreError(f"{self}, {name}: {answer['error']}")
+            raise refused(answer, f"{self}, {name}")
         return answer
 
     def failed(self, operation: str, error: BaseException, seconds: float) -> StoreError:

@@ -28,7 +28,7 @@ import pyarrow.flight as flight
 
 from sparsefleet.core.errors import StoreError
 from sparsefleet.store.remote_link import BROKEN, ServerLink
-from sparsefleet.store.wire import FRAME_SCHEMA, PROTOCOL, Frame, decode, encode, to_json
+from sparsefleet.store.wire import FRAME_SCHEMA, PROTOCOL, Frame, decode, encode, refused, to_json
 from sparsefleet.store.wire.frames import EMPTY, Bytes
 from sparsefleet.store.wire.parts import new_bytes
 from sparsefleet.store.wire.segment import AVAILABLE, SHARED_BYTES, OwnSegment
@@ -116,7 +116,7 @@ class Call:
         self._give_back(self.body)
         self.body = EMPTY
         if "error" in frame.header:
-            self.error = StoreError(f"{self.stream.link}, {self.operation}: {frame.header['error']}")
+            self.error = refused(frame.header, f"{self.stream.link}, {self.operation}")
         elif (shared := frame.header.get("shared")) is None:
             self.answer = frame
         elif self._room is None or type(shared) is not int or not 0 <= shared <= len(self._room):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.core.errors import ConfigError, Disagreement
 from sparsefleet.core.initializer import Initializer, Uniform
 from sparsefleet.optim.base import UpdateRule
 
@@ -35,4 +35,4 @@ class TableSpec:
             if getattr(self, one.name) != getattr(other, one.name)
         ]
         if differing:
-            raise StoreError(f"table {self.name!r} exists with another spec: {'; '.join(differing)}")
+            raise Disagreement(f"table {self.name!r} exists with another spec: {'; '.join(differing)}")

@@ -86,6 +86,23 @@ class Trainer:
         Called again, it goes on with the parameters, the optimizers' state and the count of steps; metrics start anew.
         With `resume`, `epochs` counts from the training's beginning: what is still missing of them is trained.
         """
+        store = self.store
+        try:
+            return self._fit(model, data, epochs, test, save, resume, fetch)
+        except BaseException as error:
+            store.give_up(error)
+            raise
+
+    def _fit(
+        self,
+        model: nn.Module,
+        data: Reader,
+        epochs: int,
+        test: Reader | None,
+        save: SavePolicy | None,
+        resume: str | None,
+        fetch: Sequence[FetchHandler],
+    ) -> FitResult:
         if epochs < 0:
             raise ConfigError(f"epochs={epochs} must be 0 or above")
         keep_freed_memory()
@@ -116,9 +133,6 @@ class Trainer:
                                 reporter.evaluated(run.progress.step, scored)
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
-        except BaseException as error:
-            self.store.give_up(error)
-            raise
         finally:
             session.step, session.epoch = run.progress.step, run.epochs_done
             for reporter in self.reporters:

@@ -9,6 +9,8 @@ from sparsefleet.store.wire.frames import (
     decode,
     encode,
     read_json,
+    refusal,
+    refused,
     to_json,
 )
 from sparsefleet.store.wire.parts import Part, Parts, describe, layout_bytes, read_parts
@@ -28,6 +30,8 @@ __all__ = [
     "layout_bytes",
     "read_json",
     "read_parts",
+    "refusal",
+    "refused",
     "spec_from_dict",
     "spec_to_dict",
     "to_json",

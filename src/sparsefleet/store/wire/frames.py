@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparsefleet.core.errors import StoreError
+from sparsefleet.core.errors import Disagreement, StoreError
 
 PROTOCOL = 1
 """Goes up with every change that an older process would misread."""
@@ -52,6 +52,17 @@ class Letter:
     last: bool
     """The sender has no more for this box."""
     body: Bytes
+
+
+def refusal(error: Exception) -> dict[str, Any]:
+    """An answer that says why not."""
+    return {"error": str(error), "disagreement": isinstance(error, Disagreement)}
+
+
+def refused(answer: Mapping[str, Any], about: str) -> StoreError:
+    """The error of such an answer, on the other side."""
+    kind = Disagreement if answer.get("disagreement") is True else StoreError
+    return kind(f"{about}: {answer['error']}")
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
