@@ -118,10 +118,8 @@ class AsyncCommunicator(Communicator):
     def _wait_for(self, reached: Callable[[], bool]) -> None:
         """With `_changed` held. A send that failed, or the end of sending, ends the wait with an error."""
         self._changed.wait_for(lambda: self._error is not None or self._closing or reached())
-        if isinstance(self._error, StoreError):
-            raise self._error
         if self._error is not None:
-            raise StoreError(f"sending gradients failed: {self._error!r}") from self._error
+            raise self._error
         if self._closing:
             raise StoreError("training has been given up: gradients are no longer sent")
 

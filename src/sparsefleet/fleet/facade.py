@@ -168,11 +168,17 @@ class Fleet:
         atexit.register(self._left_without_a_word)
 
     def stop_worker(self) -> None:
-        """This trainer is done; servers end when all are."""
+        """This trainer is done; servers end when all are.
+
+        Called while an error is being handled or on its way out (in a `finally`), it takes effect when the process
+        ends: only then is it known whether the script has failed.
+        """
         if self._remote is None:
             return
-        if _under_way():
-            # On its way out of the script, or about to be handled? That is known when the process ends.
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit) and error.code:
+            self._remote.give_up(error)
+        elif error is not None and not isinstance(error, SystemExit):
             self._stop_at_exit = True
             return
         self._stop()
@@ -258,12 +264,6 @@ class Fleet:
         if self._job is None:
             raise ConfigError("call fleet.distributed_optimizer(optimizer, strategy) first")
         return self._job
-
-
-def _under_way() -> bool:
-    """Whether an error is being raised or handled right now."""
-    error = sys.exc_info()[1]
-    return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
 FLEET = Fleet()

@@ -85,6 +85,7 @@ class Sessions:
         """Those that ended before they registered, and how."""
         self._broken: str | None = None
         """Why the job cannot go on."""
+        self._broken_at: float | None = None
         self.had_losses = False
         """Whether trainers were lost to the others, ever; also if they have come back since."""
 
@@ -135,7 +136,7 @@ class Sessions:
         at_work = self._at_work(except_for=worker)
         if not at_work:
             self._trainers, self._never_came, self._ended_before, self._first = {}, set(), {}, None
-            self._mode, self._broken = self.config.mode, None
+            self._mode, self._broken, self._broken_at = self.config.mode, None, None
         for forget in self.on_new_life:
             forget(worker if at_work else None)
 
@@ -183,9 +184,8 @@ class Sessions:
             other = f" ({trainer.about} has that number now)" if trainer is not None else ""
             raise StoreError(f"worker {worker} is not registered here{other}: the server or the trainer was replaced")
         if trainer.dropped:
-            raise StoreError(
-                f"worker {worker} was silent for more than {self.config.timeout:g} s and the others went on without it"
-            )
+            why = trainer.failure or f"it was silent for more than {self.config.timeout:g} s"
+            raise StoreError(f"the others went on without worker {worker}: {why}")
         trainer.last_seen = time.monotonic()
         return trainer
 
@@ -244,6 +244,7 @@ class Sessions:
 
     def _break(self, worker: int) -> None:
         if self._broken is None:
+            self._broken_at = time.monotonic()
             self._broken = f"the job has ended: {self.name(worker)}. {self._advice('Once that is mended, start')}"
 
     def join(self, worker: int, incarnation: str) -> None:
@@ -274,8 +275,10 @@ class Sessions:
         """There were trainers, and all of them have been silent for too long."""
         after, now = self.config.abandoned_after, time.monotonic()
         with self.changed:
-            trainers = self._trainers.values()
-            return after is not None and bool(trainers) and all(now - t.last_seen > after for t in trainers)
+            seen = [trainer.last_seen for trainer in self._trainers.values()]
+            if self._broken_at is not None:  # maybe before anybody came
+                seen.append(self._broken_at)
+            return after is not None and bool(seen) and all(now - moment > after for moment in seen)
 
     def will_send_no_more(self, worker: int, incarnation: str) -> bool:
         """Whether this life of a trainer ended too early: what it has sent to some servers only stays so."""

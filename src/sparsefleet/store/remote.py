@@ -429,11 +429,11 @@ class RemoteStore(ParameterStore):
 
 def _is_own(error: BaseException) -> bool:
     """Whether the error is this trainer's own, not that it was interrupted or cut off."""
-    return isinstance(error, Disagreement) or not isinstance(error, StoreError | KeyboardInterrupt | SystemExit)
+    return isinstance(error, Disagreement) or not isinstance(error, StoreError | KeyboardInterrupt)
 
 
 def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    return f"exit status {error.code}" if isinstance(error, SystemExit) else str(error) or type(error).__name__
 
 
 def _geo_answer(items: Sequence[Item], answers: Sequence[Any]) -> GeoAnswer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,11 +98,14 @@ class Run:
         job: Job,
         *,
         state: TrainingState,
+        start_of: Callable[[int], TrainingState],
         save: SavePolicy | None,
         reporters: Sequence[Reporter],
         fetch: Sequence[FetchHandler],
     ) -> None:
         self.session, self.data, self.config, self.save_policy, self.job = session, data, config, save, job
+        self._start_of = start_of
+        """Where a trainer of the job stood when this run began."""
         self.reporters, self.handlers = tuple(reporters), tuple(fetch)
         self.progress = Progress(epochs, config.num_thresholds, config.slide_steps)
         self.progress.step = state.step
@@ -116,7 +119,8 @@ class Run:
         self.checkpoint: str | None = None
         self.moment = RunMoment(session.store, self.progress, self.state)
         """This run's part in checkpoints, its own and those of the job's other trainers."""
-        self._at = _Place(state.epoch, under_way=False)
+        # Resumed within an epoch, it is under way: a checkpoint from before the first step must not begin it anew.
+        self._at = _Place(state.epoch, under_way=bool(state.position) or state.finished, stepped=state.finished)
         self._nothing_left = state.finished
         self._saving = threading.Lock()
         self._caller = threading.current_thread()
@@ -232,12 +236,8 @@ class Run:
             except StoreError as error:
                 logger.warning("not saved, since the other trainers go on or are gone; %s", error)
                 return
-            here = {part["trainer"] for part in parts}
-            if nowhere := [f"worker {one}" for one in self.session.store.not_begun() if one not in here]:
-                logger.warning("not saved, since %s had not begun to train", ", ".join(nowhere))
-                return
             quiet = all(part["quiet"] for part in parts)
-            self.job.first = min(here)
+            self.job.first = min(part["trainer"] for part in parts)
         if not quiet:
             logger.warning("a training thread is still within a step: not saved; the last checkpoint stands")
         elif self.job.trainers == 1:
@@ -309,6 +309,11 @@ class Run:
         """What a checkpoint should know besides the parameters, from what every trainer reports of itself."""
         states = {trainer: TrainingState(**report) for trainer, report in reports.items()}
         self._saved = states[self.job.index]
+        epoch = min(state.epoch for state in states.values())
+        for trainer in self.session.store.not_begun():
+            start = self._start_of(trainer)
+            if trainer not in states and start.epoch == epoch and not start.finished:
+                states[trainer] = start  # its rows of this epoch are still to come, not lost
         return replace(
             joint_facts(states, self.job.index, self.job.trainers),
             schema=self.data.schema.to_dict(),

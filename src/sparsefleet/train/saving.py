@@ -86,7 +86,7 @@ def joint_facts(states: Mapping[int, TrainingState], mine: int, trainers: int) -
     within_epoch = any(state.position or state.epoch > epoch for state in states.values())
     metrics = ClickMetrics.from_dict(states[mine].metrics)
     for trainer, state in states.items():
-        if trainer != mine:
+        if trainer != mine and state.metrics:
             metrics.merge(ClickMetrics.from_dict(state.metrics))
     training: dict[str, Any] = {
         "epoch": epoch,

@@ -107,14 +107,28 @@ class Trainer:
             raise ConfigError(f"epochs={epochs} must be 0 or above")
         keep_freed_memory()
         session = self._bind(model)
-        if resume:
-            state = self._resume(model, data, resume)
+        facts = self._facts_to_resume(model, data, resume) if resume else None
+        if facts is not None:
+            state = self._take_state(model, facts)
         else:
             state = TrainingState(step=session.step, epoch=session.epoch)
             epochs += session.epoch
+
+        def start_of(trainer: int) -> TrainingState:
+            return state if facts is None else TrainingState.from_facts(facts, trainer, self.job.trainers)
+
         data.seek(state.position)
         run = Run(
-            session, data, epochs, self.config, self.job, state=state, save=save, reporters=self.reporters, fetch=fetch
+            session,
+            data,
+            epochs,
+            self.config,
+            self.job,
+            state=state,
+            start_of=start_of,
+            save=save,
+            reporters=self.reporters,
+            fetch=fetch,
         )
         self._run = run
         for reporter in self.reporters:
@@ -267,7 +281,8 @@ class Trainer:
             raise ConfigError("there is nothing to save yet: call fit first")
         return self._run.session.model
 
-    def _resume(self, model: nn.Module, data: Reader, path: str) -> TrainingState:
+    def _facts_to_resume(self, model: nn.Module, data: Reader, path: str) -> RunFacts:
+        """Load the checkpoint; what it says of the run that it is of. Refuses one on other data."""
         facts = self.load(model, path)
         then, now = facts.schema or {}, json.loads(json.dumps(data.schema.to_dict()))
         differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
@@ -276,7 +291,7 @@ class Trainer:
                 f"{name} is {then.get(name)!r:.80} there, {now.get(name)!r:.80} here" for name in differing
             )
             raise CheckpointError(f"{path} was trained on rows of another schema: {details}")
-        return self._take_state(model, facts)
+        return facts
 
     def _take_state(self, model: nn.Module, facts: RunFacts) -> TrainingState:
         state = TrainingState.from_facts(facts, self.job.index, self.job.trainers)
