@@ -163,6 +163,22 @@ def test_with_threads_no_row_is_lost_or_trained_twice(clicks, tmp_path, reader, 
         assert result.steps > before.step
 
 
+def test_interrupted_before_its_first_step_a_resumed_run_stays_where_it_was(clicks, tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        trainer().fit(network(), rows_of(clicks), save=SavePolicy(str(tmp_path)), fetch=[stop_at(20)])
+    before, again = state_of(latest(tmp_path)), rows_of(clicks)
+
+    def interrupt(number):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(again, "set_epoch", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer().fit(network(), again, resume=str(tmp_path), save=SavePolicy(str(tmp_path)))
+    assert before.position
+    assert state_of(latest(tmp_path)).position == before.position
+    assert trainer().fit(network(), rows_of(clicks), resume=str(tmp_path)).train["rows"] == 6000
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("reader", ["queue", "shuffled", "pyreader", "feeder"])
 def test_an_interrupt_saves_where_the_run_stands(clicks, tmp_path, reader, threads):
