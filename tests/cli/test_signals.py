@@ -172,6 +172,7 @@ def test_killed_at_any_moment_the_last_checkpoint_stands(cli, clicks, children, 
         # A stopped process is as good as a dead one for what lies on the disk: look, and let it go on.
         child.send_signal(signal.SIGSTOP if moment < 2 else signal.SIGKILL)
         if moment < 2:
+            os.waitid(os.P_PID, child.pid, os.WSTOPPED)  # its threads may be within a call still
             copy = tmp_path / f"copy-{moment}"
             shutil.copytree(tmp_path / "M", copy)
             child.send_signal(signal.SIGCONT)
