@@ -89,7 +89,12 @@ class RoleProcess:
     @property
     def stopped(self) -> bool:
         """Stands still by SIGSTOP, or Ctrl-Z; not: in the hands of a debugger."""
-        return self.running and os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        if not self.running:
+            return False
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # it has ended since we last looked
+            return False
 
     def interrupt(self, number: signal.Signals) -> None:
         """Ask it to end. SIGINT goes to all of its group, as from a terminal: a shell around a script expects that."""

@@ -70,10 +70,14 @@ class CutGate:
             if self._owner is not None:
                 self._changed.notify_all()
 
-    def freeze(self, owner: str, seconds: float, patience: float) -> None:
-        """Hold all pushes off and wait for those that are being applied."""
+    def freeze(
+        self, owner: str, seconds: float, patience: float, is_lost: Callable[[str], bool] = lambda owner: False
+    ) -> None:
+        """Hold all pushes off and wait for those that are being applied. Who `is_lost` holds nothing off any more."""
         with self._changed:
             self._expire()
+            if self._owner is not None and self._owner != owner and is_lost(self._owner):
+                self._open()
             if self._owner not in (None, owner):
                 raise StoreError("another checkpoint is being saved right now; wait for it")
             self._owner, self._deadline, self._let_through = owner, time.monotonic() + seconds, {}

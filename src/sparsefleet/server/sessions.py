@@ -288,6 +288,12 @@ class Sessions:
                 return False
             return trainer.dropped or trainer.failure is not None
 
+    def is_lost_life(self, incarnation: str) -> bool:
+        """Whether a trainer of this incarnation was here and ended too early."""
+        with self.changed:
+            lives = [trainer for trainer in self._trainers.values() if trainer.incarnation == incarnation]
+            return any(trainer.dropped or trainer.failure is not None for trainer in lives)
+
     def left_out(self) -> list[str]:
         """In words, the trainers that the others went on without, and those that said they failed."""
         with self.changed:
