@@ -24,7 +24,7 @@ def roles_here(servers: Sequence[str], workers: Sequence[str], host_ips: Collect
     roles += [Role.worker(index, len(workers), servers) for index, host in enumerate(workers) if here(host)]
     if not roles:
         hosts = ", ".join(dict.fromkeys([*server_hosts, *workers]))
-        given = f"{', '.join(host_ips)} is" if host_ips else "no address of this host is"
+        given = f"{', '.join(host_ips)} is not" if host_ips else "no address of this host is"
         raise ConfigError(
             f"nothing to start here: {given} among the job's hosts ({hosts}); "
             f"give --host-ip with this host's address as the lists write it"
