@@ -280,16 +280,8 @@ class Sessions:
                 seen.append(self._broken_at)
             return after is not None and bool(seen) and all(now - moment > after for moment in seen)
 
-    def will_send_no_more(self, worker: int, incarnation: str) -> bool:
-        """Whether this life of a trainer ended too early: what it has sent to some servers only stays so."""
-        with self.changed:
-            trainer = self._trainers.get(worker)
-            if trainer is None or trainer.incarnation != incarnation:
-                return False
-            return trainer.dropped or trainer.failure is not None
-
     def is_lost_life(self, incarnation: str) -> bool:
-        """Whether a trainer of this incarnation was here and ended too early."""
+        """Whether this life of a trainer ended too early: it sends no more, and what it holds is nobody's."""
         with self.changed:
             lives = [trainer for trainer in self._trainers.values() if trainer.incarnation == incarnation]
             return any(trainer.dropped or trainer.failure is not None for trainer in lives)

@@ -80,7 +80,7 @@ class ServerState:
         """Lanes on which nothing will come, though other servers may have had more of them."""
         with self._lock:
             lanes = list(self._lanes.values())
-        return [lane.key for lane in lanes if self.sessions.will_send_no_more(lane.worker, lane.incarnation)]
+        return [lane.key for lane in lanes if self.sessions.is_lost_life(lane.incarnation)]
 
     def steps(self, worker: int, incarnation: str) -> int:
         """Batches of this life of a trainer that are in what this server has applied."""
