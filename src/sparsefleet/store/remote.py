@@ -181,7 +181,7 @@ class RemoteStore(ParameterStore):
         self._heartbeats.stop()
         self._lanes.close()
         if not self.given_up:
-            self._say_good_bye({})
+            self._say_good_bye(self._links, {})
         for link in self._links:
             link.client.close()
 
@@ -304,18 +304,18 @@ class RemoteStore(ParameterStore):
         self.given_up = True
         self._heartbeats.stop()
         self._say_good_bye(
+            self._links,
             {
                 "failed": "it ended without fleet.stop_worker()" if error is None else _reason(error),
                 "own_error": error is not None and _is_own(error),
-            }
+            },
         )
 
-    def _say_good_bye(self, how: Mapping[str, Any]) -> None:
-        for link in self._links:
+    def _say_good_bye(self, links: Sequence[ServerLink], how: Mapping[str, Any]) -> None:
+        request = {**self._identity(), "for_good": True, **how}
+        for link in links:
             with contextlib.suppress(StoreError):  # a server that is gone needs no good-bye
-                link.action(
-                    "leave", {**self._identity(), "for_good": True, **how}, min(GOOD_BYE_SECONDS, self.config.timeout)
-                )
+                link.action("leave", request, min(GOOD_BYE_SECONDS, self.config.timeout))
 
     def stop_servers(self) -> None:
         """This trainer is done; servers end when all are."""
@@ -337,10 +337,7 @@ class RemoteStore(ParameterStore):
                     registered.append(link)
                     heartbeats.callback(Heartbeats([link], identity, self.config.heartbeat).stop)
         except BaseException as error:
-            good_bye = {**identity, "for_good": True, "failed": _reason(error)}
-            for link in registered:
-                with contextlib.suppress(StoreError):
-                    link.action("leave", good_bye, min(GOOD_BYE_SECONDS, self.config.timeout))
+            self._say_good_bye(registered, {"failed": _reason(error)})
             for link in self._links:
                 link.client.close()
             raise
