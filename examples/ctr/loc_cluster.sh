@@ -51,6 +51,30 @@ for ((i = 0; i < workers; i++)); do
 done
 echo "started $servers servers ($list) and $workers trainers; logs in ./log"
 
+# Trainers wait long for a server that does not come up, and cannot go on without one: its end is theirs.
+running() { kill -0 "$1" 2>/dev/null; }
+any_trainer_runs() {
+    for pid in "${trainers[@]}"; do
+        if running "$pid"; then return 0; fi
+    done
+    return 1
+}
+ended=()
+while any_trainer_runs; do
+    for ((i = 0; i < servers; i++)); do
+        if [ -z "${ended[i]:-}" ] && ! running "${pids[i]}"; then
+            ended[i]=1
+            if ! wait "${pids[i]}"; then
+                echo "server $i failed; the end of log/pserver.$i.log:" >&2
+                tail -n 5 "log/pserver.$i.log" >&2
+                sleep 3 # for trainers to write down what they know of it
+                exit 1
+            fi
+        fi
+    done
+    sleep 0.2
+done
+
 failed=0
 for ((i = 0; i < workers; i++)); do
     if ! wait "${trainers[i]}"; then
@@ -64,7 +88,7 @@ if ((failed)); then
 fi
 # Servers end by themselves once all trainers have.
 for ((i = 0; i < servers; i++)); do
-    wait "${pids[i]}" || echo "server $i did not end well; see log/pserver.$i.log" >&2
+    [ -n "${ended[i]:-}" ] || wait "${pids[i]}" || echo "server $i did not end well; see log/pserver.$i.log" >&2
 done
 echo "trainer 0: $(tail -n 1 log/trainer.0.log)"
 echo "model in ./model"

@@ -58,12 +58,16 @@ def main() -> None:
     if args.test_data:
         test = open_reader(fleet.split_files(list_files(args.test_data)), CRITEO, batch_size=1000)
     result = trainer.fit(model, rows, args.epochs, test=test)
+    # Metrics are of all trainers; rows and time are each one's own, until they are put together.
+    parts = trainer.store.reduce("result", {"rows": result.rows, "seconds": result.seconds})
+    trained, seconds = sum(part["rows"] for part in parts), max(part["seconds"] for part in parts)
     if args.save and fleet.is_first_worker():
         fleet.save_persistables(args.save)
     if args.bundle and fleet.is_first_worker():
         fleet.save_inference_model(args.bundle)
     fleet.stop_worker()
-    summary = {"train_auc": result.train["auc"], "samples_per_s": result.samples_per_s, "rows": result.rows}
+    speed = trained / seconds if seconds else 0.0
+    summary = {"train_auc": result.train["auc"], "samples_per_s": speed, "rows": trained, "trainers": len(parts)}
     if result.test:
         summary |= {"test_auc": result.test["auc"], "test_logloss": result.test["logloss"]}
     if result.lost:

@@ -256,6 +256,7 @@ SHAPES = {
     "--hidden 8,8": ["tower.layers"],
     "--optimizer sgd": ["saved with optimizer adam; the model's is sgd"],
     "--sparse-feature-dim 0": ["another schema: sparse_feature_dim is 1000001 there, 0 here"],
+    "--mode geo": ["was trained with optimizer adam; --mode geo works with SGD only: resume in another mode, such as"],
 }
 
 
@@ -264,6 +265,12 @@ def test_a_checkpoint_of_another_shape(refused, clicks, saved, change):
     said = refused(*train(clicks / "test", *change.split(), "--resume", saved, "--epochs", 2))
     for text in SHAPES[change]:
         assert text in said
+
+
+def test_who_cannot_resume_gets_advice_for_the_command_line(cli, refused, clicks, tmp_path):
+    assert cli(*train(clicks / "test", "--save", tmp_path / "M", "--save-every", 20)).exit_code == 0
+    said = refused(*train(clicks / "test", "--resume", tmp_path / "M" / "step-00000020", "--reader", "memory"))
+    assert "resume with the same reader, or begin anew without --resume" in said
 
 
 def test_no_checkpoint(refused, clicks, tmp_path):
@@ -346,7 +353,7 @@ OPTIONS = {
     "--embedding-size 0": "embedding_size=0 must be 1 or above",
     "--batch-size 0": "batch_size=0",
     "--threads 0": "threads=0",
-    "--epochs -1": "epochs=-1 must be 0 or above",
+    "--epochs 0": "--epochs 0 must be 1 or above; to score a saved model, there is sparsefleet infer",
     "--learning-rate -1": "learning_rate",
     "--learning-rate nan": "learning_rate",
     "--lr-decay 0": "decay",
@@ -398,7 +405,7 @@ BEFORE_A_JOB = {
     "--reader feeder --on-bad-row ignore": "on_bad_row='ignore' is not a policy",
     "--pipe-command cat --format criteo": "pipe_command is given, but format='criteo'",
     "--batch-size 0": "batch_size=0",
-    "--epochs -1": "epochs=-1 must be 0 or above",
+    "--epochs 0": "--epochs 0 must be 1 or above; to score a saved model, there is sparsefleet infer",
     "--save M --keep 0": "keep=0 must be 1 or above",
     "--test-data nowhere": "nowhere: no such file or folder",
     "--resume nowhere": "no checkpoint at",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
+import importlib
+import io
 import json
+import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +18,22 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from command_line import CommandLine, wait_until
+from rich.console import Console
 from typer.testing import CliRunner
 
+from sparsefleet.cli import infer_workers
 from sparsefleet.cli.app import app
+from sparsefleet.cli.console import progress
+from sparsefleet.cli.infer_progress import all_rows
+from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.open import open_reader
 from sparsefleet.data.split import ordered_shares
 from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.optim import Adagrad
 from sparsefleet.train import SavePolicy, Trainer
+
+infer_command = importlib.import_module("sparsefleet.cli.infer")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +53,7 @@ def infer(*words: object) -> Any:
 def measured(*words: object) -> dict[str, Any]:
     done = infer(*words, "--json")
     assert done.exit_code == 0, done.output
+    assert re.search(r"scoring: [\d,]+ rows, [\d,]+ rows/s, done", done.stderr), done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -95,6 +108,7 @@ def test_an_error_of_a_worker_is_the_commands_error(model: Path, small_clicks: P
         (["--workers", "2", "--output", "p.txt"], "the name must end in .csv or .parquet"),
         (["--workers", "2", "--output", "/nowhere/p.csv"], "there is no folder /nowhere"),
         (["--workers", "9999"], "use fewer workers"),
+        (["--workers", "2", "--timeout", "0"], "--timeout 0 must be above 0 seconds"),
     ],
 )
 def test_what_cannot_work_is_refused(model: Path, small_clicks: Path, words: list[str], message: str) -> None:
@@ -104,18 +118,87 @@ def test_what_cannot_work_is_refused(model: Path, small_clicks: Path, words: lis
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_worker_outlives_the_command(
+def test_no_worker_and_no_folder_outlives_the_command(
     shell: CommandLine, model: Path, small_clicks: Path, how: signal.Signals
 ) -> None:
     # A command that never ends: workers are surely at work when the signal comes.
-    process = shell.start(
-        "infer", model, "--data", small_clicks / "train", "--workers", 2, "--pipe-command", "touch started; sleep 300"
-    )
+    words = ("--workers", 2, "--pipe-command", "touch started; sleep 300", "--output", shell.folder / "p.csv")
+    process = shell.start("infer", model, "--data", small_clicks / "train", *words)
     wait_until(lambda: (shell.folder / "started").exists())
+    assert list(shell.folder.glob(".sparsefleet-infer-*"))
     process.send_signal(how)
     done = shell.finish(process, 30)
     assert done.returncode == (-9 if how == signal.SIGKILL else 130)
     wait_until(lambda: not shell.left(), 30)
+    assert not list(shell.folder.glob(".sparsefleet-infer-*"))
+
+
+def test_folders_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+    dead, young = tmp_path / ".sparsefleet-infer-dead", tmp_path / ".sparsefleet-infer-young"
+    for folder in (dead, young):
+        folder.mkdir()
+    (dead / "lock").touch()
+    with infer_workers._folder(tmp_path) as first, infer_workers._folder(tmp_path) as second:
+        assert sorted(tmp_path.iterdir()) == sorted([first, second, young]), "the young one has no lock yet"
+    assert list(tmp_path.iterdir()) == [young]
+
+
+def waited(folder: Path, script: str, timeout: float) -> list[tuple[int, float | None]]:
+    """What is told of a worker that is this script."""
+    (folder / "log-0").write_text("a remark\n")
+    told: list[tuple[int, float | None]] = []
+    process = subprocess.Popen(["sh", "-c", script], cwd=folder)
+    try:
+        infer_workers._wait_for_all([process], folder, timeout, lambda rows, share: told.append((rows, share)))
+    finally:
+        process.kill()
+        process.wait()
+    return told
+
+
+def test_a_worker_that_does_not_get_on_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(SparseFleetError, match=r"worker 0 of 1 \(process \d+\) has scored no row for 0.5 s") as caught:
+        waited(tmp_path, "kill -STOP $$", 0.5)
+    assert str(caught.value).endswith("if it is only slow, raise --timeout. It said: a remark")
+
+
+def test_a_worker_that_gets_on_is_waited_for(tmp_path: Path) -> None:
+    step = "echo [$rows, 0.$rows] > new; mv new progress-0; sleep 0.3"
+    told = waited(tmp_path, f"for rows in 1 2 3 4 5; do {step}; done", 1.2)
+    assert told[0][0] >= 1
+    assert told[-1] == (5, 0.5)
+
+
+def test_time_in_which_the_command_itself_stood_still_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 0.1, 400.0, *(400.0 + look / 100 for look in range(1, 100))])
+    monkeypatch.setattr(infer_workers.time, "monotonic", lambda: next(times))
+    waited(tmp_path, "sleep 0.5", 300.0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_there_is_a_progress_bar_and_no_word_is_cut_in_80_columns(
+    model: Path, small_clicks: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False, color_system=None)
+    monkeypatch.setattr(infer_command, "console", terminal)
+    monkeypatch.setattr(infer_command, "progress", functools.partial(progress, to=terminal))
+    # Long enough for a line to end within a word, unless that is taken care of.
+    data = f"{small_clicks}/./././././test"
+    assert infer(model, "--data", data, "--workers", workers).exit_code == 0
+    assert isinstance(terminal.file, io.StringIO)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.file.getvalue())
+    assert re.search(r"scoring .*100%.* rows/s", shown)
+    lines = re.split(r"[\r\n]+", shown)
+    assert max(map(len, lines)) <= 80
+    assert {"auc", "logloss", "accuracy", "click", "ratio", "rows", "700"} <= set(" ".join(lines).split())
+
+
+def test_the_rest_is_thought_to_be_like_what_was_scored() -> None:
+    assert all_rows(500, 0.25) == 2000
+    assert all_rows(500, 1.0) == 500
+    assert all_rows(500, None) is None
 
 
 def test_shares_are_in_the_order_of_the_input(tmp_path: Path) -> None:

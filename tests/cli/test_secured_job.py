@@ -56,7 +56,9 @@ def test_nobody_gets_in_without_the_secret_or_the_certificates(
         assert outside.returncode == 1
         assert reason in outside.stderr
         assert "SparseFeatFactors" not in outside.stdout
-    assert status(SPARSEFLEET_TLS_ROOTS="").returncode == 1, "not encrypted"
+    open_ended = status(SPARSEFLEET_TLS_ROOTS="")
+    assert open_ended.returncode == 1
+    assert "it speaks TLS: set SPARSEFLEET_TLS_ROOTS" in open_ended.stderr
     process.send_signal(signal.SIGINT)
     shell.finish(process)
     assert shell.left() == []

@@ -92,7 +92,8 @@ def test_an_interrupted_job_of_many_processes_saves_and_goes_on(clicks, shell, s
     child.send_signal(signum)
     ended = shell.finish(child, 60)
     assert ended.returncode == 128 + signum, ended.stderr
-    assert f"{signum.name}: workers may save and end, up to 70 s (once more: at once)" in ended.stderr
+    may = "workers may end by themselves, and save if their script does, up to 70 s (once more: at once)"
+    assert f"{signum.name}: {may}" in ended.stderr
     assert "Traceback" not in ended.stderr
     found = Checkpoint.open(latest(shell.folder / "M"))
     found.verify()

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rich.console import Console
 from server_processes import Servers, servers
 from typer.testing import CliRunner
 
+from sparsefleet.cli import status as status_module
 from sparsefleet.cli.app import app
 from sparsefleet.cli.status import Report, view
 from sparsefleet.core.initializer import Constant
@@ -170,8 +172,44 @@ def test_watching_looks_again_until_interrupted(running: tuple[Servers, RemoteSt
     assert steps[-1] == 2000
     store.report({"doing": "training", "epoch": 0, "step": 1234, "rows_per_s": 5678.0, "staleness": 3})
     process.send_signal(signal.SIGINT)
-    assert shell.finish(process, 20).returncode == 0
+    assert shell.finish(process, 20).returncode == 130, "as every command that is interrupted"
     assert steps[0] == 1234
+
+
+def test_a_watch_ends_with_the_servers_and_tells_an_error_once(shell: Any) -> None:
+    with servers() as made:
+        made.start(2)
+        process = shell.start("status", ",".join(made.endpoints), "--watch", 0.1, "--json")
+        assert json.loads(process.stdout.readline())["servers"]
+        made.processes[1].kill()
+        while "error" not in process.stdout.readline():
+            assert process.poll() is None
+        for _ in range(5):
+            assert "error" in process.stdout.readline()
+        made.processes[0].kill()
+        done = shell.finish(process, 30)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"error: server 1 ({made.endpoints[1]}) cannot be reached") == 1
+    assert "no server is left: the job has ended\n" in done.stderr
+
+
+def test_a_watch_on_a_small_screen_shows_the_trainers_and_does_not_scroll(
+    running: tuple[Servers, RemoteStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = running
+    shown = Console(file=io.StringIO(), width=80, height=14, force_terminal=True, highlight=False)
+    monkeypatch.setattr(status_module, "results", lambda: shown)
+    looks = iter([0, 0])
+
+    def leave(seconds: float) -> None:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status_module, "time", SimpleNamespace(sleep=leave))
+    assert status(",".join(made.endpoints), "--watch", 1).exit_code == 130
+    first = shown.file.getvalue().split("\x1b[2K")[0]
+    assert first.count("\n") < 14
+    assert "1,234" in first
 
 
 @pytest.mark.parametrize(

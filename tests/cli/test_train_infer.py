@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from sparsefleet.checkpoint import diff
+from sparsefleet.cli.app import COMMANDS
 from sparsefleet.data.tools.synth import SynthSpec, synth
 
 SMALL = ("--hidden", "16,16", "--embedding-size", 4, "--batch-size", 100, "--learning-rate", 0.01)
@@ -290,3 +295,32 @@ def test_version(cli):
     from sparsefleet import __version__
 
     assert cli("--version").stdout.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "shown"),
+    [
+        (["--version"], 0, "0."),
+        (["--help"], 0, "Score rows with a saved model"),
+        (["trian"], 2, "Did you mean 'train'?"),
+        (["train", "--help"], 0, "--learning-rate"),
+        (["train", "--no-such"], 2, "No such option: --no-such"),
+        (["train", "--data", "x", "--mode", "geoo"], 1, "mode='geoo' is not a mode"),
+        (["checkpoint", "show", "--no-such"], 2, "No such option: --no-such"),
+    ],
+)
+def test_who_only_asks_does_not_wait_for_torch(words: list[str], status: int, shown: str) -> None:
+    code = "import sys; sys.modules['torch'] = None; from sparsefleet.cli import main; main()"
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (done.returncode, done.stderr.count("Traceback")) == (status, 0), done.stderr
+    assert shown in done.stdout + done.stderr
+
+
+def test_the_list_of_commands_has_their_own_words() -> None:
+    for name, text in COMMANDS.items():
+        module = importlib.import_module(f"sparsefleet.cli.{name}")
+        own = module.app.info.help if hasattr(module, "app") else getattr(module, name).__doc__
+        assert own.startswith(text.rstrip("."))

@@ -107,13 +107,33 @@ def test_a_job_that_did_not_end_well_says_what_to_go_on_from(
     rows = ("train", "--data", small_clicks / "train", *SMALL)
     assert invoke(*rows, "--save", "M").exit_code == 0
     monkeypatch.setattr(launch, "run_local", lambda *given, **more: launch.Outcome(status))
-    for folder, named in (("M", True), ("new", False), (None, False)):
-        save = ("--save", folder) if folder else ()
-        done = invoke(*rows, "--servers", 1, "--workers", 1, *save)
+    line = f"sparsefleet train: go on with: --resume M (checkpoint {latest(tmp_path / 'M').name})\n"
+    for more, named in (
+        (("--save", "M", "--resume", "M", "--epochs", 2), True),
+        (("--save", "M", "--resume", "M"), False),  # it is done
+        (("--save", "M", "--epochs", 2), False),  # another run's
+        (("--save", "new", "--resume", "M", "--epochs", 2), False),
+        ((), False),
+    ):
+        done = invoke(*rows, "--servers", 1, "--workers", 1, *more)
         assert done.exit_code == status
-        line = f"sparsefleet train: go on with: --resume M (checkpoint {latest(tmp_path / 'M').name})\n"
-        assert (line in done.stderr) == (named and status != 0)
-        assert ("go on with" in done.stderr) == (named and status != 0)
+        assert (line in done.stderr) == ("go on with" in done.stderr) == (named and status != 0), more
+
+
+def test_what_a_job_has_saved_itself_is_what_to_go_on_from(
+    small_clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ("train", "--data", small_clicks / "train", *SMALL, "--save", "M")
+
+    def save_and_fail(*given: object, **more: object) -> launch.Outcome:
+        assert invoke(*rows).exit_code == 0
+        return launch.Outcome(1)
+
+    monkeypatch.setattr(launch, "run_local", save_and_fail)
+    for _ in range(2):  # the second time, a checkpoint of that name is there before
+        done = invoke(*rows, "--servers", 1, "--workers", 1, "--epochs", 2)
+        assert "go on with: --resume M (checkpoint step-000000" in done.stderr
 
 
 def test_a_trainer_that_fails_by_itself_ends_the_job_in_every_mode(shell: CommandLine, small_clicks: Path) -> None:
@@ -142,6 +162,13 @@ def test_a_trainer_that_fails_by_itself_ends_the_job_in_every_mode(shell: Comman
         (["--servers", "1", "--workers", "1", "--mode", "geo", "--optimizer", "adam"], "geo works with SGD only"),
         (["--servers", "1", "--workers", "2", "--max-merge", "0"], "max_merge=0 must be 1 or above"),
         (["--servers", "1", "--workers", "1", "--lost-trainer", "wait"], "choose error or drop"),
+        (["--servers", "1", "--workers", "1", "--k-steps", "5"], "--k-steps does nothing in mode async: it belongs to"),
+        (
+            ["--servers", "1", "--workers", "1", "--mode", "sync", "--max-merge", "3"],
+            "--max-merge does nothing in mode sync: it belongs to --mode async; leave it out",
+        ),
+        (["--servers", "1", "--workers", "1", "--save", __file__], f"{__file__} is a file; give a folder, new or of"),
+        (["--servers", "1", "--workers", "1", "--save", f"{__file__}/x"], f"--save {__file__}/x: {__file__} is a file"),
         (["--servers", "1", "--workers", "1", "--data", "/nowhere"], "/nowhere: no such file or folder"),
         (["--servers", "1", "--workers", "5000"], "use fewer workers"),
         (["--servers", "1", "--workers", "1", "--log-dir", __file__], "cannot be used: Not a directory; give a folder"),

@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.formats.base import Unit
+from sparsefleet.data.formats.pipe import PipeFormat
 from sparsefleet.data.split import cut_unit, ordered_shares, parse_unit, plan_units, split_files, split_units, unit_name
 
 relaxed = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -45,7 +47,7 @@ def rows_of(unit: Unit) -> list[bytes]:
 def test_whole_files_cover_once_in_order_and_balance(tmp_path: Path, sizes: list[int], data: st.DataObject) -> None:
     names = make_files(tmp_path, sizes)
     workers = data.draw(st.integers(1, len(names)))
-    shares = [split_files(names, worker, workers) for worker in range(workers)]
+    shares = [split_files(names, worker, workers, cuttable=False) for worker in range(workers)]
 
     assert sorted(name for share in shares for name in share) == sorted(names)
     for share in shares:
@@ -68,7 +70,8 @@ def test_order_of_the_list_does_not_change_who_gets_what(tmp_path: Path) -> None
     names = make_files(tmp_path, [5, 5, 5, 5, 9, 9, 1])
     shuffled = random.Random(3).sample(names, len(names))
     for worker in range(3):
-        assert sorted(split_files(names, worker, 3)) == sorted(split_files(shuffled, worker, 3))
+        share, same = (split_files(files, worker, 3, cuttable=False) for files in (names, shuffled))
+        assert sorted(share) == sorted(same)
 
 
 @pytest.mark.parametrize("sizes", [[0, 100], [100, 0, 100], [0]])
@@ -79,6 +82,114 @@ def test_an_empty_file_is_refused_by_all_workers(tmp_path: Path, sizes: list[int
             split_files(names, worker, 2)
     with pytest.raises(DataError, match="the file is empty; remove it"):
         ordered_shares(names, 2)
+
+
+def write_rows(folder: Path, lengths: Sequence[Sequence[int]], last_line_end: bool = True) -> list[str]:
+    """A file of rows of these lengths for each; no two rows are alike."""
+    names = []
+    for number, rows in enumerate(lengths):
+        content = b"".join(
+            f"{number}-{place}".encode().ljust(length, b".") + b"\n" for place, length in enumerate(rows)
+        )
+        path = folder / f"rows-{number}"
+        path.write_bytes(content if last_line_end else content[:-1])
+        names.append(str(path))
+    return names
+
+
+def bytes_of(share: Sequence[Unit]) -> int:
+    return sum((os.path.getsize(unit.file) if unit.stop is None else unit.stop) - unit.start for unit in share)
+
+
+@relaxed
+@given(
+    lengths=st.lists(st.lists(st.integers(8, 40), min_size=1, max_size=60), min_size=1, max_size=8),
+    packed=st.sets(st.integers(0, 7), max_size=3),
+    workers=st.integers(1, 5),
+    last_line_end=st.booleans(),
+)
+def test_shares_are_even_without_overlap_and_complete(
+    tmp_path: Path, lengths: list[list[int]], packed: set[int], workers: int, last_line_end: bool
+) -> None:
+    names = write_rows(tmp_path, lengths, last_line_end)
+    rows = sorted(row for name in names for row in rows_of(Unit(name)))
+    for number in packed & set(range(len(names))):  # by its name it cannot be cut
+        os.replace(names[number], names[number] + ".zst")
+        names[number] += ".zst"
+    try:
+        shares = [split_units(names, worker, workers) for worker in range(workers)]
+    except ConfigError:
+        for worker in range(workers):
+            with pytest.raises(ConfigError, match=r"cannot be cut|some would get no row"):
+                split_units(names, worker, workers)
+        assert len(names) < workers
+        return
+
+    assert sorted(row for share in shares for unit in share for row in rows_of(unit)) == rows
+    assert shares == [split_units(names, worker, workers) for worker in range(workers)]
+    for share in shares:
+        assert any(rows_of(unit) for unit in share), "nobody is idle"
+        assert [unit.file for unit in share] == [name for name in names if name in {unit.file for unit in share}]
+        assert all(unit == Unit(unit.file) for unit in share if unit.file.endswith(".zst"))
+    mean = sum(map(os.path.getsize, names)) / workers
+    cut = any(unit.start or unit.stop is not None for share in shares for unit in share)
+    if cut:
+        # All that has a part of the cut files comes to one level, and only what has none may lie above.
+        level = max(bytes_of(s) for s in shares if any(not unit.file.endswith(".zst") for unit in s))
+        assert all(bytes_of(share) >= level - 1 for share in shares)
+    elif not packed and mean > 100:  # no row is as long: wherever files are cut, every share has some
+        assert all(abs(bytes_of(share) - mean) <= 0.1 * mean for share in shares)
+
+
+def test_usual_parts_stay_whole_and_uneven_ones_are_cut(tmp_path: Path) -> None:
+    names = write_rows(tmp_path, [[9] * 100] * 4)
+    assert [split_files(names, worker, 2) for worker in range(2)] == [[names[0], names[2]], [names[1], names[3]]]
+    assert [split_files(names, worker, 3) for worker in range(3)] == [
+        [names[0], f"{names[1]}#bytes=0:333"],
+        [f"{names[1]}#bytes=333:1000", f"{names[2]}#bytes=0:666"],
+        [f"{names[2]}#bytes=666:1000", names[3]],
+    ]
+    names = write_rows(tmp_path, [[9] * 300, [9]])
+    assert [split_files(names, worker, 2) for worker in range(2)] == [
+        [f"{names[0]}#bytes=0:1505"],
+        [f"{names[0]}#bytes=1505:3000", names[1]],
+    ]
+    names = write_rows(tmp_path, [[9] * 100, [9] * 115])
+    assert [split_files(names, worker, 2) for worker in range(2)] == [[names[1]], [names[0]]], "7 % is near enough"
+
+
+def test_what_cannot_be_cut_is_evened_out_by_the_rest(tmp_path: Path) -> None:
+    plain, small = write_rows(tmp_path, [[9] * 300, [9] * 10])
+    packed = tmp_path / "z.gz"
+    packed.write_bytes(b"\x1f\x8b" + bytes(998))
+    names = [plain, str(packed), small]
+    assert [split_files(names, worker, 2) for worker in range(2)] == [
+        [f"{plain}#bytes=0:1050", str(packed)],
+        [f"{plain}#bytes=1050:3000", small],
+    ]
+    # Fewer files than workers: nobody is idle as long as something can be cut.
+    assert [split_files([plain, packed], worker, 3) for worker in range(3)] == [
+        [f"{plain}#bytes=0:333", str(packed)],
+        [f"{plain}#bytes=333:1666"],
+        [f"{plain}#bytes=1666:3000"],
+    ]
+    large = tmp_path / "large.gz"
+    large.write_bytes(b"\x1f\x8b" + bytes(99998))
+    assert split_files([plain, large], 0, 2) == [str(large)]
+    assert split_files([plain, large], 1, 2) == [plain]
+
+
+def test_rows_too_long_to_cut_between_leave_files_whole(tmp_path: Path) -> None:
+    names = write_rows(tmp_path, [[9], [5000]])
+    assert [split_files(names, worker, 2) for worker in range(2)] == [[names[1]], [names[0]]]
+
+
+def test_files_of_unknown_size_keep_all_of_them_whole(tmp_path: Path) -> None:
+    (plain,) = write_rows(tmp_path, [[9] * 300])
+    names = [plain, "s3://bucket/a", "s3://bucket/b"]
+    assert [split_files(names, worker, 2) for worker in range(2)] == [[plain, names[2]], [names[1]]]
+    with pytest.raises(ConfigError, match="s3://bucket/a cannot be cut: it is not a local file"):
+        split_files(names[:2], 0, 3)
 
 
 @relaxed
@@ -220,4 +331,17 @@ def test_a_reader_plans_whole_files_by_its_format_and_ranges_by_bytes() -> None:
 
     assert plan_units(["a", "b"], 2, plan) == plan(["a", "b"], 2)
     assert plan_units(["a#bytes=10:20", "b"], 1, plan) == [Unit("a", 10, 20), Unit("b", 0, 1)]
-    assert plan_units(["a#bytes=10:20", "b#bytes=7:"], 2, plan) == [Unit("a", 10, 15), Unit("a", 15, 20), Unit("b", 7)]
+    assert plan_units(["a#bytes=10:20", "b#bytes=7:"], 3, plan) == [
+        *(Unit("a", 10, 13), Unit("a", 13, 16), Unit("a", 16, 20)),
+        Unit("b", 7),
+    ]
+    several = [Unit("a", 10, 20), Unit("b", 0, 1), Unit("c", 0, 1)]
+    assert plan_units(["a#bytes=10:20", "b", "c"], 3, plan) == several, "enough of them: none is cut"
+
+
+def test_a_format_that_reads_files_whole_refuses_a_part_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(b"1 1 1 7\n" * 100)
+    command = PipeFormat(CRITEO, "cat")
+    with pytest.raises(ConfigError, match=r"rows#bytes=0:400 is a part of a file, .* split_files\(…, cuttable=False\)"):
+        plan_units(split_files([path], 0, 2), 1, command.plan)

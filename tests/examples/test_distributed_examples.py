@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,7 @@ def test_a_cluster_by_hand_then_its_model_scored(tmp_path: Path) -> None:
     assert f"started 1 servers (127.0.0.1:{port}) and 2 trainers" in done.stdout
     result = json.loads((tmp_path / "log" / "trainer.0.log").read_text().splitlines()[-1])
     assert f"trainer 0: {json.dumps(result)}" in done.stdout
+    assert (result["rows"], result["trainers"]) == (1000, 2), "of all trainers, as the metrics are"
     assert (tmp_path / "model" / "manifest.json").exists()
     scored = run(tmp_path, sys.executable, EXAMPLES / "infer.py", "--model", "model", "--data", "data/test")
     assert scored.returncode == 0, scored.stderr
@@ -71,6 +74,18 @@ def test_the_script_alone_tells_how_it_goes_and_what_is_wrong(tmp_path: Path) ->
         assert failed.returncode == 1
         assert failed.stderr.startswith(message)
         assert "Traceback" not in failed.stderr
+
+
+def test_a_server_that_cannot_listen_ends_the_cluster_with_its_message(tmp_path: Path) -> None:
+    synth(tmp_path / "data", SynthSpec(rows=100, test_rows=50, parts=2, seed=3))
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        began = time.monotonic()
+        done = run(tmp_path, "bash", EXAMPLES / "loc_cluster.sh", "data", SERVERS="1", FIRST_PORT=port)
+    assert done.returncode == 1
+    assert time.monotonic() - began < 40
+    assert "server 0 failed; the end of log/pserver.0.log:" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
 
 
 def test_a_trainer_that_fails_ends_the_cluster_with_its_message(tmp_path: Path) -> None:

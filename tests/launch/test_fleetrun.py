@@ -237,7 +237,8 @@ def test_a_signal_to_the_launcher_lets_workers_save_before_the_servers_end(launc
     process.send_signal(number)
     _, error = process.communicate(timeout=20)
     assert process.returncode == 128 + number
-    assert f"{number.name}: workers may save and end, up to 30 s (once more: at once)\n" in error
+    may = "workers may end by themselves, and save if their script does, up to 30 s (once more: at once)"
+    assert f"{number.name}: {may}\n" in error
     assert "ending all roles" not in error
     assert re.search(r"worker 1: stopping.*worker 1: stopped.*server 0: stopping.*server 0: stopped", error, re.DOTALL)
     assert launcher.logs() == {
@@ -349,7 +350,7 @@ def test_a_second_ctrl_c_does_not_wait_for_workers_and_a_third_not_for_the_grace
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGINT
-    assert "SIGINT: workers may save and end, up to 60 s" in error
+    assert "SIGINT: workers may end by themselves, and save if their script does, up to 60 s" in error
     assert "SIGINT: ending all roles (once more: at once)" in error
     assert launcher.left() == []
 
@@ -530,6 +531,7 @@ def test_own_addresses_are_found_out(launcher, free_port: int) -> None:
         (["--server_num=1", "script.py"], "--server_num and --worker_num belong together"),
         (["--server_num=0", "--worker_num=1", "script.py"], "server_num=0 must be at least 1"),
         (["script.py"], "give either --server_num and --worker_num"),
+        (["--server_num=1", "--worker_num=1"], "there is no script to run; give it after the options: fleetrun --ser"),
         (["--server_num=1", "--worker_num=1", "--servers=a:1", "script.py"], "and not both"),
         (["--servers=127.0.0.1:5", "script.py"], "--servers and --workers belong together"),
         (["--servers=127.0.0.1", "--workers=127.0.0.1", "script.py"], "--servers: '127.0.0.1' is not an address"),
@@ -537,7 +539,7 @@ def test_own_addresses_are_found_out(launcher, free_port: int) -> None:
             ["--servers=203.0.113.1:5", "--workers=203.0.113.2", "script.py"],
             "nothing to start here: no address of this host",
         ),
-        (["--servers=127.0.0.1:5", "--workers=127.0.0.1", "--host-ip=10.9.9.9", "script.py"], "10.9.9.9 is among"),
+        (["--servers=127.0.0.1:5", "--workers=127.0.0.1", "--host-ip=10.9.9.9", "script.py"], "10.9.9.9 is not among"),
         (["--servers=127.0.0.1:5", "--workers=a,,b", "script.py"], "--workers='a,,b' has an empty"),
         (["--server_num=2", "--worker_num=1", "--ports=5", "script.py"], "gives 1 different ports; 2 servers need 2"),
         (["--server_num=1", "--worker_num=1", "--ports=x", "script.py"], "--ports='x' is not a list of ports"),

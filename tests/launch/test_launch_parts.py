@@ -21,10 +21,13 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import Role, parse_endpoint
 from sparsefleet.launch import RunSettings, run_local
 from sparsefleet.launch.addresses import HeldEndpoints, is_local
+from sparsefleet.launch.listening import listening_ports
 from sparsefleet.launch.logs import last_lines
 from sparsefleet.launch.plan import parse_hosts, parse_ports, roles_here
 from sparsefleet.launch.process import RoleProcess
 from sparsefleet.launch.view import LiveView, PlainView, shortened
+from sparsefleet.server.config import ServerConfig
+from sparsefleet.server.sessions import Registration, Sessions
 
 
 def test_held_ports_are_distinct_and_kept_from_others() -> None:
@@ -56,6 +59,17 @@ def test_a_given_port_that_is_in_use_is_named() -> None:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"{endpoint} cannot be used by a server: Address already in use"):
             HeldEndpoints.given([endpoint])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_ports_that_someone_listens_on(host: str) -> None:
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
+        port = server.getsockname()[1]
+        ports = listening_ports()
+        assert ports is not None
+        assert port in ports
+    with HeldEndpoints.free(1) as held:
+        assert parse_endpoint("held", held.endpoints[0])[1] not in (listening_ports() or ()), "held is not listening"
 
 
 def test_local_addresses() -> None:
@@ -103,6 +117,63 @@ def test_run_local_as_a_library(tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "serverlog.0").read_text() == "server 0\n"
     assert "worker 1 failed first: exit status 5" in shown.getvalue()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def failed_job(folder: Path, script: str, timeout: float = 5.0) -> tuple[int, str]:
+    """The status of a job of 1 server and 2 workers, and what was said after its end. `me` is the role in words."""
+    shown = io.StringIO()
+
+    def command(role: Role) -> list[str]:
+        return [sys.executable, "-c", f"import os, signal, sys, time; me = {str(role)!r}\n{script}"]
+
+    outcome = run_local(command, 1, 2, RunSettings(folder / "logs", timeout=timeout), view=PlainView(shown))
+    return outcome.exit_code, shown.getvalue()
+
+
+def test_who_was_told_of_anothers_failure_is_not_the_first_that_failed(tmp_path: Path) -> None:
+    sessions = Sessions(ServerConfig(workers=2), "server")
+    for worker in range(2):
+        sessions.register(f"life {worker}", Registration(worker, 2, ("127.0.0.1:5",), 0, f"process {worker}"))
+    sessions.fail(1, "life 1", "the loss became nan", own_error=True)
+    told = str(sessions.go_on_without("barrier", [1]))
+    script = (
+        f"if me == 'worker 0': print({f'error: {told}'!r}); sys.exit(3)\n"
+        "if me == 'worker 1': time.sleep(0.5); print('error: the loss became nan'); sys.exit(4)\n"
+    )
+    status, said = failed_job(tmp_path, script)
+    assert status == 4
+    shown = said.partition("worker 1 failed first: exit status 4")[2]
+    assert "\n    error: the loss became nan\nfleetrun: failed too: worker 0 (exit status 3)\n" in shown
+
+
+def test_nothing_goes_on_without_a_server(tmp_path: Path) -> None:
+    script = "if me == 'worker 0': sys.exit(0)\ntime.sleep(1)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    status, said = failed_job(tmp_path, script)
+    assert status == 128 + signal.SIGKILL
+    assert "fleetrun: worker 0 ended well\n" in said
+    assert "went on without" not in said
+
+
+def test_workers_do_not_wait_long_for_a_server_that_failed_before_it_listened(tmp_path: Path) -> None:
+    began = time.monotonic()
+    status, said = failed_job(tmp_path, "sys.exit(5) if me == 'server 0' else time.sleep(60)\n", timeout=60)
+    assert status == 5
+    assert "server 0 failed before it listened (exit status 5); the others may go on for 3 s\n" in said
+    assert time.monotonic() - began < 20
+
+
+def test_workers_of_a_server_that_fails_later_may_report(tmp_path: Path) -> None:
+    script = (
+        "import socket\n"
+        "if me == 'server 0':\n"
+        "    server = socket.create_server((os.environ['POD_IP'], int(os.environ['PADDLE_PORT'])))\n"
+        "    time.sleep(1); sys.exit(5)\n"
+        "time.sleep(2.5); print('server 0 is gone; go on from M'); sys.exit(1)\n"
+    )
+    status, said = failed_job(tmp_path, script, timeout=30)
+    assert status == 5
+    assert "server 0 failed (exit status 5); the others may go on for 30 s\n" in said
+    assert "failed too: worker" in said
 
 
 def test_a_signal_that_comes_when_all_have_ended_changes_nothing(tmp_path: Path) -> None:
@@ -213,6 +284,35 @@ def test_figures_show_in_a_terminal_of_80_columns(tmp_path: Path) -> None:
         text = console.export_text()
         assert "epoch 1/1 45% 12,345 rows/s loss 0.45678 auc 0.75123" in text
         assert (" pid " in text) == pid
+
+
+def test_lines_break_between_words() -> None:
+    console = Console(file=io.StringIO(), width=40, force_terminal=True, record=True)
+    view = LiveView(console)
+    view.say("started 1 server and 2 workers; logs in /a/folder/with/a/much/longer/name-than/there-is-room")
+    view.quote(["error: a line of a log, longer than the screen", "  indented"])
+    assert console.export_text().splitlines() == [
+        "fleetrun: started 1 server and 2",
+        "workers; logs in",
+        "/a/folder/with/a/much/longer/name-than/there-is-room",
+        "    error: a line of a log, longer than",
+        "    the screen",
+        "      indented",
+    ]
+
+
+def test_a_process_whose_main_thread_has_ended_before_others_is_ended_and_shown_so(tmp_path: Path) -> None:
+    script = (
+        "import ctypes, threading\n"
+        "if me == 'worker 1': time.sleep(1); sys.exit(6)\n"
+        "c = ctypes.CDLL(None)\n"
+        "threading.Thread(target=c.sleep, args=(30,)).start()\n"
+        "c.pthread_exit(None)\n"
+    )
+    status, said = failed_job(tmp_path, script, timeout=0.5)
+    assert status == 6
+    for role in ("server 0", "worker 0"):
+        assert f"{role}: stopped, after" in said
 
 
 def test_the_time_of_day_of_a_log_line_goes_first() -> None:

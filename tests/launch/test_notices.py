@@ -40,7 +40,7 @@ class FakeServer(flight.FlightServerBase):
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         request = json.loads(action.body.to_pybytes())
-        assert action.type == "ended"
+        assert action.type in ("ended", "stats")
         assert request.pop("protocol")
         self.asked.append(request)
         return [json.dumps(self._answer).encode()]
@@ -61,6 +61,29 @@ def serving(
 def endpoints() -> Iterator[tuple[str, ...]]:
     with HeldEndpoints.free(2) as held:
         yield held.endpoints
+
+
+LOST, PRESENT = {"state": "lost"}, {"state": "present"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [
+        ({"workers": {"0": LOST, "1": {"state": "gone"}}}, False),
+        ({"workers": {"0": LOST, "1": PRESENT}}, True),
+        ({"workers": {"0": LOST}}, True),
+        ({"error": "no such action"}, True),
+        ({}, True),
+    ],
+)
+def test_whether_a_server_still_serves_anybody(endpoints, answer: dict[str, Any], left: bool) -> None:
+    with serving(endpoints[1], answer), notices(endpoints) as told:
+        assert told.someone_left(1, 2) is left
+
+
+def test_a_server_that_does_not_answer_may_still_serve(endpoints) -> None:
+    with notices(endpoints) as told:
+        assert told.someone_left(0, 2) is True
 
 
 @contextmanager
@@ -93,7 +116,7 @@ def test_every_server_is_told(endpoints, exit: Exit, request_: dict[str, Any]) -
         told = stack.enter_context(notices(endpoints))
         told.worker_ended(3, exit)
         assert eventually(lambda: told.goes_on(3)) is True
-        assert not told.pending
+        assert told.untold() == []
     assert [server.asked for server in servers] == [[request_], [request_]]
 
 
@@ -114,7 +137,7 @@ def test_servers_that_still_start_are_told_when_they_are_up(endpoints) -> None:
         with serving(endpoints[0], {"goes_on": True}) as first:
             time.sleep(1.5)
             assert told.goes_on(0) is None
-            assert told.pending
+            assert told.untold() == [f"server 1 ({endpoints[1]})"]
             with serving(endpoints[1], {"goes_on": True}) as second:
                 assert eventually(lambda: told.goes_on(0)) is True
             assert len(first.asked) == len(second.asked) == 1
@@ -127,7 +150,7 @@ def test_where_no_server_answers_in_time_the_others_do_not_go_on(endpoints) -> N
         assert time.monotonic() - began < 0.5, "nobody waits for it"
         assert eventually(lambda: told.goes_on(0)) is False
         assert 0.5 < time.monotonic() - began < 4
-        assert not told.pending
+        assert told.untold() == []
 
 
 def test_some_that_answer_are_enough_in_the_end(endpoints) -> None:
@@ -201,6 +224,8 @@ TOLD = """
 
     class Server(flight.FlightServerBase):
         def do_action(self, context, action):
+            if action.type == "stats":
+                return [json.dumps({"workers": {str(worker): {"state": "lost"} for worker in range(2)}}).encode()]
             print(action.type, action.body.to_pybytes().decode())
             return [json.dumps({"goes_on": sys.argv[1] == "drop"}).encode()]
 
@@ -239,6 +264,7 @@ def test_keep_going_overrules_the_servers_who_are_told_all_the_same(launcher) ->
     script = launcher.script(TOLD)
     done = launcher.run("--server_num=1", "--worker_num=2", "--keep-going", script, "error", "fails", 3)
     assert done.returncode == 7
+    assert "worker 1 failed (exit status 7); the others are left to themselves (--keep-going)" in done.stderr
     assert "the job went on without worker 1: worker 0 ended well" in done.stderr
     assert launcher.logs()["serverlog.0"].count("ended") == 1
 
@@ -246,17 +272,43 @@ def test_keep_going_overrules_the_servers_who_are_told_all_the_same(launcher) ->
 def test_servers_on_other_hosts_are_told_before_the_launcher_ends(launcher, free_port: int) -> None:
     script = launcher.script(TOLD)
     lists = ("--servers", f"127.0.0.1:{free_port}", "--workers", "127.0.0.1,127.0.0.2", "--timeout=30")
-    there = launcher.start(*lists, "--host_ip=127.0.0.2", "--log_dir=there", script, "drop", "fails", 3)
-    launcher.wait_until(lambda: (launcher.folder / "there" / "workerlog.1").exists())
-    time.sleep(1)
-    assert there.poll() is None, "the servers do not know yet"
-    here = launcher.start(*lists, "--host_ip=127.0.0.1", script, "drop", "fails", 3)
+    here = launcher.start(*lists, "--host_ip=127.0.0.1", script, "drop", "fails", 10)
+    launcher.wait_until(lambda: "listening" in launcher.logs().get("serverlog.0", ""))
+    there = launcher.start(*lists, "--host_ip=127.0.0.2", "--log_dir=there", script, "drop", "fails", 10)
     _, error = there.communicate(timeout=30)
     assert there.returncode == 7, error
     launcher.wait_until(lambda: "exit status 7" in launcher.logs()["serverlog.0"])
     _, error = here.communicate(timeout=30)
     assert here.returncode == 0, error
     assert launcher.left() == []
+
+
+def test_a_launcher_does_not_wait_long_for_servers_elsewhere_that_cannot_be_reached(launcher, free_port: int) -> None:
+    lists = ("--servers", f"127.0.0.1:{free_port}", "--workers", "127.0.0.1,127.0.0.2", "--timeout=30")
+    began = time.monotonic()
+    done = launcher.run(*lists, "--host_ip=127.0.0.2", launcher.script("sys.exit(7)"))
+    assert time.monotonic() - began < 15
+    assert done.returncode == 7
+    assert f"server 0 (127.0.0.1:{free_port}) cannot be reached, and so was not told who failed here" in done.stderr
+
+
+def test_servers_that_serve_nobody_elsewhere_either_are_ended_soon_after_a_failure(launcher, free_port: int) -> None:
+    lists = ("--servers", f"127.0.0.1:{free_port}", "--workers", "127.0.0.2,127.0.0.1", "--timeout=60")
+    began = time.monotonic()
+    done = launcher.run(*lists, "--host_ip=127.0.0.1", launcher.script(TOLD), "error", "fails", 0)
+    assert time.monotonic() - began < 30
+    assert done.returncode == 7
+    assert "server 0: stopped" in done.stderr
+
+
+def test_servers_elsewhere_are_told_where_all_workers_are_here(launcher, free_port: int) -> None:
+    script = launcher.script(TOLD.replace('["PADDLE_TRAINER_ID"] == "1"', '["TRAINING_ROLE"] == "TRAINER"'))
+    lists = ("--servers", f"127.0.0.1:{free_port}", "--workers", "127.0.0.2")
+    launcher.start(*lists, "--host_ip=127.0.0.1", script, "error", "fails", 0)
+    launcher.wait_until(lambda: "listening" in launcher.logs().get("serverlog.0", ""))
+    done = launcher.run(*lists, "--host_ip=127.0.0.2", "--log_dir=there", script, "error", "fails", 0)
+    assert done.returncode == 7
+    assert "exit status 7" in launcher.logs()["serverlog.0"]
 
 
 def test_a_worker_that_the_launcher_ends_is_not_reported(launcher) -> None:

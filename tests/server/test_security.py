@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ import pytest
 from sparsefleet import optim
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.server import ServerConfig
+from sparsefleet.server.process import ParameterServer
+from sparsefleet.store.remote_config import RemoteConfig
+from sparsefleet.store.remote_link import ServerLink
 from sparsefleet.table import TableSpec
 
 SPEC = TableSpec("ads", 2, optim.SGD(1.0))
@@ -37,8 +41,10 @@ def test_tls_with_certificates(fleet, tmp_path):
         check=True, capture_output=True,
     )  # fmt: skip
     fleet.start(1, "--tls-certificate", str(certificate), "--tls-key", str(key), env=TOKEN)
-    with pytest.raises(StoreError, match="server 0"):
-        fleet.store(connect_timeout=2, token=TOKEN["SPARSEFLEET_TOKEN"])  # not encrypted
+    began = time.monotonic()
+    with pytest.raises(StoreError, match=r"server 0 .* cannot be talked to: it speaks TLS: set SPARSEFLEET_TLS_ROOTS"):
+        fleet.store(token=TOKEN["SPARSEFLEET_TOKEN"])
+    assert time.monotonic() - began < 30, "not waited for"
     store = fleet.store(tls_root_certs=certificate.read_bytes(), token=TOKEN["SPARSEFLEET_TOKEN"])
     store.create_table(SPEC)
     assert store.pull("ads", np.arange(3, dtype=np.uint64)).wait().shape == (3, 2)
@@ -46,12 +52,30 @@ def test_tls_with_certificates(fleet, tmp_path):
 
 def test_a_server_listens_beyond_this_machine_only_with_a_token_or_on_demand():
     for host in ("0.0.0.0", "::", "10.1.2.3", "server.example"):
-        with pytest.raises(ConfigError, match=rf"host='{host}' is reachable from other machines: set a token"):
+        with pytest.raises(
+            ConfigError, match=rf"host='{host}' is reachable from other machines: set a token"
+        ) as caught:
             ServerConfig(host=host)
+        assert "SPARSEFLEET_TOKEN" in str(caught.value)
+        assert "SPARSEFLEET_INSECURE=1 (insecure=True)" in str(caught.value)
         ServerConfig(host=host, token="secret")
         ServerConfig(host=host, insecure=True)
     for host in ("127.0.0.1", "localhost", "::1"):
         ServerConfig(host=host)
+
+
+def test_a_token_that_cannot_travel_is_refused_by_both_sides():
+    for config in (ServerConfig, lambda token: ServerLink(RemoteConfig(("127.0.0.1:1",), token=token), 0)):
+        with pytest.raises(ConfigError, match=r"SPARSEFLEET_TOKEN .* ends in a line end"):
+            config(token="secret\n")
+
+
+def test_certificates_that_are_none_are_refused_at_once():
+    config = ServerConfig(tls_certificate=b"junk", tls_key=b"junk")
+    with pytest.raises(StoreError, match=r"server 0 cannot listen on .*: tls_certificate and tls_key are not a cert"):
+        ParameterServer(config)
+    with pytest.raises(ConfigError, match=r"tls_root_certs \(SPARSEFLEET_TLS_ROOTS\) holds no certificate"):
+        ServerLink(RemoteConfig(("127.0.0.1:1",), tls_root_certs=b"junk"), 0)
 
 
 def test_nonsense_settings_are_refused():

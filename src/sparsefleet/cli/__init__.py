@@ -7,6 +7,8 @@ from __future__ import annotations
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C and SIGTERM, as shells have it."""
+COMPLETION = "_SPARSEFLEET_COMPLETE"
+"""Set by a shell that asks for words to complete with: what is typed then stands in no argument."""
 
 
 def main() -> None:
@@ -15,14 +17,9 @@ def main() -> None:
 
     try:
         # Late imports: `import sparsefleet.cli` alone stays cheap, and a machine that serves needs no torch.
-        if sys.argv[1:2] in (["serve"], ["publish"], ["replay"]):
-            from sparsefleet.cli.serve import only_serving
+        from sparsefleet.cli import app
 
-            only_serving()()
-        else:
-            from sparsefleet.cli.app import app
-
-            app()
+        (app.app if COMPLETION in os.environ else app.application(sys.argv[1:]))()
     except KeyboardInterrupt:  # while torch was being imported, which takes seconds
         os._exit(INTERRUPTED)
     except SystemExit as end:

@@ -1,40 +1,68 @@
-"""All commands in one place."""
+"""All commands in one place. Each is imported only where it is called for: torch alone takes seconds."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from typing import Any
 
 import typer
 
 from sparsefleet import __version__
-from sparsefleet.cli import checkpoint, data
-from sparsefleet.cli.export import export
-from sparsefleet.cli.infer import infer
-from sparsefleet.cli.publish import publish
-from sparsefleet.cli.replay import replay
-from sparsefleet.cli.serve import serve
-from sparsefleet.cli.status import status
-from sparsefleet.cli.train import train
-from sparsefleet.cli.verify import verify
 
-app = typer.Typer(
-    name="sparsefleet",
-    help="Train click-through-rate models with huge sparse embedding tables on CPU machines.",
-    no_args_is_help=True,
-    pretty_exceptions_show_locals=False,
-)
-app.add_typer(data.app, name="data")
-app.add_typer(checkpoint.app, name="checkpoint")
-app.command()(train)
-app.command()(infer)
-app.command()(status)
-app.command()(export)
-app.command()(publish)
-app.command()(serve)
-app.command()(verify)
-app.command()(replay)
+COMMANDS = {
+    "data": "Make, prepare, fetch and look at data.",
+    "train": "Train CTR-DNN, evaluate it, save it: in this process, or with --servers and --workers in many.",
+    "infer": "Score rows with a saved model, and measure it where rows have labels.",
+    "status": "Show tables, speed, latencies and trainers of a running job.",
+    "checkpoint": "Look into checkpoints, check them, compare them.",
+    "export": "Make a bundle of a checkpoint: ONNX network, mapped rows, schema.",
+    "publish": "Publish a bundle's rows to Redis, for `serve --sparse redis://…`.",
+    "serve": "Serve predictions: POST /v1/predict, GET /v1/model, /healthz, /metrics; POST /v1/reload, /v1/rollback.",
+    "verify": "Compare a checkpoint with its bundle and whoever serves it: network, parameters, settings, scores.",
+    "replay": "Send logged requests again and compare the scores; exit status 1 where they differ or a request fails.",
+}
+"""The module of this package that a command stands in, as `app` or as a function of its name; the first of its help."""
 
 
-@app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def application(words: Sequence[str]) -> typer.Typer:
+    """What these words of a command line need: the command that they begin with, or only what there is."""
+    return _application([name for name in words[:1] if name in COMMANDS])
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # With every command, for shells that complete words, and for tests.
+    globals()["app"] = _application(COMMANDS)
+    return globals()["app"]
+
+
+def _application(imported: Collection[str]) -> typer.Typer:
+    app = typer.Typer(
+        name="sparsefleet",
+        help="Train click-through-rate models with huge sparse embedding tables on CPU machines.",
+        no_args_is_help=True,
+        pretty_exceptions_show_locals=False,
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for name, text in COMMANDS.items():
+        if name not in imported:
+            app.command(name, help=text)(_not_imported)
+            continue
+        module: Any = import_module(f"sparsefleet.cli.{name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    return app
+
+
+def _not_imported() -> None:
+    """Stands for a command in the list of all; it is not what the command line begins with, so it is not called."""
+
+
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
         print(__version__)
         raise typer.Exit

@@ -10,6 +10,8 @@ import typer
 
 from sparsefleet.checkpoint import Checkpoint, diff, latest, show
 from sparsefleet.cli.console import add_figures, figures, results
+from sparsefleet.cli.positions import describe_position
+from sparsefleet.cli.train_checks import epochs_done
 from sparsefleet.core.errors import SparseFleetError
 
 app = typer.Typer(name="checkpoint", help="Look into checkpoints, check them, compare them.", no_args_is_help=True)
@@ -52,8 +54,10 @@ def show_command(path: Path, as_json: AsJson = False) -> None:
         for name, shape in block["parameters"].items():
             add_figures(parameters, block["name"], name, " x ".join(map(str, shape)) or "scalar")
     out.print("", parameters)
+    epoch = epochs_done(found["extra"]) + 1
     for trainer, position in found["positions"].items():
-        out.print(f"reader position of trainer {trainer}: {json.dumps(position)}", markup=False, soft_wrap=True)
+        where = describe_position(position, epoch)
+        out.print(f"reader position of trainer {trainer}: {where}", markup=False, soft_wrap=True)
 
 
 @app.command("verify")

@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 
 from sparsefleet.checkpoint import Checkpoint, latest
-from sparsefleet.cli.console import console, errors_to_exit, sigterm_interrupts
+from sparsefleet.cli.console import console, errors_to_exit, progress, sigterm_interrupts
+from sparsefleet.cli.infer_progress import ToldScoring, all_rows
 from sparsefleet.cli.infer_workers import score_with_workers
 from sparsefleet.cli.predictions import check_name
 from sparsefleet.cli.reading import tell_skipped
@@ -40,6 +41,9 @@ def infer(
     workers: Annotated[
         int, typer.Option(help="Processes that score a share each, with the model in each; the same metrics.")
     ] = 1,
+    timeout: Annotated[
+        float, typer.Option(help="With --workers: seconds without a row scored after which a process counts as hung.")
+    ] = 300.0,
     on_bad_row: Annotated[str, typer.Option(help="error, or skip (and count).")] = "error",
     unlabelled: Annotated[bool, typer.Option(help="The rows have no label column: predict only.")] = False,
     precision: Annotated[str, typer.Option(help="float32 or bf16, for the dense network.")] = "float32",
@@ -49,6 +53,8 @@ def infer(
     checkpoint = Checkpoint.open(latest(model))
     if workers < 1:
         raise ConfigError(f"--workers {workers} must be 1 or above")
+    if not timeout > 0:
+        raise ConfigError(f"--timeout {timeout:g} must be above 0 seconds")
     if output is not None:
         check_name(output)
     scoring = Scoring(
@@ -62,20 +68,30 @@ def infer(
         precision=precision,
     )
     files = list_files(data)
-    if workers == 1:
-        metrics, skipped = scoring.score(files, output)
-    else:
-        scoring.check(data)
-        shares = ordered_shares(files, workers, cuttable=pipe_command is None)
-        with sigterm_interrupts():
-            metrics, skipped = score_with_workers(scoring, shares, output)
+    with progress("scoring") as report:
+
+        def tell(rows: int, share: float | None) -> None:
+            report(rows, all_rows(rows, share))
+
+        if workers == 1:
+            metrics, skipped = ToldScoring(**vars(scoring), tell=tell).score(files, output)
+        else:
+            scoring.check(data)
+            shares = ordered_shares(files, workers, cuttable=pipe_command is None)
+            with sigterm_interrupts():
+                metrics, skipped = score_with_workers(scoring, shares, output, timeout=timeout, tell=tell)
     values = metrics.values()
     tell_skipped(skipped, data)
     if not unlabelled:
         where = f"[bold]{escape(str(checkpoint.location))}[/] on {escape(data)}"
-        console.print(f"{where}:  {describe_metrics(values)}", soft_wrap=True)
+        _say(f"{where}:  {describe_metrics(values)}")
     if output:
-        console.print(f"[bold]predictions[/] {escape(str(output))}", soft_wrap=True)
+        _say(f"[bold]predictions[/] {escape(str(output))}")
     if json_output:
         extra = {"model": str(checkpoint.location), "step": checkpoint.manifest.step}
         print(json.dumps(plain_numbers({**values, **extra, "skipped": skipped})))
+
+
+def _say(text: str) -> None:
+    """In a terminal, lines end between words; elsewhere they are as long as they need be."""
+    console.print(text, soft_wrap=not console.is_terminal)

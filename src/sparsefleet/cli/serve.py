@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from sparsefleet.cli.console import console, errors_to_exit
-from sparsefleet.cli.publish import publish
-from sparsefleet.cli.replay import replay
 from sparsefleet.core.errors import SparseFleetError
 
 
@@ -61,13 +59,3 @@ def serve(
     )
     console.print(f"serving {bundle}; SIGTERM or Ctrl-C ends it", markup=False)
     run(config)
-
-
-def only_serving() -> typer.Typer:
-    """An application of these commands alone, for machines that have no torch."""
-    app = typer.Typer(name="sparsefleet", pretty_exceptions_show_locals=False)
-    app.command("serve")(serve)
-    app.command("publish")(publish)
-    app.command("replay")(replay)
-    app.callback()(lambda: None)
-    return app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -32,7 +32,9 @@ _LATE_SECONDS = 3.0
 def status(
     servers: Annotated[str, typer.Argument(help="host:port of the job's servers, separated by commas.")],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    watch: Annotated[float | None, typer.Option(help="Look again every so many seconds, until Ctrl-C.")] = None,
+    watch: Annotated[
+        float | None, typer.Option(help="Look again every so many seconds, until Ctrl-C or the job's end.")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a server's answer.")] = 5.0,
 ) -> None:
     """Show tables, speed, latencies and trainers of a running job; with its SPARSEFLEET_TOKEN, where it has one."""
@@ -47,10 +49,7 @@ def status(
         report = look(links)
         _print(report, json_output)
         raise typer.Exit(0 if report.complete else 1)
-    try:
-        _watch(links, watch, json_output)
-    except KeyboardInterrupt:
-        raise typer.Exit(0) from None  # how one leaves a watch
+    _watch(links, watch, json_output)
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,8 @@ class Report:
     """By endpoint, of those that answered."""
     silent: Mapping[str, str]
     """By endpoint, why there is no answer."""
+    nobody_listens: bool = False
+    """There is no server any more, or not yet: not even one that is slow, or cut off."""
 
     @property
     def complete(self) -> bool:
@@ -84,18 +85,21 @@ class Report:
 def look(links: Sequence[ServerLink]) -> Report:
     """Ask all servers at once: one that is gone costs one time-out, however many there are."""
 
-    def ask(link: ServerLink) -> dict[str, Any] | str:
+    def ask(link: ServerLink) -> dict[str, Any] | StoreError:
         try:
             return link.action("stats", {})
         except StoreError as error:
-            return _why(link, error, link.config.timeout)
+            return error
 
     with ThreadPoolExecutor(len(links)) as pool:
-        answers = dict(zip((link.endpoint for link in links), pool.map(ask, links), strict=True))
-    known = {endpoint: answer for endpoint, answer in answers.items() if not isinstance(answer, str)}
+        answers = list(zip(links, pool.map(ask, links), strict=True))
+    known = {link.endpoint: answer for link, answer in answers if not isinstance(answer, StoreError)}
+    errors = {link: answer for link, answer in answers if isinstance(answer, StoreError)}
+    refused = [isinstance(error.__cause__, flight.FlightUnavailableError) for error in errors.values()]
     return Report(
         {endpoint: known[endpoint] for endpoint in sorted(known, key=lambda endpoint: known[endpoint]["index"])},
-        {endpoint: answer for endpoint, answer in answers.items() if isinstance(answer, str)},
+        {link.endpoint: _why(link, error, link.config.timeout) for link, error in errors.items()},
+        nobody_listens=len(refused) == len(links) and all(refused),
     )
 
 
@@ -107,25 +111,42 @@ def _why(link: ServerLink, error: StoreError, seconds: float) -> str:
     return str(error)
 
 
-def _print(report: Report, as_json: bool) -> None:
+def _print(report: Report, as_json: bool, told: Collection[str] = ()) -> None:
+    """told: errors that people know of already."""
     if as_json:
         print(json.dumps(report.to_dict()), flush=True)
     elif report.answers:
         results().print(view(report))
     for error in report.silent.values():
-        console.print(f"[bold red]error:[/] [red]{escape(error)}[/]", soft_wrap=True)
+        if error not in told:
+            console.print(f"[bold red]error:[/] [red]{escape(error)}[/]", soft_wrap=True)
 
 
 def _watch(links: Sequence[ServerLink], seconds: float, as_json: bool) -> None:
     out = results()
     if as_json or not out.is_terminal:
-        while True:
-            _print(look(links), as_json)
-            time.sleep(seconds)
-    with Live(_live_view(look(links)), console=out, auto_refresh=False, vertical_overflow="visible") as live:
-        while True:
-            time.sleep(seconds)
-            live.update(_live_view(look(links)), refresh=True)
+        told: Collection[str] = ()
+        for report in _looks(links, seconds):
+            _print(report, as_json, told)
+            told = tuple(report.silent.values())
+    else:
+        # What does not fit is cut off at the bottom, or every look would scroll; the last one is shown whole.
+        with Live(console=out, auto_refresh=False, vertical_overflow="ellipsis") as live:
+            for report in _looks(links, seconds):
+                live.update(_live_view(report), refresh=True)
+    console.print("no server is left: the job has ended")
+
+
+def _looks(links: Sequence[ServerLink], seconds: float) -> Iterator[Report]:
+    """Look again and again, until the servers that once answered are gone."""
+    answered = False
+    while True:
+        report = look(links)
+        if answered and report.nobody_listens:
+            return
+        answered = answered or bool(report.answers)
+        yield report
+        time.sleep(seconds)
 
 
 def view(report: Report) -> Group:
@@ -135,8 +156,13 @@ def view(report: Report) -> Group:
 
 
 def _live_view(report: Report) -> Group:
+    """What people watch for comes first: a screen may have no room for the rest."""
     errors = [Text(f"error: {error}", style="red") for error in report.silent.values()]
-    return Group(*([view(report)] if report.answers else []), *errors)
+    if not report.answers:
+        return Group(*errors)
+    space = Text()
+    parts = (_servers(report), _last_checkpoint(report), space, _trainers(report), space, _tables(report), space)
+    return Group(*errors, *parts, _calls(report))
 
 
 def _servers(report: Report) -> Table:

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
 
 from sparsefleet import fleet, optim
-from sparsefleet.checkpoint import Checkpoint, latest
-from sparsefleet.cli import train_roles
+from sparsefleet.cli import train_checks
 from sparsefleet.cli.console import LOG_SECONDS, console, errors_to_exit, sigterm_interrupts
-from sparsefleet.cli.reading import ReadingOptions, schema_for, tell_skipped
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.core.initializer import Uniform
-from sparsefleet.core.schema import Schema
 from sparsefleet.fleet.roles import Role
-from sparsefleet.models import CTRDNN, PRESETS, CTRDNNConfig
-from sparsefleet.optim.base import UpdateRule
-from sparsefleet.optim.schedule import Constant, ExponentialDecay, LinearWarmup, Schedule
-from sparsefleet.train import FitResult, SavePolicy, Trainer
-from sparsefleet.train.reporting import JsonLinesReporter, Reporter, TensorBoardReporter, console_reporter
-from sparsefleet.train.reporting.jsonl import plain_numbers
-from sparsefleet.train.reporting.tensorboard import writer_type
 
 
 def _panel(name: str) -> Callable[[str], Any]:
@@ -38,8 +25,6 @@ def _panel(name: str) -> Callable[[str], Any]:
 _data, _model, _training = _panel("Data"), _panel("Model"), _panel("Training")
 _saving, _output, _many = _panel("Saving"), _panel("Output"), _panel("Many processes")
 _USUAL = fleet.DistributedStrategy()
-_FOR_MANY = ("k_steps", "max_merge", "send_queue_size", "staleness", "dense_refresh", "timeout", "lost_trainer")
-"""Not `mode`: the same command is to work for one process and for many."""
 
 
 @errors_to_exit
@@ -62,7 +47,7 @@ def train(
     hidden: Annotated[str | None, _model("Widths of the relu layers, such as 400,400,400.")] = None,
     init_range: Annotated[float | None, _model("New rows are uniform in [-R, R).")] = None,
     sparse_feature_dim: Annotated[int | None, _model("Fold keys into this many rows; 0 keeps all 64 bits.")] = None,
-    epochs: Annotated[int, _training("Passes over the data.")] = 1,
+    epochs: Annotated[int, _training("Passes over the data; of a run that is resumed, since its beginning.")] = 1,
     batch_size: Annotated[int, _training("Rows in a batch.")] = 1000,
     threads: Annotated[
         int | None,
@@ -112,33 +97,44 @@ def train(
 ) -> None:
     """Train CTR-DNN, evaluate it, save it: in this process, or with --servers and --workers in many."""
     role = Role.from_environment()
-    train_roles.check_counts(servers, workers, role)
-    if role.kind == "single" and not servers:
-        _check_one_process(context)
+    train_checks.check_counts(servers, workers, role)
     strategy = fleet.DistributedStrategy(
         mode=mode, k_steps=k_steps, max_merge=max_merge, send_queue_size=send_queue_size, staleness=staleness,
         dense_refresh=dense_refresh, timeout=timeout, lost_trainer=lost_trainer,
     )  # fmt: skip
-    name = optimizer or ("sgd" if mode == "geo" else "adam")
-    rule = _rule(name, learning_rate, preset, lr_decay, lr_decay_steps, warmup_steps)
-    fleet.init(role)
-    job = fleet.distributed_optimizer(rule, strategy)
+    train_checks.check_knobs(context, mode, alone=role.kind == "single" and not servers)
     if save_every is not None and not save:
         raise ConfigError("--save-every needs --save FOLDER")
+    if save:
+        train_checks.check_folder("--save", save)
     if shuffle and reader != "memory":
         raise ConfigError(f"--shuffle needs --reader memory; --reader {reader} gives rows in their order")
+    if epochs < 1:
+        raise ConfigError(f"--epochs {epochs} must be 1 or above; to score a saved model, there is sparsefleet infer")
+
+    # Late imports: what is said above, and by --help, need not wait for torch.
+    import torch
+
+    from sparsefleet.cli import train_parts, train_roles
+    from sparsefleet.cli.reading import ReadingOptions, schema_for, tell_skipped
+    from sparsefleet.train import SavePolicy, Trainer
+    from sparsefleet.train.reporting.jsonl import plain_numbers
+    from sparsefleet.train.reporting.tensorboard import writer_type
+
+    name = optimizer or ("sgd" if mode == "geo" else "adam")
+    rule = train_parts.rule(name, learning_rate, preset, lr_decay, lr_decay_steps, warmup_steps)
+    fleet.init(role)
+    job = fleet.distributed_optimizer(rule, strategy)
     rows = schema_for(data, schema, sparse_feature_dim)
     if threads is None:
         threads = 2 if role.kind == "single" and not workers else 1
     trainer = Trainer(job, threads=threads, precision=precision, seed=seed)
     torch.manual_seed(seed)
-    model = _network(rows, preset, embedding_size, hidden, init_range)
+    model = train_parts.network(rows, preset, embedding_size, hidden, init_range)
     reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
-    if epochs < 0:
-        raise ConfigError(f"epochs={epochs} must be 0 or above")
     if resume and role.is_first_worker:
-        _tell_done_before(resume, epochs)
+        train_checks.look_at_resumed(resume, epochs, mode)
     if servers and workers:
         # What only the processes would find out is found out before there are any.
         for path in filter(None, (data, test_data)):
@@ -163,86 +159,19 @@ def train(
         first = role.is_first_worker
         log_seconds = LOG_SECONDS if role.kind == "single" else train_roles.ROLE_LOG_SECONDS
         places = (log_dir or save, tensorboard) if first else (None, None)
-        trainer.reporters = _reporters(log_seconds, *places)
+        trainer.reporters = train_parts.reporters(log_seconds, *places)
         fleet.init_worker()
-        result = trainer.fit(model, train_rows, epochs, test=test_rows, save=policy, resume=resume)
+        with train_checks.words_of_the_command_line():
+            result = trainer.fit(model, train_rows, epochs, test=test_rows, save=policy, resume=resume)
         test_skipped = test_rows.skipped() if test_rows else {}
-        summary = plain_numbers({**_metrics(result, test_skipped), **train_roles.whole_job(trainer.store, result)})
+        whole = train_roles.whole_job(trainer.store, result)
+        summary = plain_numbers({**train_parts.metrics(result, test_skipped), **whole})
         fleet.stop_worker()
     tell_skipped(result.skipped, "the training data")
     tell_skipped(test_skipped, "the test data")
     _tell(summary, data)
     if json_output:
         print(json.dumps(summary))
-
-
-def _check_one_process(context: typer.Context) -> None:
-    """Whoever gives an option that only a job of many processes heeds expects it to do something."""
-    for parameter in context.command.params:
-        source = context.get_parameter_source(str(parameter.name))
-        if parameter.name in _FOR_MANY and source is not None and source.name == "COMMANDLINE":
-            raise ConfigError(
-                f"{parameter.opts[0]} does nothing in one process: give --servers and --workers too, or leave it out"
-            )
-
-
-def _tell_done_before(resume: str, epochs: int) -> None:
-    """Where a run is resumed that has come to its end, say so, and how to go on."""
-    checkpoint = Checkpoint.open(latest(resume))
-    training = checkpoint.manifest.extra.get("training")
-    done = training.get("epoch") if isinstance(training, Mapping) else None
-    if isinstance(done, int) and 0 < epochs <= done:
-        which = "its epoch was" if epochs == 1 else f"all {epochs} epochs were"
-        console.print(
-            f"[yellow]nothing left to train[/] of {escape(str(checkpoint.location))}: {which} done before; "
-            f"--epochs {done + 1} goes on",
-            soft_wrap=True,
-        )
-
-
-def _reporters(log_seconds: float, metrics: str | None, tensorboard: str | None) -> tuple[Reporter, ...]:
-    reporters: list[Reporter] = [console_reporter(console, log_seconds)]
-    if metrics:
-        reporters.append(JsonLinesReporter(metrics))
-    if tensorboard:
-        reporters.append(TensorBoardReporter(tensorboard))
-    return tuple(reporters)
-
-
-def _network(
-    schema: Schema, preset: str, embedding_size: int | None, hidden: str | None, init_range: float | None
-) -> CTRDNN:
-    if preset not in PRESETS:
-        raise ConfigError(f"--preset {preset}: choose {' or '.join(PRESETS)}")
-    base = PRESETS[preset]
-    try:
-        widths = tuple(int(width) for width in hidden.split(",")) if hidden else base.hidden
-    except ValueError:
-        raise ConfigError(f"--hidden {hidden}: give widths separated by commas, such as 400,400,400") from None
-    if init_range is not None and not 0 <= init_range < math.inf:
-        raise ConfigError(f"--init-range {init_range}: give a number, 0 or above")
-    config = CTRDNNConfig(
-        embedding_size=base.embedding_size if embedding_size is None else embedding_size,
-        hidden=widths,
-        initializer=base.initializer if init_range is None else Uniform(-init_range, init_range),
-    )
-    return CTRDNN(schema.slot_names, len(schema.dense), config)
-
-
-def _rule(name: str, rate: float | None, preset: str, decay: float | None, decay_steps: int, warmup: int) -> UpdateRule:
-    schedule: Schedule = Constant() if decay is None else ExponentialDecay(decay_steps, decay)
-    if warmup:
-        schedule = LinearWarmup(warmup, schedule)
-    default = 1e-4 if preset == "paddle" or name == "sgd" else 1e-3
-    return optim.by_name(name, default if rate is None else rate, schedule=schedule)
-
-
-def _metrics(result: FitResult, test_skipped: Mapping[str, int]) -> dict[str, object]:
-    metrics: dict[str, object] = {f"train_{name}": value for name, value in result.train.items() if name != "rows"}
-    if result.test is None:
-        return metrics
-    tested = {f"test_{name}": value for name, value in result.test.items()}
-    return {**metrics, **tested, "test_skipped": dict(test_skipped)}
 
 
 def _tell(summary: Mapping[str, Any], data: str) -> None:

@@ -21,11 +21,11 @@ from typing import Any, NoReturn
 import typer
 
 from sparsefleet import fleet, launch
-from sparsefleet.checkpoint import latest
+from sparsefleet.checkpoint import Checkpoint, Manifest, latest
+from sparsefleet.cli.train_checks import epochs_done
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.data.files import list_files
 from sparsefleet.data.split import split_files
-from sparsefleet.fleet.roles import TRAINING_ROLE, Role
 from sparsefleet.fleet.strategy import Resolved
 from sparsefleet.launch.logs import last_lines
 from sparsefleet.launch.view import view_for
@@ -37,20 +37,6 @@ ROLE_LOG_SECONDS = 5.0
 """A trainer's log gets a line this often; the launcher shows the last one."""
 REPORT_SECONDS = 10.0
 """Beyond the time-out after which peers notice a loss: to write down what they noticed."""
-
-
-def check_counts(servers: int | None, workers: int | None, role: Role) -> None:
-    """Refuse counts that make no job."""
-    if (servers is None) != (workers is None):
-        raise ConfigError("--servers and --workers go together: give both, or none to train in one process")
-    for name, count in (("--servers", servers), ("--workers", workers)):
-        if count is not None and count < 1:
-            raise ConfigError(f"{name} {count} must be 1 or above; give neither to train in one process")
-    if servers is not None and role.kind != "single":
-        raise ConfigError(
-            f"--servers starts a job of its own, but the environment makes this process {role} of one "
-            f"({TRAINING_ROLE}); leave --servers and --workers out, or unset the variables"
-        )
 
 
 def check_inputs(paths: Sequence[str | None], workers: int, pipe_command: str | None) -> None:
@@ -73,9 +59,15 @@ def launch_roles(
         except OSError as error:
             raise ConfigError(f"log_dir={str(log_dir)!r} cannot be used: {error.strerror}; give a folder") from None
     view = view_for(program="sparsefleet train", show_result=False)
+    save, resume, epochs = (context.params.get(name) for name in ("save", "resume", "epochs"))
+    before = _newest(save)
     outcome = launch.run_local(lambda role: command, servers, workers, settings, view=view)
-    if outcome.exit_code and (saved := _newest(context.params.get("save"))):
-        view.say(f"go on with: --resume {context.params['save']} (checkpoint {saved})")
+    if outcome.exit_code and (saved := _newest(save)) is not None:
+        name, manifest = saved
+        # What was there before is another run's, unless this one began with it; and one that is done needs no advice.
+        ours = saved != before or saved == _newest(resume)
+        if ours and epochs_done(manifest.extra) < (epochs or 1):
+            view.say(f"go on with: --resume {save} (checkpoint {name})")
     # Every trainer knows the whole job's result; the first of them may be lost.
     return outcome.exit_code, next(filter(None, map(_result, logs)), {})
 
@@ -92,12 +84,13 @@ def handed_on(context: typer.Context) -> list[str]:
     return arguments
 
 
-def _newest(folder: str | None) -> str | None:
-    """The name of the checkpoint that `--resume FOLDER` would take; None where there is none."""
+def _newest(folder: str | None) -> tuple[str, Manifest] | None:
+    """The checkpoint that `--resume FOLDER` would take, its name and contents; None where there is none."""
     if not folder:
         return None
     try:
-        return latest(folder).name
+        found = latest(folder)
+        return found.name, Checkpoint.open(found).manifest
     except SparseFleetError:
         return None
 

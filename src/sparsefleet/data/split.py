@@ -1,8 +1,9 @@
-"""Which worker reads what: files shared out without overlap, the same answer in every process.
+"""Which worker reads what: files shared out without overlap, evenly by bytes, the same answer in every process.
 
-Enough files: whole files, the largest first, each to the worker with the fewest bytes so far. Fewer files than workers:
-byte ranges of them, so that no worker stands idle. A range travels as a name, `part-0#bytes=1000:2000` (start included,
-stop not, as in a slice), so a share is a list of names either way; `parse_unit` reads them back.
+Whole files where that is even: the largest first, each to the worker with the fewest bytes so far. Where it would leave
+a worker idle, or shares further than `TOLERANCE` from their mean, files are cut into byte ranges; those that cannot be
+cut stay whole, and the others fill up what these leave uneven. A range travels as a name, `part-0#bytes=1000:2000`
+(start included, stop not, as in a slice), so a share is a list of names either way; `parse_unit` reads them back.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sparsefleet.core.errors import ConfigError, DataError
-from sparsefleet.data.files import empty_file
+from sparsefleet.data.files import empty_file, open_file
 from sparsefleet.data.formats.base import Unit
 
 Path = str | os.PathLike[str]
+
+TOLERANCE = 0.1
+"""How far a share of whole files may be from the mean of all shares, as a part of it."""
 
 _RANGE = re.compile(r"^(?P<file>.+)#bytes=(?P<start>\d+):(?P<stop>\d*)$", re.DOTALL)
 
@@ -35,6 +39,7 @@ def split_files(files: Sequence[Path], worker_index: int, worker_num: int, *, cu
 
 def split_units(files: Sequence[Path], worker_index: int, worker_num: int, *, cuttable: bool = True) -> list[Unit]:
     """This worker's share, as units. `cuttable=False`: the format reads files whole only (a pipe_command, say)."""
+    # Every worker looks at every share: all of them refuse alike, and none waits for one that has given up.
     names = _names(files)
     if worker_num < 1:
         raise ConfigError(f"worker_num={worker_num} must be at least 1")
@@ -42,14 +47,7 @@ def split_units(files: Sequence[Path], worker_index: int, worker_num: int, *, cu
         raise ConfigError(f"worker_index={worker_index} with {worker_num} workers; allowed is 0 to {worker_num - 1}")
     if worker_num == 1:
         return [Unit(name) for name in names]
-    if len(names) >= worker_num:
-        return [Unit(name) for name in _whole_files(names, worker_num)[worker_index]]
-    for name in names:
-        _check_cuttable(name, len(names), worker_num, cuttable)
-    shares = _ranges(names, worker_num)
-    # Every worker looks at every share: all of them refuse alike, and none waits for one that has given up.
-    _check_rows(names, shares)
-    return shares[worker_index]
+    return _shares(names, worker_num, cuttable)[worker_index]
 
 
 def ordered_shares(files: Sequence[Path], worker_num: int, *, cuttable: bool = True) -> list[list[str]]:
@@ -65,8 +63,9 @@ def ordered_shares(files: Sequence[Path], worker_num: int, *, cuttable: bool = T
             for name in names:
                 _check_cuttable(name, len(names), worker_num, cuttable)
         return _runs_of_files(names, worker_num)
-    shares = _ranges(names, worker_num)
-    _check_rows(names, shares)
+    shares = _filled(names, _weights(names), [[] for _ in range(worker_num)])
+    if not _all_have_rows(shares):
+        raise _too_few_rows(names, worker_num)
     return [[unit_name(unit) for unit in share] for share in shares]
 
 
@@ -92,8 +91,17 @@ def parse_unit(name: Path) -> Unit:
 def plan_units(names: Sequence[str], pieces: int, plan: Callable[[Sequence[str], int], list[Unit]]) -> list[Unit]:
     """What a reader reads for a share: whole files as the format plans them, ranges cut as often as files would be."""
     share = [parse_unit(name) for name in names]
-    if all(unit.start == 0 and unit.stop is None for unit in share):
+    ranges = [unit for unit in share if unit.start or unit.stop is not None]
+    if not ranges:
         return plan(names, pieces)
+    if len(plan([ranges[0].file], 2)) == 1:
+        # Its ranges would be read as if they were something else, and nobody would notice.
+        raise ConfigError(
+            f"{unit_name(ranges[0])} is a part of a file, but this format reads files whole only; "
+            "share them out by split_files(…, cuttable=False)"
+        )
+    if len(share) >= pieces:
+        pieces = 1
     units: list[Unit] = []
     for unit in share:
         if unit.stop is not None:
@@ -128,23 +136,55 @@ def _names(files: Sequence[Path]) -> list[str]:
     return names
 
 
-def _whole_files(names: Sequence[str], worker_num: int) -> list[list[str]]:
+def _shares(names: Sequence[str], worker_num: int, cuttable: bool) -> list[list[Unit]]:
+    """Everyone's share; none is empty."""
+    weights, places = _weights(names), range(len(names))
+    shares = _largest_first(places, names, weights, worker_num)
+    whole = [[Unit(names[place]) for place in share] for share in shares]
+    enough = len(names) >= worker_num
+    if enough and _is_even([sum(weights[place] for place in share) for share in shares]):
+        return whole
+    known = all(_size(name) is not None for name in names)
+    uncut = [place for place in places if not known or _whole_reason(names[place], cuttable)]
+    if len(uncut) < len(names):
+        filled = _filled(names, weights, _largest_first(uncut, names, weights, worker_num))
+        if _all_have_rows(filled):
+            return filled
+    if enough:
+        return whole
+    if len(uncut) == len(names):
+        for name in names:
+            _check_cuttable(name, len(names), worker_num, cuttable)
+    raise _too_few_rows(names, worker_num)
+
+
+def _is_even(loads: Sequence[int]) -> bool:
+    mean = sum(loads) / len(loads)
+    return all(abs(load - mean) <= TOLERANCE * mean for load in loads)
+
+
+def _weights(names: Sequence[str]) -> list[int]:
+    """The files' sizes. Where not all have one (remote files) none can be compared: then every file counts the same."""
     sizes = [_size(name) for name in names]
-    # Sizes that not all files have (remote ones) cannot be compared: then every file counts the same.
-    weights = [1 if None in sizes else size or 0 for size in sizes]
+    return [1 if None in sizes else size or 0 for size in sizes]
+
+
+def _largest_first(
+    places: Iterable[int], names: Sequence[str], weights: Sequence[int], worker_num: int
+) -> list[list[int]]:
+    """These of the files, whole, each to the share with the fewest bytes so far."""
     loads = [0] * worker_num
     shares: list[list[int]] = [[] for _ in range(worker_num)]
-    for place in sorted(range(len(names)), key=lambda place: (-weights[place], names[place])):
+    for place in sorted(places, key=lambda place: (-weights[place], names[place])):
         worker = min(range(worker_num), key=lambda worker: (loads[worker], len(shares[worker]), worker))
         loads[worker] += weights[place]
         shares[worker].append(place)
-    return [[names[place] for place in sorted(share)] for share in shares]
+    return [sorted(share) for share in shares]
 
 
 def _runs_of_files(names: Sequence[str], worker_num: int) -> list[list[str]]:
     """The files in their order, cut between files so that the parts come close to equal bytes; none is empty."""
-    sizes = [_size(name) for name in names]
-    weights = [1 if None in sizes else size or 0 for size in sizes]
+    weights = _weights(names)
     total, taken, place = sum(weights), 0, 0
     shares: list[list[str]] = []
     for worker in range(worker_num):
@@ -157,29 +197,37 @@ def _runs_of_files(names: Sequence[str], worker_num: int) -> list[list[str]]:
     return [*shares[:-1], [*shares[-1], *names[place:]]]
 
 
-def _check_rows(names: Sequence[str], shares: Sequence[Sequence[Unit]]) -> None:
-    for share in shares:
-        if not any(_has_row(unit) for unit in share):
-            raise ConfigError(
-                f"{_listed(names)} cannot be shared by {len(shares)} workers: some would get no row; use fewer workers"
-            )
+def _filled(names: Sequence[str], sizes: Sequence[int], whole: Sequence[Sequence[int]]) -> list[list[Unit]]:
+    """Shares that have these files whole, filled up with the others to one level: laid end to end and cut there."""
+    kept = {place for share in whole for place in share}
+    lengths = [0 if place in kept else size for place, size in enumerate(sizes)]
+    cuts = _cuts([sum(sizes[place] for place in share) for share in whole], sum(lengths))
+    shares = []
+    for share, (low, high) in zip(whole, itertools.pairwise(cuts), strict=True):
+        units = {place: Unit(names[place]) for place in share} | dict(_between(names, lengths, low, high))
+        shares.append([units[place] for place in sorted(units)])
+    return shares
 
 
-def _ranges(names: Sequence[str], worker_num: int) -> list[list[Unit]]:
-    """The files laid end to end and cut into equal lengths."""
-    sizes = [_size(name) or 0 for name in names]
-    total = sum(sizes)
-    cuts = [total * worker // worker_num for worker in range(worker_num + 1)]
-    return [list(_between(names, sizes, low, high)) for low, high in itertools.pairwise(cuts)]
+def _cuts(loads: Sequence[int], length: int) -> list[int]:
+    """Where to cut so many bytes so that each share, with its part, comes to one level, or is above it without one."""
+    level, among = 0, 0  # the level is a fraction, level / among: cuts are exact whatever the sizes
+    for load in sorted(loads):
+        if among and load * among >= length + level:
+            break
+        level, among = level + load, among + 1
+    needs = [max(0, length + level - load * among) for load in loads]
+    return [total // among for total in itertools.accumulate(needs, initial=0)]
 
 
-def _between(names: Sequence[str], sizes: Sequence[int], low: int, high: int) -> Iterator[Unit]:
+def _between(names: Sequence[str], lengths: Sequence[int], low: int, high: int) -> Iterator[tuple[int, Unit]]:
+    """What of the files, laid end to end, lies there; with each one's place in the list."""
     begin = 0
-    for name, size in zip(names, sizes, strict=True):
-        start, stop = max(low - begin, 0), min(high - begin, size)
+    for place, (name, length) in enumerate(zip(names, lengths, strict=True)):
+        start, stop = max(low - begin, 0), min(high - begin, length)
         if start < stop:
-            yield Unit(name) if (start, stop) == (0, size) else Unit(name, start, stop)
-        begin += size
+            yield place, Unit(name) if (start, stop) == (0, length) else Unit(name, start, stop)
+        begin += length
 
 
 def _size(name: str) -> int | None:
@@ -208,7 +256,7 @@ def _whole_reason(name: str, cuttable: bool) -> str | None:
         return "it is not a local file"
     if name.lower().endswith(_WHOLE_BY_NAME):
         return f"{os.path.splitext(name)[1]} files are read whole only"
-    with open(name, "rb") as file:
+    with open_file(name) as file:
         if file.read(8).startswith(_WHOLE_BY_MAGIC):
             return "it is compressed or Parquet, which is read whole only"
     return None
@@ -224,11 +272,21 @@ def _check_cuttable(name: str, count: int, worker_num: int, cuttable: bool) -> N
         )
 
 
+def _all_have_rows(shares: Sequence[Sequence[Unit]]) -> bool:
+    return all(any(_has_row(unit) for unit in share) for share in shares)
+
+
+def _too_few_rows(names: Sequence[str], worker_num: int) -> ConfigError:
+    return ConfigError(
+        f"{_listed(names)} cannot be shared by {worker_num} workers: some would get no row; use fewer workers"
+    )
+
+
 def _has_row(unit: Unit) -> bool:
     """Whether a row begins in this part of a text file."""
     if unit.start == 0:
         return True
-    with open(unit.file, "rb") as file:
+    with open_file(unit.file) as file:
         file.seek(unit.start - 1)
         left = (os.fstat(file.fileno()).st_size if unit.stop is None else unit.stop) - unit.start
         # A row begins behind a line end; one at the range's last byte belongs to the next range.

@@ -5,7 +5,7 @@ SPARSEFLEET_TOKEN      every process: the shared secret
 SPARSEFLEET_TLS_CERT   servers: file with this server's certificate (PEM), with
 SPARSEFLEET_TLS_KEY    servers: file with its private key (PEM)
 SPARSEFLEET_TLS_ROOTS  trainers, status: file with the certificates that servers are checked against (PEM)
-SPARSEFLEET_INSECURE   servers: 1 to listen beyond this machine without a token
+SPARSEFLEET_INSECURE   servers: 1 (true, yes, on) to listen beyond this machine without a token
 ```
 """
 
@@ -17,12 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.store.wire.auth import TOKEN_VARIABLE
+from sparsefleet.store.wire.auth import (
+    CERTIFICATE_VARIABLE,
+    INSECURE_VARIABLE,
+    KEY_VARIABLE,
+    ROOTS_VARIABLE,
+    TOKEN_VARIABLE,
+    check_token,
+)
+from sparsefleet.store.wire.tls import check_pair, check_roots
 
-CERTIFICATE_VARIABLE = "SPARSEFLEET_TLS_CERT"
-KEY_VARIABLE = "SPARSEFLEET_TLS_KEY"
-ROOTS_VARIABLE = "SPARSEFLEET_TLS_ROOTS"
-INSECURE_VARIABLE = "SPARSEFLEET_INSECURE"
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,20 @@ class Security:
         given = os.environ if environment is None else environment
         if bool(given.get(CERTIFICATE_VARIABLE)) != bool(given.get(KEY_VARIABLE)):
             raise ConfigError(f"{CERTIFICATE_VARIABLE} and {KEY_VARIABLE} go together: set both or none")
-        return cls(
+        security = cls(
             token=given.get(TOKEN_VARIABLE) or None,
             certificate=_file(given, CERTIFICATE_VARIABLE),
             key=_file(given, KEY_VARIABLE),
             roots=_file(given, ROOTS_VARIABLE),
-            insecure=given.get(INSECURE_VARIABLE) == "1",
+            insecure=_flag(given, INSECURE_VARIABLE),
         )
+        if security.token:
+            check_token(security.token)
+        if security.certificate is not None:
+            check_pair(given[CERTIFICATE_VARIABLE], given[KEY_VARIABLE])
+        if security.roots is not None:
+            check_roots(security.roots, f"{ROOTS_VARIABLE}={given[ROOTS_VARIABLE]!r}")
+        return security
 
 
 def _file(environment: Mapping[str, str], variable: str) -> bytes | None:
@@ -55,3 +67,10 @@ def _file(environment: Mapping[str, str], variable: str) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{variable}={path!r} cannot be read: {error.strerror or error}") from None
+
+
+def _flag(environment: Mapping[str, str], variable: str) -> bool:
+    value = environment.get(variable, "")
+    if value.lower() not in _YES + _NO:
+        raise ConfigError(f"{variable}={value!r} is neither yes ({', '.join(_YES)}) nor no ({', '.join(_NO[:-1])})")
+    return value.lower() in _YES

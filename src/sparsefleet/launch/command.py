@@ -35,10 +35,11 @@ The environment variables of each role (TRAINING_ROLE, PADDLE_TRAINER_ID, ...)
 tell the script who it is."""
 
 _EPILOG = """\
-Options may be written with dashes or underscores. Ctrl-C lets workers save
-for --timeout seconds; once more ends all, a third time kills. Exit status: 0,
-or that of the first role that failed (128 + the signal for one that was
-killed), or 128 + the signal that ended fleetrun."""
+Options may be written with dashes or underscores. Ctrl-C lets workers end by
+themselves for --timeout seconds, and save if their script does; once more ends
+all, a third time kills. Exit status: 0, or that of the first role that failed
+(128 + the signal for one that was killed), or 128 + the signal that ended
+fleetrun."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,16 +94,21 @@ def _parser() -> argparse.ArgumentParser:
         "--keep_going",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="whether the other workers may go on when one has failed (as the job's servers say: not after an error, "
-        "and in sync not after a kill)",
+        help="whether the other workers are left to themselves when one has failed (as the job's servers say: not "
+        "after an error, and in sync not after a kill; there they end with --keep_going too, since the servers refuse "
+        "what they ask for)",
     )
     option("-m", dest="module", action="store_true", help="the script is the name of a module, as in python -m")
-    parser.add_argument("script", help="a Python script, or any executable")
+    parser.add_argument("script", nargs="?", help="a Python script, or any executable")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the script")
     return parser
 
 
 def _run(options: argparse.Namespace) -> Outcome:
+    if options.script is None:
+        raise ConfigError(
+            "there is no script to run; give it after the options: fleetrun --server_num=1 --worker_num=2 train.py"
+        )
     settings = RunSettings(Path(options.log_dir), options.timeout, options.grace, options.keep_going)
     command = [*script_command(options.script, options.module), *options.arguments]
     counted = options.server_num is not None or options.worker_num is not None

@@ -6,6 +6,7 @@ servers' to say: they know the strategy of the script, and whether the worker fa
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -21,6 +22,8 @@ from sparsefleet.store.remote_link import NOT_UP, ServerLink
 TRY_SECONDS = 2.0
 """How long one server may take over one answer."""
 AGAIN_SECONDS = 0.2
+ASK_SECONDS = 0.5
+"""How long the launcher itself stands still for an answer of a server of its own host."""
 
 Answer = Literal["pending", "goes on", "ends", "none"]
 
@@ -75,9 +78,26 @@ class Notices:
             return None
         return "goes on" in answers or len(self._over) == len(self._endpoints)
 
-    @property
-    def pending(self) -> bool:
-        return any(self.goes_on(worker) is None for worker in self._notices)
+    def untold(self) -> list[str]:
+        """The servers that have not heard of every bad end yet, and may still."""
+        return [
+            f"server {index} ({endpoint})"
+            for index, endpoint in enumerate(self._endpoints)
+            if index not in self._over and any(n.answers[index] == "pending" for n in self._notices.values())
+        ]
+
+    def someone_left(self, server: int, workers: int) -> bool:
+        """Whether any of so many workers, here or elsewhere, may still want something of that server."""
+        link = None
+        try:
+            link = self._link(server)
+            known = link.action("stats", {}, ASK_SECONDS)["workers"].values()
+            return len(known) < workers or any(worker["state"] in ("present", "resting") for worker in known)
+        except (SparseFleetError, KeyError, TypeError, AttributeError):  # it does not say, so there may be
+            return True
+        finally:
+            if link is not None:
+                link.client.close()
 
     def close(self) -> None:
         self._closing.set()
@@ -95,16 +115,16 @@ class Notices:
 
     def _serve(self, index: int) -> None:
         link: ServerLink | None = None
-        try:
-            security = Security.from_environment(self._environment)
-            config = RemoteConfig(self._endpoints, token=security.token, tls_root_certs=security.roots)
-            link = ServerLink(config, index)
-        except SparseFleetError:  # its servers and workers say the same of it, in their logs
-            pass
+        with contextlib.suppress(SparseFleetError):  # its servers and workers say the same of it, in their logs
+            link = self._link(index)
         while (notice := self._queues[index].get()) is not None:
             notice.answers[index] = "none" if link is None else self._ask(link, notice)
         if link is not None:
             link.client.close()
+
+    def _link(self, index: int) -> ServerLink:
+        security = Security.from_environment(self._environment)
+        return ServerLink(RemoteConfig(self._endpoints, token=security.token, tls_root_certs=security.roots), index)
 
     def _ask(self, link: ServerLink, notice: Notice) -> Answer:
         while not self._closing.is_set() and link.index not in self._over:

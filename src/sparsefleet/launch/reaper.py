@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable
 
 JOB_VARIABLE = "SPARSEFLEET_JOB"
 TICK_SECONDS = 0.05
+_THREADS = 17
+"""Where /proc/PID/stat has the number of threads, counted behind the name."""
 KILLED_SECONDS = 10.0
 """How long a process may take to go once it is killed; it takes that long only inside a system call that hangs."""
 
@@ -31,9 +33,11 @@ def members(job: str, sessions: Iterable[int]) -> dict[int, int]:
             continue
         try:
             with open(f"/proc/{entry}/stat", "rb") as file:
-                # The name, in parentheses, may hold anything; what follows it is fixed: state, ppid, group, session.
-                state, _, _, session = file.read().rpartition(b")")[2].split()[:4]
-            if state in (b"Z", b"X"):
+                # The name, in parentheses, may hold anything; what follows it is fixed: state, ppid, group, session, …
+                fields = file.read().rpartition(b")")[2].split()
+            state, session, threads = fields[0], fields[3], fields[_THREADS]
+            # One whose main thread has ended is a zombie, but not over: its other threads go on.
+            if state in (b"Z", b"X") and int(threads) <= 1:
                 continue
             if int(session) not in wanted:
                 with open(f"/proc/{entry}/environ", "rb") as file:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from sparsefleet.launch.process import RoleProcess
 from sparsefleet.launch.view import ENDED_WELL, View, state_of
 
 SHOWN_LINES = 20
-"""Lines of the log of the first role that failed."""
+"""Lines of the log of the role that failed first."""
+
+_BLAMED = re.compile(r"(?:the job has ended:|lost) worker (\d+) ")
+"""As servers tell trainers whose end is theirs too (`server/sessions.py`)."""
+
+
+def culprit_first(failures: Sequence[RoleProcess]) -> list[RoleProcess]:
+    """The processes that failed, in their order; but before all others the one whose failure ended the job.
+
+    Servers tell the others of a worker's error at once, so that they may be gone before it is.
+    """
+    blamed = _BLAMED.search(failures[0].error_line() or "") if failures else None
+    culprit = None if blamed is None else f"worker {blamed[1]}"
+    return sorted(failures, key=lambda process: str(process.role) != culprit)
 
 
 def tell_failures(view: View, processes: Sequence[RoleProcess], failures: Sequence[RoleProcess]) -> None:
@@ -26,8 +40,11 @@ def tell_failures(view: View, processes: Sequence[RoleProcess], failures: Sequen
         view.say("failed too: " + ", ".join(f"{process.role} ({process.exit})" for process in others))
     finished = [process for process in processes if process.role.is_worker and state_of(process) == ENDED_WELL]
     if finished:
-        lost = ", ".join(str(process.role) for process in failures)
-        view.say(f"the job went on without {lost}: {', '.join(str(p.role) for p in finished)} ended well")
+        well = f"{', '.join(str(process.role) for process in finished)} ended well"
+        lost = ", ".join(str(process.role) for process in failures if process.role.is_worker)
+        # Nothing goes on without a server: who has ended well was done with it before.
+        went_on = lost and not any(process.role.is_server for process in failures)
+        view.say(f"the job went on without {lost}: {well}" if went_on else well)
 
 
 def _tell_error_of_a_worker(view: View, processes: Sequence[RoleProcess]) -> None:

@@ -3,6 +3,7 @@
 ```
 every worker here ended well ─► servers may stop by themselves for `timeout` seconds ─► end what is left ─► success
 a server fails               ─► the others may report for `timeout` seconds          ─► end what is left ─► its status
+    before it listened       ─► they only wait for it: REPORT_SECONDS are enough     ─► end what is left ─► its status
 a worker fails               ─► the servers are told, and say what becomes of the others (or `keep_going` does):
     they end                 ─► they may report for `timeout` seconds                ─► end what is left ─► its status
     they go on               ─► they work to their end                               ─► end what is left ─► its status
@@ -29,12 +30,20 @@ from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
 from sparsefleet.launch import logs, reaper
 from sparsefleet.launch.guard import Guard
 from sparsefleet.launch.interrupts import Interrupts
+from sparsefleet.launch.listening import Listening
 from sparsefleet.launch.notices import Notices
 from sparsefleet.launch.process import Exit, RoleProcess, signal_name
-from sparsefleet.launch.summary import tell_failures
-from sparsefleet.launch.view import View, view_for
+from sparsefleet.launch.summary import culprit_first, tell_failures
+from sparsefleet.launch.view import ENDED_WELL, View, state_of, view_for
 
 CommandForRole = Callable[[Role], Sequence[str]]
+
+REPORT_SECONDS = 3.0
+"""For workers that still wait for a server when it has failed: what they could say is said, or never will be."""
+ASK_EVERY = 1.0
+"""Seconds between two questions to a server here whether it still serves anybody."""
+TELL_SECONDS = 3.0
+"""How long, once nothing runs here any more, servers elsewhere are tried that a bad end here has to be told to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +72,9 @@ class RunSettings:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     exit_code: int
-    """0, or what the launcher should exit with: the status of the first failure."""
+    """0, or what the launcher should exit with: the status of the first in `failed`."""
     failed: tuple[tuple[Role, Exit], ...] = ()
-    """Roles that failed by themselves, first one first."""
+    """Roles that failed by themselves: the one that ended the job, then the others as they came."""
 
 
 def run_roles(
@@ -96,7 +105,11 @@ class _Job:
         self._told = 0
         """Failures that people have been told the job goes on after."""
         self._workers_elsewhere = roles[0].worker_num - sum(role.is_worker for role in roles)
+        self._servers_elsewhere = roles[0].server_num - sum(role.is_server for role in roles)
         self._stopped_since: dict[int, float] = {}
+        self._listening = Listening()
+        self._ask_at = 0.0
+        self._serves_nobody = False
         self._notices = Notices(roles[0].server_endpoints, environment, settings.timeout)
         self._interrupts = Interrupts()
         self._guard: Guard | None = None
@@ -147,7 +160,7 @@ class _Job:
             self._kill_stopped_workers()
             if deadline is None and (patience := self._patience()) is not None:
                 deadline = time.monotonic() + patience
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and (time.monotonic() >= deadline or self._nobody_left()):
                 break
             time.sleep(reaper.TICK_SECONDS)
         if self._interrupts.count:
@@ -158,20 +171,48 @@ class _Job:
                 f"{'it' if len(left) == 1 else 'them'} (does every worker call fleet.stop_worker?)"
             )
         self._end_all()
+        self._tell_elsewhere()
         self._view.close(self._processes)
         return self._conclude()
 
     def _something_to_wait_for(self) -> bool:
         if self._workers_elsewhere:
-            # Those elsewhere are to hear of a bad end, also where it was that of the last process here.
-            return any(process.running for process in self._processes) or self._notices.pending
+            return any(process.running for process in self._processes)
         if any(process.running for process in self._workers()):
             return True
         # Only servers are left: unless a worker has ended well, there is nobody who has told them to stop.
         ended_well = any(not process.failed for process in self._workers())
         return ended_well and any(process.running for process in self._processes)
 
+    def _nobody_left(self) -> bool:
+        """The job has failed, and the servers here, all that still runs, serve nobody elsewhere any more."""
+        running = [process.role for process in self._processes if process.running]
+        if not self._workers_elsewhere or not running or any(role.is_worker for role in running):
+            return False
+        if (now := time.monotonic()) >= self._ask_at:
+            self._ask_at = now + ASK_EVERY
+            self._serves_nobody = not self._notices.someone_left(running[0].index, running[0].worker_num)
+        return self._serves_nobody
+
+    def _tell_elsewhere(self) -> None:
+        """Servers elsewhere are to hear of a bad end, also where it was that of the last process here.
+
+        They may have ended with the job, or not have been started yet: nobody knows, so it is not tried for long. Where
+        a server here serves nobody any more, or has stopped by itself, neither do they, or so have they: all servers
+        have the same workers.
+        """
+        stopped = any(process.role.is_server and state_of(process) == ENDED_WELL for process in self._processes)
+        if stopped or self._serves_nobody:
+            return
+        interrupts, deadline = self._interrupts.count, time.monotonic() + min(TELL_SECONDS, self._settings.timeout)
+        while self._servers_elsewhere and (untold := self._notices.untold()):
+            if time.monotonic() >= deadline or self._interrupts.count > interrupts:
+                self._view.say(f"{', '.join(untold)} cannot be reached, and so was not told who failed here")
+                return
+            time.sleep(reaper.TICK_SECONDS)
+
     def _look(self) -> None:
+        self._listening.look(self._processes)
         # Servers come first in the list: when a server's death takes workers along at once, it is named as the first.
         self._note([process for process in self._processes if process.look()])
         self._view.update(self._processes)
@@ -193,12 +234,13 @@ class _Job:
             if goes_on is None:
                 return None
             if not goes_on:
-                first = self._failures[0]
+                first, seconds, when = self._failures[0], self._settings.timeout, ""
+                if any(map(self._listening.never_came_up, self._failures)):
+                    seconds = min(REPORT_SECONDS, seconds)
+                    when = " before it listened" if first.role.is_server else ""
                 if any(process.running for process in self._processes):
-                    self._view.say(
-                        f"{first.role} failed ({first.exit}); the others may go on for {self._settings.timeout:g} s"
-                    )
-                return self._settings.timeout
+                    self._view.say(f"{first.role} failed{when} ({first.exit}); the others may go on for {seconds:g} s")
+                return seconds
         if self._workers_elsewhere or any(process.running for process in self._workers()):
             return None
         return self._settings.timeout
@@ -215,7 +257,10 @@ class _Job:
                 return goes_on
             self._told += 1
             if any(other.running for other in self._workers()):
-                self._view.say(f"{process.role} failed ({process.exit}); the others go on without it")
+                # Where nobody has asked the servers, they may see to it that the others end too.
+                asked = self._settings.keep_going is None
+                then = "go on without it" if asked else "are left to themselves (--keep-going)"
+                self._view.say(f"{process.role} failed ({process.exit}); the others {then}")
         return True
 
     def _kill_stopped_workers(self) -> None:
@@ -241,7 +286,10 @@ class _Job:
         name, limit = signal_name(self._interrupts.first), self._settings.timeout
         workers = self._told_to_end(self._workers())
         if workers:
-            self._view.say(f"{name}: workers may save and end, up to {limit:g} s (once more: at once)")
+            self._view.say(
+                f"{name}: workers may end by themselves, and save if their script does, up to {limit:g} s "
+                f"(once more: at once)"
+            )
         for process in workers:
             process.interrupt(self._interrupts.handed_on)
         deadline = time.monotonic() + limit
@@ -280,9 +328,10 @@ class _Job:
             self._view.say(f"processes {', '.join(map(str, stuck))} cannot be killed; they hang inside the system")
 
     def _conclude(self) -> Outcome:
-        failed = tuple((process.role, process.exit) for process in self._failures if process.exit is not None)
+        failures = culprit_first(self._failures)
+        failed = tuple((process.role, process.exit) for process in failures if process.exit is not None)
         if failed:
-            tell_failures(self._view, self._processes, self._failures)
+            tell_failures(self._view, self._processes, failures)
             return Outcome(failed[0][1].status, failed)
         # One that came when all had ended by themselves has changed nothing.
         if self._interrupts.first is not None and any(process.ended_by_us for process in self._processes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import textwrap
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -126,11 +127,20 @@ class LiveView(View):
 
     def quote(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._print(f"    {line}")
+            self._print(line, indent="    ")
 
-    def _print(self, text: str) -> None:
+    def _print(self, text: str, indent: str = "") -> None:
+        # Between words; a path that is longer than a line stays whole, to be copied.
+        lines = textwrap.wrap(
+            text,
+            self._console.width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         with contextlib.suppress(OSError, ValueError):
-            self._console.print(Text(text), soft_wrap=True)
+            self._console.print(Text("\n".join(lines)), soft_wrap=True)
 
     def _draw(self, processes: Sequence[RoleProcess]) -> None:
         self._drawn_at = time.monotonic()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.store.wire.auth import TOKEN_VARIABLE
+from sparsefleet.store.wire.auth import INSECURE_VARIABLE, TOKEN_VARIABLE, check_token
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,12 @@ class ServerConfig:
             raise ConfigError(f"lost_trainer={self.lost_trainer!r} must be 'error' or 'drop'")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate and tls_key go together: give both or none")
+        if self.token:
+            check_token(self.token)
         if not (is_loopback(self.host) or self.token or self.insecure):
             raise ConfigError(
                 f"host={self.host!r} is reachable from other machines: set a token ({TOKEN_VARIABLE}), "
-                "or say insecure=True to take calls from anyone"
+                f"or say {INSECURE_VARIABLE}=1 (insecure=True) to take calls from anyone"
             )
 
 

@@ -35,7 +35,9 @@ class ParameterServer:
         try:
             self._service = ParameterService(self.state)
         except (pa.ArrowException, OSError) as error:
-            raise StoreError(f"server {config.index} cannot listen on {config.host}:{config.port}: {error}") from error
+            # The port is free, and of certificates Flight says no more than that it has failed.
+            why = "tls_certificate and tls_key are not a certificate and its key (PEM)" if config.tls_key else error
+            raise StoreError(f"server {config.index} cannot listen on {config.host}:{config.port}: {why}") from error
         log.info("server %d listens on %s", config.index, self.endpoint)
 
     def _check_port(self) -> None:

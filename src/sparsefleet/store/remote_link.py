@@ -13,7 +13,8 @@ import pyarrow.flight as flight
 from sparsefleet.core.errors import StoreError
 from sparsefleet.store.remote_config import RemoteConfig
 from sparsefleet.store.wire import PROTOCOL, read_json, refused, to_json
-from sparsefleet.store.wire.auth import TOKEN_VARIABLE, SendToken
+from sparsefleet.store.wire.auth import ROOTS_VARIABLE, TOKEN_VARIABLE, SendToken
+from sparsefleet.store.wire.tls import check_roots, mismatch
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,8 @@ BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 NOT_UP = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.FlightInternalError)
 """What registering raises while a server is still starting."""
 
+LOOK_SECONDS = 2.0
+"""How long a look at who listens there may take."""
 
 TELL_AFTER = 2.0
 """Servers start together with trainers: a moment's wait is nothing to speak of."""
@@ -41,8 +44,11 @@ class ServerLink:
         self.saved = saved or Saved()
         self.server_id: str | None = None
         """Which life of the server we registered with."""
+        self._answered = False
         self.check_all: Callable[[], None] = lambda: None
         """Raises if any server of the job is silent: who waits here for other trainers may wait because of it."""
+        if config.tls_root_certs is not None:
+            check_roots(config.tls_root_certs, f"tls_root_certs ({ROOTS_VARIABLE})")
         scheme = "grpc+tls" if config.tls_root_certs else "grpc"
         self.client = flight.FlightClient(
             f"{scheme}://{self.endpoint}",
@@ -64,11 +70,22 @@ class ServerLink:
                 self.client.do_action(flight.Action(name, body), flight.FlightCallOptions(timeout=max(seconds, 0.001)))
             )
         except BROKEN as error:
+            never = self._never(error, min(LOOK_SECONDS, seconds))
+            if never:
+                raise StoreError(f"{self} cannot be talked to: {never}") from None
             raise self.failed(name, error, seconds) from error
+        self._answered = True
         answer = read_json(results[0].body.to_pybytes() if results else b"", f"{self}'s answer to {name}", 1 << 30)
         if "error" in answer:
             raise refused(answer, f"{self}, {name}")
         return answer
+
+    def _never(self, error: BaseException, seconds: float) -> str | None:
+        """Why waiting for this server is in vain, where it has never answered and that can be seen."""
+        # Who is there and does not answer at all is stopped or overloaded: a look would only wait once more.
+        if self._answered or not isinstance(error, flight.FlightUnavailableError) or not seconds > 0:
+            return None
+        return mismatch(self.endpoint, self.config.tls_root_certs, seconds)
 
     def failed(self, operation: str, error: BaseException, seconds: float) -> StoreError:
         """The error to raise for a call that got no answer."""

@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import hmac
+import re
 from typing import Any
 
 import pyarrow.flight as flight
 
+from sparsefleet.core.errors import ConfigError
+
 HEADER = "authorization"
 TOKEN_VARIABLE = "SPARSEFLEET_TOKEN"
+INSECURE_VARIABLE = "SPARSEFLEET_INSECURE"
+CERTIFICATE_VARIABLE = "SPARSEFLEET_TLS_CERT"
+KEY_VARIABLE = "SPARSEFLEET_TLS_KEY"
+ROOTS_VARIABLE = "SPARSEFLEET_TLS_ROOTS"
+"""Where processes find all this (fleet/security.py), for messages that say what to set."""
+
+
+def check_token(token: str) -> None:
+    """Refuse what cannot travel in a header, or would arrive as something else. The secret itself is never shown."""
+    if token.endswith(("\n", "\r")):
+        wrong = "ends in a line end, perhaps that of the file it comes from"
+    elif token != token.strip():
+        wrong = "begins or ends in a blank"
+    elif not token.isascii():
+        wrong = "has a character beyond ASCII"
+    elif not re.fullmatch(r"[ -~]*", token):
+        wrong = "has a control character in it"
+    else:
+        return
+    raise ConfigError(
+        f"{TOKEN_VARIABLE} (token) {wrong}; allowed are visible ASCII characters, and blanks between them: set it anew"
+    )
 
 
 def _value(token: str) -> str:
@@ -18,6 +43,7 @@ def _value(token: str) -> str:
 class SendToken(flight.ClientMiddlewareFactory):  # type: ignore[misc]
     def __init__(self, token: str) -> None:
         super().__init__()
+        check_token(token)
         self._token = token
 
     def start_call(self, info: Any) -> flight.ClientMiddleware:

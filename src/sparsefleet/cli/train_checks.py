@@ -1,0 +1,106 @@
+"""What `sparsefleet train` refuses, or has to say, before it trains. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markup import escape
+
+from sparsefleet.cli.console import console
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.fleet.roles import TRAINING_ROLE, Role
+
+_FOR_MANY = ("k_steps", "max_merge", "send_queue_size", "staleness", "dense_refresh", "timeout", "lost_trainer")
+"""Not `mode`: the same command is to work for one process and for many."""
+_OF_MODE = {
+    "k_steps": "geo",
+    "max_merge": "async",
+    "send_queue_size": "async",
+    "staleness": "async",
+    "dense_refresh": "async",
+}
+"""The only mode that heeds a setting."""
+_ANEW = "start the epoch anew with seek({})"
+
+
+def check_counts(servers: int | None, workers: int | None, role: Role) -> None:
+    """Refuse counts that make no job."""
+    if (servers is None) != (workers is None):
+        raise ConfigError("--servers and --workers go together: give both, or none to train in one process")
+    for name, count in (("--servers", servers), ("--workers", workers)):
+        if count is not None and count < 1:
+            raise ConfigError(f"{name} {count} must be 1 or above; give neither to train in one process")
+    if servers is not None and role.kind != "single":
+        raise ConfigError(
+            f"--servers starts a job of its own, but the environment makes this process {role} of one "
+            f"({TRAINING_ROLE}); leave --servers and --workers out, or unset the variables"
+        )
+
+
+def check_knobs(context: typer.Context, mode: str, *, alone: bool) -> None:
+    """Whoever gives an option that only many processes, or another mode, heed expects it to do something."""
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        if alone and name in _FOR_MANY:
+            raise ConfigError(
+                f"{parameter.opts[0]} does nothing in one process: give --servers and --workers too, or leave it out"
+            )
+        if name in _OF_MODE and mode != _OF_MODE[name]:
+            raise ConfigError(
+                f"{parameter.opts[0]} does nothing in mode {mode}: it belongs to --mode {_OF_MODE[name]}; leave it out"
+            )
+
+
+def check_folder(option: str, path: str) -> None:
+    """Refuse a place for checkpoints that is a file, or below one."""
+    for place in (Path(path), *Path(path).parents):
+        if place.is_dir():
+            return
+        if place.exists():
+            raise ConfigError(f"{option} {path}: {place} is a file; give a folder, new or of an earlier run")
+
+
+def look_at_resumed(resume: str, epochs: int, mode: str) -> None:
+    """Refuse a checkpoint that the mode cannot go on from; where a run has come to its end, say how to go on."""
+    from sparsefleet.checkpoint import Checkpoint, latest
+
+    checkpoint = Checkpoint.open(latest(resume))
+    rules = {str(table.rule.get("name")) for table in checkpoint.manifest.tables} - {"sgd"}
+    if mode == "geo" and rules:
+        raise ConfigError(
+            f"{checkpoint.location} was trained with optimizer {', '.join(sorted(rules))}; --mode geo works with SGD "
+            f"only: resume in another mode, such as --mode async, or train a new model in mode geo"
+        )
+    done = epochs_done(checkpoint.manifest.extra)
+    if epochs <= done:
+        which = "its epoch was" if epochs == 1 else f"all {epochs} epochs were"
+        console.print(
+            f"[yellow]nothing left to train[/] of {escape(str(checkpoint.location))}: {which} done before; "
+            f"--epochs {done + 1} goes on",
+            soft_wrap=True,
+        )
+
+
+def epochs_done(extra: Mapping[str, Any]) -> int:
+    """The epochs that are complete in a checkpoint, by what training has written into its manifest."""
+    training = extra.get("training")
+    done = training.get("epoch") if isinstance(training, Mapping) else None
+    return done if isinstance(done, int) else 0
+
+
+@contextmanager
+def words_of_the_command_line() -> Iterator[None]:
+    """Readers advise a call, since mostly scripts use them; who resumes by an option is told of the option."""
+    try:
+        yield
+    except ConfigError as error:
+        if _ANEW not in str(error):
+            raise
+        raise ConfigError(str(error).replace(_ANEW, "begin anew without --resume")) from error

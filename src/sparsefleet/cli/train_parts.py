@@ -1,0 +1,62 @@
+"""What `sparsefleet train` builds of its options. Imports torch, so `train.py` imports this only to train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from sparsefleet import optim
+from sparsefleet.cli.console import console
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.initializer import Uniform
+from sparsefleet.core.schema import Schema
+from sparsefleet.models import CTRDNN, PRESETS, CTRDNNConfig
+from sparsefleet.optim.base import UpdateRule
+from sparsefleet.optim.schedule import Constant, ExponentialDecay, LinearWarmup, Schedule
+from sparsefleet.train import FitResult
+from sparsefleet.train.reporting import JsonLinesReporter, Reporter, TensorBoardReporter, console_reporter
+
+
+def reporters(log_seconds: float, lines: str | None, tensorboard: str | None) -> tuple[Reporter, ...]:
+    made: list[Reporter] = [console_reporter(console, log_seconds)]
+    if lines:
+        made.append(JsonLinesReporter(lines))
+    if tensorboard:
+        made.append(TensorBoardReporter(tensorboard))
+    return tuple(made)
+
+
+def network(
+    schema: Schema, preset: str, embedding_size: int | None, hidden: str | None, init_range: float | None
+) -> CTRDNN:
+    if preset not in PRESETS:
+        raise ConfigError(f"--preset {preset}: choose {' or '.join(PRESETS)}")
+    base = PRESETS[preset]
+    try:
+        widths = tuple(int(width) for width in hidden.split(",")) if hidden else base.hidden
+    except ValueError:
+        raise ConfigError(f"--hidden {hidden}: give widths separated by commas, such as 400,400,400") from None
+    if init_range is not None and not 0 <= init_range < math.inf:
+        raise ConfigError(f"--init-range {init_range}: give a number, 0 or above")
+    config = CTRDNNConfig(
+        embedding_size=base.embedding_size if embedding_size is None else embedding_size,
+        hidden=widths,
+        initializer=base.initializer if init_range is None else Uniform(-init_range, init_range),
+    )
+    return CTRDNN(schema.slot_names, len(schema.dense), config)
+
+
+def rule(name: str, rate: float | None, preset: str, decay: float | None, decay_steps: int, warmup: int) -> UpdateRule:
+    schedule: Schedule = Constant() if decay is None else ExponentialDecay(decay_steps, decay)
+    if warmup:
+        schedule = LinearWarmup(warmup, schedule)
+    default = 1e-4 if preset == "paddle" or name == "sgd" else 1e-3
+    return optim.by_name(name, default if rate is None else rate, schedule=schedule)
+
+
+def metrics(result: FitResult, test_skipped: Mapping[str, int]) -> dict[str, object]:
+    trained: dict[str, object] = {f"train_{name}": value for name, value in result.train.items() if name != "rows"}
+    if result.test is None:
+        return trained
+    tested = {f"test_{name}": value for name, value in result.test.items()}
+    return {**trained, **tested, "test_skipped": dict(test_skipped)}
