@@ -354,17 +354,18 @@ class Sessions:
     def missing_error(self, what: str, lost: Iterable[int]) -> StoreError:
         names = ", ".join(self.name(worker) for worker in lost)
         return StoreError(
-            f"{what}: lost {names}; the time-out is {self.config.timeout:g} s. {self._advice()}, or go on without "
-            "lost trainers (lost_trainer='drop', --lost-trainer drop)"
+            f"{what}: lost {names}; the time-out is {self.config.timeout:g} s. To go on without lost trainers, set the "
+            f"strategy's lost_trainer='drop' (sparsefleet train: --lost-trainer drop); {self._advice('or start')}"
         )
 
     def late_error(self, what: str, worker: int) -> StoreError:
         return StoreError(
             f"{what}: worker {worker} comes too late: the others have been there, with an earlier life of it if it was "
-            f"started again. {self._advice()}, all trainers of it"
+            f"started again. {self._advice('Start all trainers of')}"
         )
 
-    def _advice(self, start: str = "Start") -> str:
+    def _advice(self, start: str) -> str:
+        """A path ends it: people copy it, and programs look for it."""
         saved = self.last_checkpoint
         return (
             f"{start} the job again{f' and resume from {saved}' if saved else ' (no checkpoint was saved in this run)'}"
