@@ -33,10 +33,12 @@ class PushLane:
 class CutGate:
     """States: open; frozen (nobody passes but pushes that another server has applied already, see `advance`).
 
-    A freeze belongs to its owner and ends at its deadline if not renewed.
+    A freeze belongs to its owner, and ends with it, or at its deadline if not renewed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_lost: Callable[[str], bool] = lambda owner: False) -> None:
+        """`is_lost`: whether that owner will never thaw."""
+        self._is_lost = is_lost
         self._changed = threading.Condition()
         self._inside = 0
         self._waiting = 0
@@ -70,14 +72,10 @@ class CutGate:
             if self._owner is not None:
                 self._changed.notify_all()
 
-    def freeze(
-        self, owner: str, seconds: float, patience: float, is_lost: Callable[[str], bool] = lambda owner: False
-    ) -> None:
-        """Hold all pushes off and wait for those that are being applied. Who `is_lost` holds nothing off any more."""
+    def freeze(self, owner: str, seconds: float, patience: float) -> None:
+        """Hold all pushes off and wait for those that are being applied."""
         with self._changed:
             self._expire()
-            if self._owner is not None and self._owner != owner and is_lost(self._owner):
-                self._open()
             if self._owner not in (None, owner):
                 raise StoreError("another checkpoint is being saved right now; wait for it")
             self._owner, self._deadline, self._let_through = owner, time.monotonic() + seconds, {}
@@ -120,7 +118,7 @@ class CutGate:
         return self._owner is None or any(self._let_through.get(lane.key, -1) >= number for lane, number in pushes)
 
     def _expire(self) -> None:
-        if self._owner is not None and time.monotonic() >= self._deadline:
+        if self._owner is not None and (time.monotonic() >= self._deadline or self._is_lost(self._owner)):
             self._open()
 
     def _open(self) -> None:

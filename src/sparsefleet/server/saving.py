@@ -65,7 +65,7 @@ class Saving:
     def freeze(self, owner: str, seconds: float) -> dict[str, Any]:
         state = self._state
         state.sessions.check_job()
-        state.gate.freeze(owner, seconds, seconds / 2, state.sessions.is_lost_life)
+        state.gate.freeze(owner, seconds, seconds / 2)
         return {"lanes": state.applied(), "over": state.over(), "losses": state.sessions.had_losses}
 
     def advance(self, owner: str, lanes: dict[str, int], patience: float) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class ServerState:
         self.started = time.monotonic()
         self.sessions = Sessions(config, self.server_id)
         self.holdings = Holdings(config.index, config.load_from)
-        self.gate = CutGate()
+        self.gate = CutGate(self.sessions.is_lost_life)
         self.rounds = Rounds(self.sessions, self.gate)
         self.geo = Geo()
         self.meetings = Meetings(self.sessions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,7 +21,11 @@ LOOK_EVERY = 0.002
 
 
 class RunMoment:
-    """Implements `CutMember`."""
+    """Implements `CutMember`, for the thread that saves and for the one that answers when others do.
+
+    Both may want the run to stand still at once: where the trainer that saved has died, this one may save while it
+    still answers. It goes on when both have resumed.
+    """
 
     def __init__(self, store: ParameterStore, progress: Progress, state: Callable[[], TrainingState]) -> None:
         self.communicator: Communicator | None = None
@@ -28,24 +33,30 @@ class RunMoment:
         self.gate = Gate(lambda: self.communicator.parked() if self.communicator else 0)
         self._store, self._progress, self._state = store, progress, state
         self._steps_before = progress.step
-        self._paused = False
+        self._standing_for: set[int] = set()
+        """Threads that have paused the run."""
+        self._pausing = threading.Lock()
 
     def pause(self) -> None:
         """Where the store holds pushes off by itself and no step is kept back here, there is nothing to do.
 
         In sync nothing else would do: a trainer that stood still would keep the others within their step.
         """
-        communicator = self.communicator
-        if self._paused or communicator is None or (self._store.holds_pushes and not communicator.keeps_back):
+        communicator, me = self.communicator, threading.get_ident()
+        if communicator is None or (self._store.holds_pushes and not communicator.keeps_back):
             return
-        self.gate.close()
-        self._paused = True
-        communicator.flush()
+        with self._pausing:
+            if me in self._standing_for:
+                return
+            if not self._standing_for:
+                self.gate.close()
+            self._standing_for.add(me)
+            communicator.flush()
 
     def report(self, applied: int | None) -> dict[str, Any]:
         # A thread may have had its step's answer and not told the reader yet.
         deadline = time.monotonic() + ACCOUNT_SECONDS
-        while applied is not None and not self._paused and self._progress.step - self._steps_before != applied:
+        while applied is not None and not self._standing_for and self._progress.step - self._steps_before != applied:
             if time.monotonic() > deadline:
                 done = self._progress.step - self._steps_before
                 raise StoreError(
@@ -55,6 +66,9 @@ class RunMoment:
         return asdict(self._state())
 
     def resume(self) -> None:
-        if self._paused:
-            self._paused = False
-            self.gate.open()
+        with self._pausing:
+            if threading.get_ident() not in self._standing_for:
+                return
+            self._standing_for.discard(threading.get_ident())
+            if not self._standing_for:
+                self.gate.open()
