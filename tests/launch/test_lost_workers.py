@@ -38,9 +38,11 @@ JOB = f"""
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
-    if sys.argv[2:] == [str(fleet.worker_index())]:
+    if sys.argv[2:] == ["fails", str(fleet.worker_index())]:
         sys.exit("error: this worker never registers")
     fleet.init_worker()
+    if sys.argv[2:] == ["leaves", str(fleet.worker_index())]:
+        sys.exit()
     result = Trainer(optimizer).fit(
         small_model(),
         Given(batches(30, seed=fleet.worker_index())),
@@ -99,7 +101,7 @@ def test_in_sync_the_rest_end_too_and_name_it(launcher, job) -> None:
 
 def test_one_that_fails_before_it_registers_ends_the_job_though_the_mode_would_go_on(launcher) -> None:
     launcher.environment = {"PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
-    process = launcher.start("--server_num=2", "--worker_num=2", launcher.script(JOB), "async", 1)
+    process = launcher.start("--server_num=2", "--worker_num=2", launcher.script(JOB), "async", "fails", 1)
     launcher.wait_until(lambda: "never registers" in launcher.logs().get("workerlog.1", ""), 60)
     ended_at = time.monotonic()
     _, said = process.communicate(timeout=90)
@@ -109,3 +111,14 @@ def test_one_that_fails_before_it_registers_ends_the_job_though_the_mode_would_g
     assert "failed too: worker 0 (exit status 1)" in said
     assert "worker 1 (ended before it registered: exit status 1)" in launcher.logs()["workerlog.0"]
     assert launcher.left() == []
+
+
+def test_one_that_leaves_with_status_0_before_its_work_is_done_does_not_pass_for_done(launcher) -> None:
+    launcher.environment = {"PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
+    process = launcher.start("--server_num=1", "--worker_num=2", launcher.script(JOB), "async", "leaves", 1)
+    _, said = process.communicate(timeout=90)
+    assert process.returncode == 1, said
+    assert "server 0 failed first: exit status 1" in said
+    assert re.search(r"worker 1 \(.*\) failed: it ended without fleet.stop_worker\(\); rows that it had not", said)
+    assert "1200 rows without worker 1" in launcher.logs()["workerlog.0"]  # the rest has finished all the same
+    assert "this trainer ends without fleet.stop_worker()" in launcher.logs()["workerlog.1"]

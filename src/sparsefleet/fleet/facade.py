@@ -198,6 +198,8 @@ class Fleet:
         if self._remote is not None and os.getpid() == self._process:  # a child that was forked is no trainer
             # Set where the interpreter has printed the error that ends the process.
             error = getattr(sys, "last_value", None)
+            if error is None and not self._stop_at_exit:
+                log.error("this trainer ends without fleet.stop_worker(): to the others it is lost")
             if error is not None or not self._stop_at_exit:
                 self._remote.give_up(error)
             self._stop()

@@ -29,7 +29,7 @@ class ParameterServer:
         self.config = config
         self._parent = os.getppid()
         self.failed = False
-        """`serve` returned because all trainers were lost."""
+        """`serve` returned because all trainers were lost, or some have left with nobody else to tell of it."""
         self.state = ServerState(config, after_apply)
         self._check_port()
         try:
@@ -78,6 +78,9 @@ class ParameterServer:
             while not stopping.wait(LOOK_EVERY):
                 if self.state.sessions.finished():
                     why[0] = "all trainers have stopped"
+                    if early := self.state.sessions.left_early():
+                        self.failed = True
+                        log.error("%s; rows that it had not trained are missing", ", ".join(early))
                     break
                 if self.state.sessions.abandoned():
                     why[0], self.failed = f"all trainers have been silent for {self.config.abandoned_after:g} s", True

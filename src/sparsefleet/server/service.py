@@ -132,8 +132,8 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         worker, incarnation = _identity(data)
         for_good, failure = data.get("for_good") is True, data.get("failed")
         if isinstance(failure, str):
-            own_error = data.get("own_error") is True
-            self._state.sessions.fail(worker, incarnation, failure[:MAX_REASON], own_error=own_error)
+            own_error, no_error = data.get("own_error") is True, data.get("no_error") is True
+            self._state.sessions.fail(worker, incarnation, failure[:MAX_REASON], own_error=own_error, no_error=no_error)
         else:
             self._state.sessions.leave(worker, incarnation, for_good)
         if for_good:

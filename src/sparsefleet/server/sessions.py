@@ -47,6 +47,8 @@ class Trainer:
     gone: bool = False
     failure: str | None = None
     """Why it ended too early, if it or its launcher said so."""
+    no_error: bool = False
+    """Its process seems to end well all the same: nobody but us can tell that the job has not."""
     dropped: bool = False
 
     @property
@@ -209,11 +211,11 @@ class Sessions:
                     each.resting = False
             self.changed.notify_all()
 
-    def fail(self, worker: int, incarnation: str, reason: str, *, own_error: bool) -> None:
+    def fail(self, worker: int, incarnation: str, reason: str, *, own_error: bool, no_error: bool = False) -> None:
         """The trainer ends too early and says so: it is lost, and nobody need wait to find out."""
         with self.changed:
             trainer = self.check(worker, incarnation)
-            trainer.failure = reason
+            trainer.failure, trainer.no_error = reason, no_error
             trainer.resting = False  # it has not run out of rows: rounds are not to go on without it unnoticed
             self.had_losses = True
             if own_error:
@@ -270,6 +272,11 @@ class Sessions:
             over = {t.worker for t in self._trainers.values() if t.stopped or t.gone or t.dropped}
             left = set(range(self.workers)) - over
             return left <= set(self.lost_among(left))
+
+    def left_early(self) -> list[str]:
+        """In words, the trainers that ended too early though no error ended them."""
+        with self.changed:
+            return [self.name(worker) for worker, trainer in sorted(self._trainers.items()) if trainer.no_error]
 
     def abandoned(self) -> bool:
         """There were trainers, and all of them have been silent for too long."""

@@ -308,6 +308,7 @@ class RemoteStore(ParameterStore):
             {
                 "failed": "it ended without fleet.stop_worker()" if error is None else _reason(error),
                 "own_error": error is not None and _is_own(error),
+                "no_error": error is None,
             },
         )
 
