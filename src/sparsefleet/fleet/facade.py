@@ -154,7 +154,7 @@ class Fleet:
                 worker=role.index,
                 workers=role.worker_num,
                 mode=self._job.strategy.mode if self._job else None,
-                timeout=strategy.timeout,
+                timeout=strategy.answer_seconds,
                 connect_timeout=strategy.connect_timeout,
                 heartbeat=min(1.0, strategy.timeout / 5),
                 shared_memory=strategy.shared_memory,

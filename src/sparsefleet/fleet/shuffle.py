@@ -15,6 +15,7 @@ def exchange(store: RemoteStore, name: str, letters: Iterable[tuple[int, Bytes]]
 
     Sends in a thread of its own, so that servers need hold but a part of what is on its way.
     """
+    store.barrier(name)  # else one that never comes would be waited for among letters, where nobody can tell
     me, others = store.config.worker, set(range(store.config.workers)) - {store.config.worker}
     failures: list[BaseException] = []
     stop = threading.Event()

@@ -11,6 +11,8 @@ from typing import Any
 from sparsefleet.core.errors import ConfigError
 
 MODES = ("sync", "half_async", "async", "geo")
+LEAVING_SECONDS = 6.0
+"""What a trainer may need to tell everybody that it has given a server up, and to end."""
 
 
 @dataclass
@@ -123,3 +125,11 @@ class Resolved:
     connect_timeout: float
     shared_memory: bool
     lost_trainer: str
+
+    @property
+    def answer_seconds(self) -> float:
+        """How long a trainer waits for a server: so much less than the time-out that it has said so and ended by then.
+
+        It is also less than what servers give a trainer: one that waits for a dead server is not taken for dead itself.
+        """
+        return self.timeout - min(LEAVING_SECONDS, self.timeout / 3)

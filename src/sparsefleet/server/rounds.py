@@ -51,7 +51,7 @@ class Rounds:
     def contribute(self, lane: PushLane, number: int, parts: Sequence[Bound], steps: int, on_wait: OnWait) -> int:
         """Hand in a part of the open round and return the round's number when it is applied."""
         while not self._joinable(lane):
-            on_wait(f"round {self._open.number}")
+            on_wait(f"round {self._open.number} is being applied")
         with self._sessions.changed:
             if number <= lane.applied:
                 return lane.round  # sent again after a lost answer
@@ -67,10 +67,15 @@ class Rounds:
                     "gradients and pushes once"
                 )
         while not self._settled(current, on_wait):
-            on_wait(f"round {current.number}")
+            on_wait(self._what_it_waits_for(current))
         if current.error is not None:
             raise current.error
         return current.number
+
+    def _what_it_waits_for(self, current: Round) -> str:
+        with self._sessions.changed:
+            missing = sorted(self._sessions.in_rounds() - current.contributions.keys())
+            return f"round {current.number} waits for {', '.join(map(self._sessions.name, missing)) or 'its turn'}"
 
     def _joinable(self, lane: PushLane) -> bool:
         """Wait a while; False while the open round is applied without this trainer, which had left: its is the next."""

@@ -152,7 +152,10 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         return self._saving.create_table(spec_from_dict(spec), _patience(data))
 
     def _meet(self, data: Data) -> Data:
-        return self._state.meetings.meet(read_place(data), *_identity(data), data.get("payload"), _patience(data))
+        bounded = data.get("bounded") is True
+        return self._state.meetings.meet(
+            read_place(data), *_identity(data), data.get("payload"), _patience(data), bounded
+        )
 
     def _freeze(self, data: Data) -> Data:
         return self._saving.freeze(need_text(data, "owner"), need_seconds(data, "seconds", MAX_FREEZE))

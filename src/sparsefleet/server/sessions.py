@@ -219,7 +219,7 @@ class Sessions:
             trainer.resting = False  # it has not run out of rows: rounds are not to go on without it unnoticed
             self.had_losses = True
             if own_error:
-                self._break(worker)
+                self.break_job(self.name(worker))
             self.changed.notify_all()
 
     def ended(self, worker: int, how: str, failed: bool) -> bool:
@@ -236,7 +236,7 @@ class Sessions:
                 self._ended_before[worker] = how
                 self.had_losses = True
                 if failed:
-                    self._break(worker)
+                    self.break_job(self.name(worker))
             elif not trainer.ended and not trainer.stopped:
                 trainer.failure, trainer.resting = how, False
                 self.had_losses = True
@@ -244,10 +244,12 @@ class Sessions:
             self.changed.notify_all()
             return self._broken is None and self.config.lost_trainer == "drop"
 
-    def _break(self, worker: int) -> None:
+    def break_job(self, why: str) -> None:
+        """With `changed` held: nobody goes on."""
         if self._broken is None:
             self._broken_at = time.monotonic()
-            self._broken = f"the job has ended: {self.name(worker)}. {self._advice('Once that is mended, start')}"
+            self._broken = f"the job has ended: {why}. {self._advice('Once that is mended, start')}"
+            self.changed.notify_all()
 
     def join(self, worker: int, incarnation: str) -> None:
         """Take a resting trainer into the rounds again."""

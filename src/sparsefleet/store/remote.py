@@ -30,7 +30,7 @@ from sparsefleet.store.remote_config import RemoteConfig
 from sparsefleet.store.remote_control import Heartbeats, Meetings
 from sparsefleet.store.remote_cut import Watch, open_cut
 from sparsefleet.store.remote_lane import Joined, Lanes, Message
-from sparsefleet.store.remote_link import Saved, ServerLink
+from sparsefleet.store.remote_link import Saved, ServerLink, on_all
 from sparsefleet.store.remote_pack import NOTHING, Block, DenseItem, Item, RowItem, WantedBlocks, floats_of, pack
 from sparsefleet.store.wire import Frame, Letter, read_parts
 from sparsefleet.store.wire.arrays import read_arrays
@@ -302,7 +302,7 @@ class RemoteStore(ParameterStore):
         if self.given_up or self._closed:
             return
         self.given_up = True
-        self._heartbeats.stop()
+        self._heartbeats.silence()
         self._say_good_bye(
             self._links,
             {
@@ -314,9 +314,12 @@ class RemoteStore(ParameterStore):
 
     def _say_good_bye(self, links: Sequence[ServerLink], how: Mapping[str, Any]) -> None:
         request = {**self._identity(), "for_good": True, **how}
-        for link in links:
+
+        def part_from(link: ServerLink) -> None:
             with contextlib.suppress(StoreError):  # a server that is gone needs no good-bye
-                link.action("leave", request, min(GOOD_BYE_SECONDS, self.config.timeout))
+                link.action("leave", request, min(GOOD_BYE_SECONDS, self.config.timeout / 4))
+
+        on_all(links, part_from)
 
     def stop_servers(self) -> None:
         """This trainer is done; servers end when all are."""

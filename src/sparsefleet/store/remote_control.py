@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparsefleet.core.errors import StoreError
+from sparsefleet.store.patient import Patient
 from sparsefleet.store.remote_link import ServerLink
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,12 @@ class Heartbeats:
             if time.monotonic() - self._answered[link.index] > limit and not self._stop.is_set():
                 raise link.silent("signs of life", limit)
 
-    def stop(self) -> None:
+    def silence(self) -> None:
+        """No more signs of life from now on; `stop` then waits for those that are under way."""
         self._stop.set()
+
+    def stop(self) -> None:
+        self.silence()
         for thread in self._threads:
             thread.join(timeout=2 * self._seconds + 1)
 
@@ -76,16 +81,18 @@ class Meetings:
                 "name": name,
                 "turn": self._count[kind, name],
                 "payload": payload,
+                "bounded": seconds is not None,
             }
         deadline = None if seconds is None else time.monotonic() + seconds
-        limit = self._link.config.timeout
+        limit, patient = self._link.config.timeout, Patient()
         while True:
             left = limit if deadline is None else max(0.05, deadline - time.monotonic())
             patience = min(1.0, left, limit / 4)
-            answer = self._link.action("meet", {**request, "patience": patience}, patience + limit)
+            answer = self._link.action("meet", {**request, "patience": patience}, limit)
             if "all" in answer:
                 return list(answer["all"])
             self._check()
+            patient.waits_for(f"{kind} {name!r}", f"without {', '.join(map(str, answer.get('missing', [])))}")
             if deadline is not None and time.monotonic() >= deadline:
                 missing = ", ".join(map(str, answer.get("missing", [])))
                 raise StoreError(

@@ -19,9 +19,10 @@ from sparsefleet.store.remote_link import ServerLink
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.5
-WATCH_SECONDS = 2.0
-"""Beyond the patience that a question has: a server that is stopped must not keep this thread, and with it the process
-(which crashes if it ends while a thread is within a call)."""
+WATCH_SECONDS = 1.0
+"""A question waits at the server for so long, and as long again for its answer; less where the time-out is short. A
+server that is stopped must not keep this thread, and with it the process (which crashes if it ends while a thread is
+within a call)."""
 
 
 class Watch:
@@ -29,7 +30,7 @@ class Watch:
 
     def __init__(self, link: ServerLink, identity: Mapping[str, Any], member: CutMember) -> None:
         self._link, self._identity, self._member = link, dict(identity), member
-        self._patience = min(1.0, link.config.timeout / 4)
+        self._patience = min(WATCH_SECONDS, link.config.timeout / 8)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sparsefleet-cuts", daemon=True)
         self._steps_before = 0
@@ -47,7 +48,7 @@ class Watch:
     def abandon(self) -> None:
         """The run has failed: nobody answers for this trainer any more."""
         self._stop.set()
-        self._thread.join(self._patience + 2 * WATCH_SECONDS)
+        self._thread.join(2 * self._patience + WATCH_SECONDS)
 
     def run_steps(self, applied: int) -> int:
         """Of the batches that servers have applied, those of this run."""
@@ -68,7 +69,7 @@ class Watch:
         try:
             while not self._stop.is_set():
                 try:
-                    answer = self._ask("watch_cuts", {"cut": cut, "phase": phase}, WATCH_SECONDS)
+                    answer = self._ask("watch_cuts", {"cut": cut, "phase": phase}, self._patience)
                 except StoreError as error:
                     # Whoever trains gets that error too, and ends with it; here there is only to wait.
                     log.debug("watching for checkpoints: %s", error)

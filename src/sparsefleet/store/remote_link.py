@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -17,6 +18,7 @@ from sparsefleet.store.wire.auth import ROOTS_VARIABLE, TOKEN_VARIABLE, SendToke
 from sparsefleet.store.wire.tls import check_roots, mismatch
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 BROKEN = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 """What Flight raises when a connection or a server is gone."""
@@ -144,6 +146,27 @@ class ServerLink:
                     told = waited
                     log.warning("waiting for %s to come up (%.0f of %g s)", self, waited, config.connect_timeout)
                 time.sleep(0.2)
+
+
+def on_all(links: Sequence[ServerLink], act: Callable[[ServerLink], T]) -> list[T]:
+    """Do something on all servers at once; the first error, once all have ended."""
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(link: ServerLink) -> None:
+        try:
+            results[link.index] = act(link)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(link,), daemon=True) for link in links]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[link.index] for link in links]
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from sparsefleet.checkpoint import (
     BlockInfo,
@@ -30,13 +30,12 @@ from sparsefleet.checkpoint import (
 )
 from sparsefleet.core.errors import CheckpointError, SparseFleetError, StoreError
 from sparsefleet.store.base import RunFacts
-from sparsefleet.store.remote_link import ServerLink
+from sparsefleet.store.remote_link import ServerLink, on_all
 from sparsefleet.store.saving import facts_of, manifest_of
 from sparsefleet.store.wire import spec_to_dict
 from sparsefleet.table.spec import TableSpec
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 Check = Callable[[Mapping[str, Any]], None]
 """Called with each answer that says that a server is still at work; raises where waiting longer is of no use."""
 TELL_EVERY = 5.0
@@ -50,7 +49,7 @@ def save(
         frozen.make_equal()
         facts = facts_now()
         request = {"owner": owner, "directory": str(draft.directory), "drop_state": drop_state}
-        answers = _on_all(links, lambda link: _finished(link, "write", request, lambda busy: frozen.check()))
+        answers = on_all(links, lambda link: _finished(link, "write", request, lambda busy: frozen.check()))
         files = [_file(entry, link) for link, answer in zip(links, answers, strict=True) for entry in answer["files"]]
         files += write_buffers(draft.directory, facts.buffers)
         tables, blocks = (_same(links, answers, what, frozen.uneven) for what in ("tables", "blocks"))
@@ -76,7 +75,7 @@ def load(links: Sequence[ServerLink], path: str, *, values_only: bool = False) -
     checkpoint = Checkpoint.open(latest(path))
     facts = facts_of(checkpoint)
     request = {"path": str(checkpoint.location), "values_only": values_only, "ticket": uuid.uuid4().hex}
-    _on_all(links, lambda link: _finished(link, "load", request, _Loading(link, f"load {path}")))
+    on_all(links, lambda link: _finished(link, "load", request, _Loading(link, f"load {path}")))
     return facts
 
 
@@ -84,7 +83,7 @@ def create_table(links: Sequence[ServerLink], spec: TableSpec) -> None:
     """On servers that start from a checkpoint, the table's rows come from it."""
     request = {"spec": spec_to_dict(spec)}
     what = f"load table {spec.name!r}"
-    _on_all(links, lambda link: _finished(link, "create_table", request, _Loading(link, what)))
+    on_all(links, lambda link: _finished(link, "create_table", request, _Loading(link, what)))
 
 
 class _Loading:
@@ -134,7 +133,7 @@ class _Frozen:
     def __enter__(self) -> _Frozen:
         request = {"owner": self._owner, "seconds": self._seconds}
         try:
-            answers = _on_all(self._links, lambda link: link.action("freeze", request))
+            answers = on_all(self._links, lambda link: link.action("freeze", request))
         except BaseException:
             self._thaw()
             raise
@@ -179,27 +178,6 @@ class _Frozen:
                 link.action("thaw", {"owner": self._owner}, min(5.0, self._seconds))
             except StoreError as error:
                 log.warning("after a save: %s; that server goes on by itself within %g s", error, self._seconds)
-
-
-def _on_all(links: Sequence[ServerLink], act: Callable[[ServerLink], T]) -> list[T]:
-    """Do something on all servers at once; the first error, once all have ended."""
-    results: dict[int, T] = {}
-    errors: list[BaseException] = []
-
-    def run(link: ServerLink) -> None:
-        try:
-            results[link.index] = act(link)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(link,), daemon=True) for link in links]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return [results[link.index] for link in links]
 
 
 def _file(entry: Mapping[str, Any], link: ServerLink) -> FileEntry:

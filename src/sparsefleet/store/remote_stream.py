@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparsefleet.core.errors import StoreError
+from sparsefleet.store.patient import Patient
 from sparsefleet.store.remote_link import BROKEN, ServerLink
 from sparsefleet.store.wire import FRAME_SCHEMA, PROTOCOL, Frame, decode, encode, refused, to_json
 from sparsefleet.store.wire.frames import EMPTY, Bytes
@@ -156,6 +157,7 @@ class Stream:
         self._segment: OwnSegment | None = None
         """Shared with the server of the present connection; None: bodies go in the messages."""
         self._closed = False
+        self._patient = Patient()
         watchdog.watch(self)
 
     def send(self, operation: str, header: Mapping[str, Any], body: Bytes = EMPTY, answer_bytes: int = 0) -> Call:
@@ -266,7 +268,9 @@ class Stream:
         frame = decode(chunk.app_metadata, chunk.data)
         if "waiting" in frame.header:
             self.link.check_all()
+            self._patient.waits_for(f"{self.link}, {call.operation}", str(frame.header["waiting"]))
             return time.monotonic() + seconds
+        self._patient = Patient()
         if frame.header.get("seq") != call.number:
             answered = frame.header.get("seq")
             self._fail(StoreError(f"{self.link} answered message {answered} where {call.number} was expected"))

@@ -80,7 +80,8 @@ def joint_facts(states: Mapping[int, TrainingState], mine: int, trainers: int) -
     """What a checkpoint says of where its trainers stand, from the state of each; `mine` is the one that saves.
 
     Trainers meet at the end of every epoch: some may be through with the present one, none further than that. A lost
-    trainer has no state: what it has not trained is missing from this epoch, whether it is resumed or not.
+    trainer has no state: what it has not trained is missing from this epoch, whether it is resumed or not; `lost` says
+    whose it is.
     """
     epoch = min(state.epoch for state in states.values())
     within_epoch = any(state.position or state.epoch > epoch for state in states.values())
@@ -105,6 +106,8 @@ def joint_facts(states: Mapping[int, TrainingState], mine: int, trainers: int) -
             }
             for trainer, state in all_states.items()
         }
+        if missing := sorted(all_states.keys() - states.keys()):
+            training["lost"] = missing
         if within_epoch:
             positions = {
                 str(trainer): state.position if state.epoch == epoch else {} for trainer, state in all_states.items()
@@ -112,6 +115,12 @@ def joint_facts(states: Mapping[int, TrainingState], mine: int, trainers: int) -
     elif within_epoch:
         positions = {str(mine): states[mine].position}
     return RunFacts(step=states[mine].step, positions=positions, extra={"training": training})
+
+
+def lost_within_epoch(facts: RunFacts) -> list[int]:
+    """Trainers whose rows of the epoch that a checkpoint was cut within are missing, now and when it is resumed."""
+    lost = facts.extra.get("training", {}).get("lost", []) if facts.positions else []
+    return [worker for worker in lost if type(worker) is int] if isinstance(lost, list) else []
 
 
 def random_state_text() -> str:

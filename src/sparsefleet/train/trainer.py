@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,8 +28,10 @@ from sparsefleet.train.loop import run_threads
 from sparsefleet.train.replica import Scorer
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.run import FitResult, Run, RunConfig, merged
-from sparsefleet.train.saving import SavePolicy, TrainingState, restore_random_state
+from sparsefleet.train.saving import SavePolicy, TrainingState, lost_within_epoch, restore_random_state
 from sparsefleet.train.session import DENSE, Session
+
+logger = logging.getLogger("sparsefleet.train")
 
 
 class Trainer:
@@ -296,6 +299,13 @@ class Trainer:
     def _take_state(self, model: nn.Module, facts: RunFacts) -> TrainingState:
         state = TrainingState.from_facts(facts, self.job.index, self.job.trainers)
         restore_random_state(state.random_state)
+        if self.job.index == 0 and (lost := lost_within_epoch(facts)):
+            logger.warning(
+                "worker %s had been lost within epoch %d when this checkpoint was saved: what it had not trained of "
+                "that epoch is left out; from the next epoch on it has its share again",
+                ", ".join(map(str, lost)),
+                state.epoch + 1,
+            )
         session = self._bind(model)
         session.step, session.epoch = state.step, state.epoch
         return state
