@@ -141,4 +141,4 @@ def test_an_exchange_that_a_first_life_began_is_not_gone_on_with(fleet):
     assert taken.body.tobytes() == b"kept"
     again.close()
     with pytest.raises(StoreError, match=r"exchange 'exchange 1': worker 1 comes too late"):
-        exchange(fleet.store(1, 2), "exchange 1", [])
+        fleet.store(1, 2).take_letter("exchange 1", 0, [0])

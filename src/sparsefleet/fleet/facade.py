@@ -198,7 +198,7 @@ class Fleet:
         if self._remote is not None and os.getpid() == self._process:  # a child that was forked is no trainer
             # Set where the interpreter has printed the error that ends the process.
             error = getattr(sys, "last_value", None)
-            if error is None and not self._stop_at_exit:
+            if error is None and not self._stop_at_exit and not self._remote.given_up:
                 log.error("this trainer ends without fleet.stop_worker(): to the others it is lost")
             if error is not None or not self._stop_at_exit:
                 self._remote.give_up(error)

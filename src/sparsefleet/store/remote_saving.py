@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 Check = Callable[[Mapping[str, Any]], None]
 """Called with each answer that says that a server is still at work; raises where waiting longer is of no use."""
 TELL_EVERY = 5.0
+AFTERWARDS_SECONDS = 2.0
+"""For what is only told when a checkpoint is written: whoever needs a server that does not answer finds out in their
+own time."""
 
 
 def save(
@@ -62,13 +65,16 @@ def save(
         commit(draft, manifest_of(facts, infos, blocks_there, files))
     if drop_state:
         return  # nothing that a run could be resumed from
-    for link in links:
+
+    def tell(link: ServerLink) -> None:
         link.saved.path = path
         try:
-            link.action("saved", {"path": path})
+            link.action("saved", {"path": path}, min(AFTERWARDS_SECONDS, link.config.timeout / 4))
         except StoreError as error:
             # The checkpoint is whole. Whoever needs that server next gets an error of their own.
             log.warning("%s was saved, but one server does not know: %s", path, error)
+
+    on_all(links, tell)
 
 
 def load(links: Sequence[ServerLink], path: str, *, values_only: bool = False) -> RunFacts:
@@ -112,7 +118,7 @@ def _finished(link: ServerLink, job: str, request: Mapping[str, Any], check: Che
     """Ask for a job until it is done. It may take long; each question has the usual time-out."""
     patience = min(5.0, link.config.timeout / 4)
     while True:
-        answer = link.action(job, {**request, "patience": patience}, patience + link.config.timeout)
+        answer = link.action(job, {**request, "patience": patience}, link.config.timeout)
         if not answer.get("busy"):
             return answer
         check(answer)
@@ -173,11 +179,13 @@ class _Frozen:
                 return
 
     def _thaw(self) -> None:
-        for link in self._links:
+        def thaw(link: ServerLink) -> None:
             try:
-                link.action("thaw", {"owner": self._owner}, min(5.0, self._seconds))
+                link.action("thaw", {"owner": self._owner}, min(AFTERWARDS_SECONDS, self._seconds / 4))
             except StoreError as error:
                 log.warning("after a save: %s; that server goes on by itself within %g s", error, self._seconds)
+
+        on_all(self._links, thaw)
 
 
 def _file(entry: Mapping[str, Any], link: ServerLink) -> FileEntry:

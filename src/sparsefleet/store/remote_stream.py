@@ -365,11 +365,13 @@ class Stream:
 
     def _drop(self) -> None:
         # The writer's end waits for the server's, with the interpreter locked, unless the call was cancelled before.
+        # And it is ended here, not where it is forgotten: there Arrow would complain on stderr.
         reader, writer = self._reader, self._writer
+        self._reader = self._writer = self._segment = None
         if reader is not None:
             reader.cancel()
-        self._reader = self._writer = self._segment = None
-        del reader, writer
+            with contextlib.suppress(*BROKEN):
+                writer.close()
 
     def __del__(self) -> None:
         self._drop()
