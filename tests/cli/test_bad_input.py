@@ -270,7 +270,7 @@ def test_a_checkpoint_of_another_shape(refused, clicks, saved, change):
 def test_who_cannot_resume_gets_advice_for_the_command_line(cli, refused, clicks, tmp_path):
     assert cli(*train(clicks / "test", "--save", tmp_path / "M", "--save-every", 20)).exit_code == 0
     said = refused(*train(clicks / "test", "--resume", tmp_path / "M" / "step-00000020", "--reader", "memory"))
-    assert "resume with the same reader, or begin anew without --resume" in said
+    assert "resume with the same reader, or begin the epoch anew (seek({}), or without --resume)" in said
 
 
 def test_no_checkpoint(refused, clicks, tmp_path):

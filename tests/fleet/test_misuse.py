@@ -85,8 +85,11 @@ fleet.init_worker()
             "try: sys.exit(3)\nfinally: fleet.stop_worker()",
             r"the job has ended: worker 1 \(.*\) failed: exit status 3\. Once that",
         ),
-        ("sys.exit(3)", r"lost worker 1 \(.*\) failed: it ended without fleet.stop_worker\(\); the time-out is 20 s"),
-        ("", r"lost worker 1 \(.*\) failed: it ended without fleet.stop_worker\(\); the time-out is 20 s"),
+        (
+            "sys.exit(3)",
+            r"lost worker 1 \(.*\), which failed: it ended without fleet.stop_worker\(\); the time-out is 20 s",
+        ),
+        ("", r"lost worker 1 \(.*\), which failed: it ended without fleet.stop_worker\(\); the time-out is 20 s"),
     ],
 )
 def test_a_script_that_ends_without_stop_worker_is_lost_at_once(end, error):

@@ -119,6 +119,8 @@ def test_one_that_leaves_with_status_0_before_its_work_is_done_does_not_pass_for
     _, said = process.communicate(timeout=90)
     assert process.returncode == 1, said
     assert "server 0 failed first: exit status 1" in said
-    assert re.search(r"worker 1 \(.*\) failed: it ended without fleet.stop_worker\(\); rows that it had not", said)
+    assert re.search(
+        r"worker 1 \(.*\), which failed: it ended without fleet.stop_worker\(\); rows that it had not", said
+    )
     assert "1200 rows without worker 1" in launcher.logs()["workerlog.0"]  # the rest has finished all the same
     assert "this trainer ends without fleet.stop_worker()" in launcher.logs()["workerlog.1"]

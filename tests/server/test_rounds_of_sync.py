@@ -149,7 +149,7 @@ def test_a_trainer_that_is_cut_off_and_says_good_bye_has_not_run_out_of_rows(fle
         assert stores[0].sync_push({}).wait() == 2
     else:
         with pytest.raises(
-            StoreError, match=r"round 2: lost worker 1 \(process \d+ on .*\) failed: cut off; the time-out is"
+            StoreError, match=r"round 2: lost worker 1 \(process \d+ on .*\), which failed: cut off; the time-out is"
         ):
             stores[0].sync_push({}).wait()
         with pytest.raises(StoreError, match=r"barrier 'end': lost worker 1"):

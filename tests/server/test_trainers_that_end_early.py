@@ -80,7 +80,7 @@ def test_with_the_other_policy_the_error_says_how_it_ended(fleet):
     stores = fleet.start(1).stores_of_all(2)
     assert launcher_says(fleet, 1, "killed by SIGKILL", failed=False) == [False]
     with pytest.raises(
-        StoreError, match=r"lost worker 1 \(process .*\) failed: killed by SIGKILL; .*--lost-trainer drop"
+        StoreError, match=r"lost worker 1 \(process .*\), which failed: killed by SIGKILL; .*--lost-trainer drop"
     ):
         stores[0].barrier("end")
 
@@ -176,7 +176,7 @@ def test_a_trainer_that_leaves_the_rounds_and_is_lost_then_has_not_run_out_of_ro
     stores[1].leave_rounds()
     assert stores[0].sync_push({}).wait() == 1
     stores[1].give_up(KeyboardInterrupt())
-    with pytest.raises(StoreError, match=r"round 2: lost worker 1 \(process .*\) failed: KeyboardInterrupt"):
+    with pytest.raises(StoreError, match=r"round 2: lost worker 1 \(process .*\), which failed: KeyboardInterrupt"):
         stores[0].sync_push({}).wait()
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from sparsefleet.checkpoint import Checkpoint, diff, latest, show
-from sparsefleet.cli.console import add_figures, figures, results
+from sparsefleet.cli.console import add_figures, figures, results, say
 from sparsefleet.cli.positions import describe_position
 from sparsefleet.cli.train_checks import epochs_done
 from sparsefleet.core.errors import SparseFleetError
@@ -34,7 +34,7 @@ def show_command(path: Path, as_json: AsJson = False) -> None:
         return
     out = results()
     about = f"{found['path']}: step {found['step']:,}, {_size(found['bytes'])}, saved {found['created']}"
-    out.print(about, markup=False, soft_wrap=True)
+    say(about, markup=False, to=out)
     tables = figures("table", ">rows", ">dim", "optimizer", ">state", ">updates", ">files", ">size")
     for table in found["tables"]:
         add_figures(
@@ -57,7 +57,7 @@ def show_command(path: Path, as_json: AsJson = False) -> None:
     epoch = epochs_done(found["extra"]) + 1
     for trainer, position in found["positions"].items():
         where = describe_position(position, epoch)
-        out.print(f"reader position of trainer {trainer}: {where}", markup=False, soft_wrap=True)
+        say(f"reader position of trainer {trainer}: {where}", markup=False, to=out)
 
 
 @app.command("verify")
@@ -105,23 +105,23 @@ def diff_command(a: Path, b: Path, as_json: AsJson = False) -> None:
 def _print_diff(found: dict[str, Any]) -> None:
     out = results()
 
-    def say(text: str) -> None:
-        out.print(text, markup=False, soft_wrap=True)
+    def tell(text: str) -> None:
+        say(text, markup=False, to=out)
 
     for side, step in zip("ab", found["step"], strict=True):
-        say(f"{side}: {found[side]} (step {step:,})")
+        tell(f"{side}: {found[side]} (step {step:,})")
     for part in ("schema", "model"):
         for field, (left, right) in found[part].items():
-            say(f"{part}: {field}: {json.dumps(left)} | {json.dumps(right)}")
+            tell(f"{part}: {field}: {json.dumps(left)} | {json.dumps(right)}")
     rows = figures("table", ">rows a", ">rows b", ">only a", ">only b", ">max diff", ">state diff")
     for name, table in found["tables"].items():
         if "only_in" in table:
-            say(f"table {name}: only in {table['only_in']}")
+            tell(f"table {name}: only in {table['only_in']}")
             continue
         for field, (left, right) in table["spec"].items():
-            say(f"table {name}: {field}: {left} | {right}")
+            tell(f"table {name}: {field}: {left} | {right}")
         if table.get("seen_differs"):
-            say(f"table {name}: how often a row was seen: other counts in {table['seen_differs']:,} rows")
+            tell(f"table {name}: how often a row was seen: other counts in {table['seen_differs']:,} rows")
         numbers = (table.get(what) for what in ("only_in_a", "only_in_b", "max_difference", "max_state_difference"))
         add_figures(rows, name, *map(_number, (*table["rows"], *numbers)))
     if rows.row_count:
@@ -129,9 +129,9 @@ def _print_diff(found: dict[str, Any]) -> None:
     tensors = figures("tensor", ">max diff")
     for name, tensor in found["dense"].items():
         if "only_in" in tensor:
-            say(f"tensor {name}: only in {tensor['only_in']}")
+            tell(f"tensor {name}: only in {tensor['only_in']}")
         elif "shapes" in tensor:
-            say(f"tensor {name}: {' | '.join(tensor['shapes'])}")
+            tell(f"tensor {name}: {' | '.join(tensor['shapes'])}")
         else:
             add_figures(tensors, name, _number(tensor["max_difference"]))
     if tensors.row_count:

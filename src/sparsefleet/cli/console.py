@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import ParamSpec, TypeVar
 
 import rich.progress
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -33,6 +35,26 @@ LOG_SECONDS = 10.0
 """Where stderr is no terminal: a line this often."""
 
 
+def say(text: str, *, to: Console = console, style: str | None = None, markup: bool = True) -> None:
+    """A line for people. In a terminal it is broken between words, and within none: a long path stays whole."""
+    line = Text.from_markup(text) if markup else Text(text)
+    if to.is_terminal:
+        line = Text("\n").join(line.divide(_breaks(line.plain, to.width)))
+    to.print(line, style=style, soft_wrap=True)
+
+
+def _breaks(line: str, width: int) -> list[int]:
+    """Where to begin a new line; rich itself would break long words too, or nothing."""
+    places, column = list[int](), 0
+    for match in re.finditer(r"\S+\s*", line):
+        word = match[0]
+        if column and column + cell_len(word.rstrip()) > width:
+            places.append(match.start())
+            column = 0
+        column += cell_len(word)
+    return places
+
+
 def errors_exit_with(status: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A command whose errors become one red message and this exit status, and Ctrl-C status 130.
 
@@ -47,7 +69,7 @@ def errors_exit_with(status: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 sys.stdout.flush()
                 return result
             except SparseFleetError as error:
-                console.print(f"[bold red]error:[/] [red]{escape(str(error))}[/]", soft_wrap=True)
+                say(f"[bold red]error:[/] [red]{escape(str(error))}[/]")
                 raise typer.Exit(status) from None
             except KeyboardInterrupt:
                 console.print("[yellow]interrupted[/]")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sparsefleet.cli.console import console, errors_to_exit
+from sparsefleet.cli.console import console, errors_to_exit, say
 from sparsefleet.core.errors import SparseFleetError
 
 
@@ -44,10 +44,9 @@ def export(
         summary.add_row(f"table {table.name}", f"{table.rows:,}", f"{table.dropped:,}", table.dtype, size)
     summary.add_row("network", "", "", "ONNX", _size(manifest.file("model.onnx").bytes))
     console.print(summary)
-    console.print(
+    say(
         f"[bold]bundle[/] {done.path}  version {manifest.name}, of {manifest.checkpoint.name}; "
         f"ONNX Runtime differs from torch by {done.difference:.1e} at most",
-        soft_wrap=True,
     )
     if json_output:
         tables = {table.name: {"rows": table.rows, "dropped": table.dropped} for table in manifest.tables}

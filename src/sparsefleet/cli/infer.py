@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from sparsefleet.checkpoint import Checkpoint, latest
-from sparsefleet.cli.console import console, errors_to_exit, progress, sigterm_interrupts
+from sparsefleet.cli.console import errors_to_exit, progress, say, sigterm_interrupts
 from sparsefleet.cli.infer_progress import ToldScoring, all_rows
 from sparsefleet.cli.infer_workers import score_with_workers
 from sparsefleet.cli.predictions import check_name
@@ -84,14 +84,9 @@ def infer(
     tell_skipped(skipped, data)
     if not unlabelled:
         where = f"[bold]{escape(str(checkpoint.location))}[/] on {escape(data)}"
-        _say(f"{where}:  {describe_metrics(values)}")
+        say(f"{where}:  {describe_metrics(values)}")
     if output:
-        _say(f"[bold]predictions[/] {escape(str(output))}")
+        say(f"[bold]predictions[/] {escape(str(output))}")
     if json_output:
         extra = {"model": str(checkpoint.location), "step": checkpoint.manifest.step}
         print(json.dumps(plain_numbers({**values, **extra, "skipped": skipped})))
-
-
-def _say(text: str) -> None:
-    """In a terminal, lines end between words; elsewhere they are as long as they need be."""
-    console.print(text, soft_wrap=not console.is_terminal)

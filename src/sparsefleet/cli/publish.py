@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sparsefleet.cli.console import console, errors_to_exit, progress, sigterm_interrupts
+from sparsefleet.cli.console import errors_to_exit, progress, say, sigterm_interrupts
 from sparsefleet.core.errors import ConfigError
 
 
@@ -44,13 +44,12 @@ def publish(
             with progress(f"publishing {opened.name}") as report:
                 done = run(opened, address, progress=report, timeout=timeout)
     what = f"{done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in {done.seconds:.1f} s" if done.written else "was there"
-    console.print(
+    say(
         f"{address.shown}, prefix {address.prefix}: version {done.version} is current ({what}); "
         f"previous: {done.previous or 'none'}; removed: {', '.join(done.removed) or 'none'}",
         markup=False,
-        soft_wrap=True,
     )
     if done.warning:
-        console.print(f"[yellow]warning:[/] {done.warning}", soft_wrap=True)
+        say(f"[yellow]warning:[/] {done.warning}")
     if json_output:
         print(json.dumps({"url": address.shown, "prefix": address.prefix, **asdict(done)}))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsefleet.cli.console import console
+from sparsefleet.cli.console import say
 from sparsefleet.core.schema import CRITEO, FILE_NAME, Schema
 from sparsefleet.data.base import Reader
 from sparsefleet.data.files import check_file, list_files
@@ -68,4 +68,4 @@ def tell_skipped(skipped: Mapping[str, int], of: str) -> None:
     if skipped:
         reasons = "; ".join(f"{count:,} × {reason}" for reason, count in sorted(skipped.items(), key=lambda kv: -kv[1]))
         text = f"skipped {sum(skipped.values()):,} bad rows of {of}: {reasons}"
-        console.print(text, style="yellow", markup=False, soft_wrap=True)
+        say(text, style="yellow", markup=False)

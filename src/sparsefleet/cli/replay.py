@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sparsefleet.cli.console import console, errors_exit_with, progress
+from sparsefleet.cli.console import errors_exit_with, progress, say
 from sparsefleet.verify.differences import QUANTILES
 from sparsefleet.verify.replay import ReplayConfig, Replayed
 from sparsefleet.verify.replay import replay as send_again
@@ -34,9 +34,9 @@ def replay(
     with progress("replaying", unit="requests") as report:
         found = send_again(log, url, config=config, progress=report)
     for bad in found.bad_examples:
-        console.print(f"{log}, line {bad['line']}: {bad['reason']}", style="yellow", markup=False, soft_wrap=True)
+        say(f"{log}, line {bad['line']}: {bad['reason']}", style="yellow", markup=False)
     for failure in found.failures:
-        console.print(f"{log}, line {failure['line']}: {failure['reason']}", style="red", markup=False, soft_wrap=True)
+        say(f"{log}, line {failure['line']}: {failure['reason']}", style="red", markup=False)
     if json_output:
         print(json.dumps(found.to_dict()))
     else:

@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sparsefleet.cli.console import add_figures, console, errors_to_exit, figures, results
+from sparsefleet.cli.console import add_figures, console, errors_to_exit, figures, results, say
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.fleet.roles import parse_endpoints
 from sparsefleet.fleet.security import Security
@@ -119,7 +119,7 @@ def _print(report: Report, as_json: bool, told: Collection[str] = ()) -> None:
         results().print(view(report))
     for error in report.silent.values():
         if error not in told:
-            console.print(f"[bold red]error:[/] [red]{escape(error)}[/]", soft_wrap=True)
+            say(f"[bold red]error:[/] [red]{escape(error)}[/]")
 
 
 def _watch(links: Sequence[ServerLink], seconds: float, as_json: bool) -> None:

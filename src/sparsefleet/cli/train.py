@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from sparsefleet import fleet, optim
 from sparsefleet.cli import train_checks
-from sparsefleet.cli.console import LOG_SECONDS, console, errors_to_exit, sigterm_interrupts
+from sparsefleet.cli.console import LOG_SECONDS, console, errors_to_exit, say, sigterm_interrupts
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import Role
 
@@ -161,8 +161,7 @@ def train(
         places = (log_dir or save, tensorboard) if first else (None, None)
         trainer.reporters = train_parts.reporters(log_seconds, *places)
         fleet.init_worker()
-        with train_checks.words_of_the_command_line():
-            result = trainer.fit(model, train_rows, epochs, test=test_rows, save=policy, resume=resume)
+        result = trainer.fit(model, train_rows, epochs, test=test_rows, save=policy, resume=resume)
         test_skipped = test_rows.skipped() if test_rows else {}
         whole = train_roles.whole_job(trainer.store, result)
         summary = plain_numbers({**train_parts.metrics(result, test_skipped), **whole})
@@ -180,13 +179,13 @@ def _tell(summary: Mapping[str, Any], data: str) -> None:
         speed = f"{summary['rows']:,} rows, {summary['samples_per_s']:,.0f} rows/s"
         console.print(f"[bold]{summary['trainers']} trainers[/] together: {speed}")
     for lost in summary.get("lost", ()):
-        console.print(f"[yellow]without[/] {escape(lost)}: rows that it had not trained are missing", soft_wrap=True)
+        say(f"[yellow]without[/] {escape(lost)}: rows that it had not trained are missing")
     if summary.get("test_auc") is not None:
         best = _best_possible(Path(data))
         beside = f"   best possible {best:.4f}" if best else ""
         console.print(f"[bold]test AUC {summary['test_auc']:.4f}[/]{beside}")
     if summary.get("model"):
-        console.print(f"[bold]model[/] {escape(str(summary['model']))}", soft_wrap=True)
+        say(f"[bold]model[/] {escape(str(summary['model']))}")
 
 
 def _best_possible(data: Path) -> float | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.markup import escape
 
-from sparsefleet.cli.console import console
+from sparsefleet.cli.console import say
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import TRAINING_ROLE, Role
 
@@ -24,7 +23,6 @@ _OF_MODE = {
     "dense_refresh": "async",
 }
 """The only mode that heeds a setting."""
-_ANEW = "start the epoch anew with seek({})"
 
 
 def check_counts(servers: int | None, workers: int | None, role: Role) -> None:
@@ -81,10 +79,9 @@ def look_at_resumed(resume: str, epochs: int, mode: str) -> None:
     done = epochs_done(checkpoint.manifest.extra)
     if epochs <= done:
         which = "its epoch was" if epochs == 1 else f"all {epochs} epochs were"
-        console.print(
+        say(
             f"[yellow]nothing left to train[/] of {escape(str(checkpoint.location))}: {which} done before; "
             f"--epochs {done + 1} goes on",
-            soft_wrap=True,
         )
 
 
@@ -93,14 +90,3 @@ def epochs_done(extra: Mapping[str, Any]) -> int:
     training = extra.get("training")
     done = training.get("epoch") if isinstance(training, Mapping) else None
     return done if isinstance(done, int) else 0
-
-
-@contextmanager
-def words_of_the_command_line() -> Iterator[None]:
-    """Readers advise a call, since mostly scripts use them; who resumes by an option is told of the option."""
-    try:
-        yield
-    except ConfigError as error:
-        if _ANEW not in str(error):
-            raise
-        raise ConfigError(str(error).replace(_ANEW, "begin anew without --resume")) from error

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sparsefleet.cli.console import console, errors_exit_with
+from sparsefleet.cli.console import console, errors_exit_with, say
 from sparsefleet.cli.verify_view import show_report
 from sparsefleet.core.errors import BundleError, SparseFleetError
 
@@ -81,7 +81,5 @@ def _refused(error: BundleError, json_output: bool) -> None:
     """There is a bundle, but nobody could serve it as it is: that is an answer, too."""
     if json_output:
         print(json.dumps({"ok": False, "error": str(error)}))
-    console.print(
-        f"differs: the bundle cannot be served as it is: {error}", style="bold red", markup=False, soft_wrap=True
-    )
+    say(f"differs: the bundle cannot be served as it is: {error}", style="bold red", markup=False)
     raise typer.Exit(1)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sparsefleet.cli.console import say
 from sparsefleet.verify.report import Check, Report
 
 _VERDICTS = {True: ("same", "green"), False: ("DIFFERS", "bold red"), None: ("told", "dim")}
@@ -18,7 +19,7 @@ SHOWN_SLOTS = 3
 def show_report(report: Report) -> None:
     console = Console(highlight=False)
     for name, where in report.places.items():
-        console.print(f"{name:>10}  {where}", markup=False, soft_wrap=True)
+        say(f"{name:>10}  {where}", markup=False, to=console)
     for number, question in enumerate(report.questions, 1):
         title = f"{number}. {question.title}" if number < len(report.questions) else question.title
         table = Table(title=title, title_justify="left", title_style="bold", expand=True)
@@ -32,14 +33,14 @@ def show_report(report: Report) -> None:
     if not report.scores.ok:
         _show_worst(console, report)
     for note in report.notes:
-        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+        say(f"note: {note}", style="yellow", markup=False, to=console)
     failed = [check.what for question in report.questions for check in question.checks if check.ok is False]
     if report.ok:
         among = ", ".join(report.places)
         console.print(f"equal: {among}, on {report.rows:,} rows to {report.tolerance:g}", style="bold green")
     else:
         told = "; ".join(failed[:10]) + ("; …" if len(failed) > 10 else "")
-        console.print(f"differs: {told}", style="bold red", markup=False, soft_wrap=True)
+        say(f"differs: {told}", style="bold red", markup=False, to=console)
 
 
 def _verdict(check: Check) -> Text:
@@ -51,9 +52,9 @@ def _show_worst(console: Console, report: Report) -> None:
     console.print(f"The {len(report.worst)} worst rows, and where they part (--json has them in full):", style="bold")
     for row in report.worst:
         scores = ", ".join(f"{place} {score:.8g}" for place, score in row["scores"].items())
-        console.print(f"{row['where']}: {scores}", markup=False, soft_wrap=True)
+        say(f"{row['where']}: {scores}", markup=False, to=console)
         for line in _parting(row):
-            console.print(f"    {line}", markup=False, soft_wrap=True)
+            say(f"    {line}", markup=False, to=console)
 
 
 def _parting(row: Mapping[str, Any]) -> list[str]:

@@ -193,7 +193,7 @@ class InMemoryDataset(FileReader):
         if sought and sought["order"] != check:
             raise ConfigError(
                 "the order drawn for this epoch is not the one that the position was taken with "
-                "(another release of numpy?); start the epoch anew with seek({})"
+                "(another release of numpy?); begin the epoch anew (seek({}), or without --resume)"
             )
         if sought:
             units = units_of(sought)
@@ -230,7 +230,7 @@ class InMemoryDataset(FileReader):
             if position.get(name) != here:
                 raise ConfigError(
                     f"the position was taken with {meaning} {position.get(name)}, here it is {here}; "
-                    f"load and shuffle as then, or start the epoch anew with seek({{}})"
+                    f"load and shuffle as then, or begin the epoch anew (seek({{}}), or without --resume)"
                 )
         number, check = position.get("epoch"), position.get("order")
         if not isinstance(number, int) or number < 0 or not isinstance(check, int):

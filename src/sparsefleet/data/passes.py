@@ -201,7 +201,7 @@ def check_position(position: Mapping[str, Any], kind: str) -> None:
     if position.get("kind") != kind:
         raise ConfigError(
             f"this position is of a reader of kind {position.get('kind')!r}, this one is of kind {kind!r}: "
-            f"resume with the same reader, or start the epoch anew with seek({{}})"
+            f"resume with the same reader, or begin the epoch anew (seek({{}}), or without --resume)"
         )
 
 

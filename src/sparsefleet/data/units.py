@@ -159,7 +159,7 @@ def check_same_files(position: Mapping[str, Any], present: Sequence[Sequence[Any
         parts += ["the same files in another order"] if not gone and not new else []
         raise ConfigError(
             f"the position belongs to another list of files ({'; '.join(parts)}); "
-            f"give the files it was taken with, or start the epoch anew with seek({{}})"
+            f"give the files it was taken with, or begin the epoch anew (seek({{}}), or without --resume)"
         )
     changed = [
         f"{file} had {then} bytes, has {size}"
@@ -169,7 +169,7 @@ def check_same_files(position: Mapping[str, Any], present: Sequence[Sequence[Any
     if changed:
         raise ConfigError(
             f"files have changed since the position was taken ({_some(changed)}); restore them, "
-            f"or start the epoch anew with seek({{}})"
+            f"or begin the epoch anew (seek({{}}), or without --resume)"
         )
     known = set(now)
     strange = [unit.file for unit in units_of(position) if unit.file and unit.file not in known]

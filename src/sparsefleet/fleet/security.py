@@ -19,15 +19,13 @@ from pathlib import Path
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.store.wire.auth import (
     CERTIFICATE_VARIABLE,
-    INSECURE_VARIABLE,
     KEY_VARIABLE,
     ROOTS_VARIABLE,
     TOKEN_VARIABLE,
     check_token,
+    insecure_allowed,
 )
 from sparsefleet.store.wire.tls import check_pair, check_roots
-
-_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Security:
             certificate=_file(given, CERTIFICATE_VARIABLE),
             key=_file(given, KEY_VARIABLE),
             roots=_file(given, ROOTS_VARIABLE),
-            insecure=_flag(given, INSECURE_VARIABLE),
+            insecure=insecure_allowed(given),
         )
         if security.token:
             check_token(security.token)
@@ -67,10 +65,3 @@ def _file(environment: Mapping[str, str], variable: str) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{variable}={path!r} cannot be read: {error.strerror or error}") from None
-
-
-def _flag(environment: Mapping[str, str], variable: str) -> bool:
-    value = environment.get(variable, "")
-    if value.lower() not in _YES + _NO:
-        raise ConfigError(f"{variable}={value!r} is neither yes ({', '.join(_YES)}) nor no ({', '.join(_NO[:-1])})")
-    return value.lower() in _YES

@@ -77,6 +77,7 @@ def end_processes(
             winding_up = leaders & alive.keys()
             untold = {pid for pid, session in alive.items() if pid in leaders or session not in winding_up} - told
             _signal(untold, signal.SIGTERM)
+            _signal(untold, signal.SIGCONT)  # one that stands stopped hears of nothing before
             told |= untold
         tick()
         time.sleep(TICK_SECONDS)

@@ -12,7 +12,7 @@ from pathlib import Path
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.server.config import ServerConfig
 from sparsefleet.server.process import run_server
-from sparsefleet.store.wire.auth import TOKEN_VARIABLE
+from sparsefleet.store.wire.auth import TOKEN_VARIABLE, insecure_allowed
 
 
 def read_arguments(arguments: list[str]) -> ServerConfig:
@@ -44,7 +44,7 @@ def read_arguments(arguments: list[str]) -> ServerConfig:
         token=os.environ.get(TOKEN_VARIABLE) or None,
         tls_certificate=chosen.tls_certificate.read_bytes() if chosen.tls_certificate else None,
         tls_key=chosen.tls_key.read_bytes() if chosen.tls_key else None,
-        insecure=chosen.insecure,
+        insecure=chosen.insecure or insecure_allowed(os.environ),
         watch_parent=chosen.watch_parent,
     )
 

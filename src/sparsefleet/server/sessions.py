@@ -219,7 +219,7 @@ class Sessions:
             trainer.resting = False  # it has not run out of rows: rounds are not to go on without it unnoticed
             self.had_losses = True
             if own_error:
-                self.break_job(self.name(worker))
+                self.break_job(f"worker {worker} ({trainer.about}) failed: {reason}")
             self.changed.notify_all()
 
     def ended(self, worker: int, how: str, failed: bool) -> bool:
@@ -356,7 +356,7 @@ class Sessions:
             how = self._ended_before.get(worker)
             return f"worker {worker} ({f'ended before it registered: {how}' if how else 'never registered'})"
         if trainer.failure is not None:
-            return f"worker {worker} ({trainer.about}) failed: {trainer.failure}"
+            return f"worker {worker} ({trainer.about}), which failed: {trainer.failure}"
         silent = time.monotonic() - trainer.last_seen
         return f"worker {worker} ({trainer.about}, last heard of {silent:.1f} s ago)"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow.flight as flight
@@ -17,6 +18,7 @@ CERTIFICATE_VARIABLE = "SPARSEFLEET_TLS_CERT"
 KEY_VARIABLE = "SPARSEFLEET_TLS_KEY"
 ROOTS_VARIABLE = "SPARSEFLEET_TLS_ROOTS"
 """Where processes find all this (fleet/security.py), for messages that say what to set."""
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
 def check_token(token: str) -> None:
@@ -34,6 +36,16 @@ def check_token(token: str) -> None:
     raise ConfigError(
         f"{TOKEN_VARIABLE} (token) {wrong}; allowed are visible ASCII characters, and blanks between them: set it anew"
     )
+
+
+def insecure_allowed(environment: Mapping[str, str]) -> bool:
+    """Whether servers may listen beyond this machine without a token, as the environment has it."""
+    value = environment.get(INSECURE_VARIABLE, "").lower()
+    if value not in _YES + _NO:
+        raise ConfigError(
+            f"{INSECURE_VARIABLE}={value!r} is neither yes ({', '.join(_YES)}) nor no ({', '.join(_NO[:-1])})"
+        )
+    return value in _YES
 
 
 def _value(token: str) -> str:
