@@ -6,6 +6,7 @@ fleetrun --server_num=2 --worker_num=2 train.py --data D/train --test-data D/tes
 
 import argparse
 import json
+import logging
 
 import torch
 
@@ -45,6 +46,7 @@ def main() -> None:
     strategy = fleet.DistributedStrategy(mode=args.mode, timeout=args.timeout)
     optimizer = fleet.distributed_optimizer(optim.by_name(name, rate), strategy)
     if fleet.is_server():
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")  # who comes and goes
         fleet.init_server(args.model)
         fleet.run_server()
     fleet.init_worker()

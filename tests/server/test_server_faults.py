@@ -56,6 +56,26 @@ def test_a_server_that_is_gone_is_named_within_the_time_out(fleet, how, call):
     assert time.monotonic() - start < 6
 
 
+def test_a_server_that_was_silent_for_the_time_out_is_not_waited_for_so_long_again(fleet):
+    store = fleet.start(1).store(timeout=4.0)
+    os.kill(fleet.processes[0].pid, signal.SIGSTOP)
+    with pytest.raises(StoreError, match="did not answer stats within 4 s"):
+        store.stats()
+    start = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="did not answer stats"):
+            store.stats()
+    assert time.monotonic() - start < 3
+    os.kill(fleet.processes[0].pid, signal.SIGCONT)
+    deadline = time.monotonic() + 30
+    while True:  # and when it is back, it is back
+        try:
+            store.stats()
+            break
+        except StoreError:
+            assert time.monotonic() < deadline
+
+
 def test_a_stopped_server_is_noticed_while_waiting_for_a_round(fleet):
     stores = fleet.start(1).stores_of_all(2, timeout=2.0)
     stores[0].create_table(SPEC)

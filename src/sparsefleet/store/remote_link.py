@@ -29,6 +29,8 @@ NOT_UP = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.Flig
 LOOK_SECONDS = 2.0
 """How long a look at who listens there may take."""
 
+GIVEN_UP_SECONDS = 0.5
+
 TELL_AFTER = 2.0
 """Servers start together with trainers: a moment's wait is nothing to speak of."""
 TELL_EVERY = 5.0
@@ -47,6 +49,8 @@ class ServerLink:
         self.server_id: str | None = None
         """Which life of the server we registered with."""
         self._answered = False
+        self._given_up = False
+        """It was silent for the time-out: until it answers again, nobody waits for it that long once more."""
         self.check_all: Callable[[], None] = lambda: None
         """Raises if any server of the job is silent: who waits here for other trainers may wait because of it."""
         if config.tls_root_certs is not None:
@@ -66,6 +70,8 @@ class ServerLink:
     def action(self, name: str, data: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Ask the server and return its answer; StoreError when it refuses, fails or does not answer in time."""
         seconds = self.config.timeout if timeout is None else timeout
+        if self._given_up:
+            seconds = min(seconds, GIVEN_UP_SECONDS)
         body = to_json({"protocol": PROTOCOL, **data})
         try:
             results = list(
@@ -76,7 +82,7 @@ class ServerLink:
             if never:
                 raise StoreError(f"{self} cannot be talked to: {never}") from None
             raise self.failed(name, error, seconds) from error
-        self._answered = True
+        self._answered, self._given_up = True, False
         answer = read_json(results[0].body.to_pybytes() if results else b"", f"{self}'s answer to {name}", 1 << 30)
         if "error" in answer:
             raise refused(answer, f"{self}, {name}")
@@ -98,6 +104,7 @@ class ServerLink:
         return StoreError(f"{self} cannot be reached for {operation}: {_first_line(error)}.{self._advice()}")
 
     def silent(self, operation: str, seconds: float) -> StoreError:
+        self._given_up = self._given_up or seconds >= self.config.timeout
         return StoreError(
             f"{self} did not answer {operation} within {seconds:g} s: it is dead, stopped, cut off, or overloaded "
             f"(then raise timeout).{self._advice()}"

@@ -152,8 +152,8 @@ class _Frozen:
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
+        self._thaw()  # what is renewed afterwards is nobody's
         self._thread.join(timeout=2 * self._seconds)
-        self._thaw()
 
     def make_equal(self) -> None:
         furthest: dict[str, int] = {}
@@ -173,7 +173,7 @@ class _Frozen:
         while not self._stop.wait(self._seconds / 4):
             try:
                 for link in self._links:
-                    link.action("renew", {"owner": self._owner, "seconds": self._seconds}, self._seconds / 2)
+                    link.action("renew", {"owner": self._owner, "seconds": self._seconds}, self._seconds / 4)
             except StoreError as error:
                 self._error.append(error)
                 return
