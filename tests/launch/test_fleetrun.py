@@ -240,7 +240,8 @@ def test_a_signal_to_the_launcher_lets_workers_save_before_the_servers_end(launc
     may = "workers may end by themselves, and save if their script does, up to 30 s (once more: at once)"
     assert f"{number.name}: {may}\n" in error
     assert "ending all roles" not in error
-    assert re.search(r"worker 1: stopping.*worker 1: stopped.*server 0: stopping.*server 0: stopped", error, re.DOTALL)
+    # A server may end faster than it is seen to be stopping.
+    assert re.search(r"worker 1: stopping.*worker 1: stopped.*server 0: stopped", error, re.DOTALL)
     assert launcher.logs() == {
         "serverlog.0": "up\nSIGTERM\n",
         "workerlog.0": "up\nsaved; server there\n",
