@@ -59,12 +59,16 @@ any_trainer_runs() {
     done
     return 1
 }
-ended=()
+ended=() incomplete=0
 while any_trainer_runs; do
     for ((i = 0; i < servers; i++)); do
         if [ -z "${ended[i]:-}" ] && ! running "${pids[i]}"; then
             ended[i]=1
-            if ! wait "${pids[i]}"; then
+            status=0
+            wait "${pids[i]}" || status=$?
+            if ((status == 3)); then # its trainers have stopped; one of them before its work was done
+                incomplete=1
+            elif ((status)); then
                 echo "server $i failed; the end of log/pserver.$i.log:" >&2
                 tail -n 5 "log/pserver.$i.log" >&2
                 sleep 3 # for trainers to write down what they know of it
@@ -88,7 +92,12 @@ if ((failed)); then
 fi
 # Servers end by themselves once all trainers have.
 for ((i = 0; i < servers; i++)); do
-    [ -n "${ended[i]:-}" ] || wait "${pids[i]}" || echo "server $i did not end well; see log/pserver.$i.log" >&2
+    [ -n "${ended[i]:-}" ] || wait "${pids[i]}" || incomplete=1
 done
+if ((incomplete)); then
+    echo "not all went well; the end of log/pserver.0.log:" >&2
+    tail -n 5 log/pserver.0.log >&2
+    exit 1
+fi
 echo "trainer 0: $(tail -n 1 log/trainer.0.log)"
 echo "model in ./model"

@@ -38,7 +38,8 @@ def test_who_waits_in_a_round_says_for_whom(fleet, impatient, caplog):
     assert any("round 1 waits for worker 1 (process " in record.message for record in caplog.records)
 
 
-def test_trainers_that_wait_at_different_places_end_with_an_error(fleet):
+def test_trainers_that_wait_at_different_places_end_with_an_error(fleet, monkeypatch):
+    monkeypatch.setattr(threading, "main_thread", threading.current_thread)  # each stands for a process
     stores = fleet.start(1, "--workers", "2", "--timeout", "3").stores_of_all(2)
     where = (
         "worker 0 at barrier 'exchange 1', worker 1 at barrier 'sync epoch 0'. All trainers must make the same calls"
@@ -54,7 +55,8 @@ def test_trainers_that_wait_at_different_places_end_with_an_error(fleet):
     assert 3 <= time.monotonic() - start < 15
 
 
-def test_one_that_does_not_wait_for_ever_is_no_deadlock(fleet):
+def test_one_that_does_not_wait_for_ever_is_no_deadlock(fleet, monkeypatch):
+    monkeypatch.setattr(threading, "main_thread", threading.current_thread)
     stores = fleet.start(1, "--workers", "2", "--timeout", "2").stores_of_all(2)
 
     def wait_a_while_elsewhere() -> None:
@@ -63,3 +65,14 @@ def test_one_that_does_not_wait_for_ever_is_no_deadlock(fleet):
         stores[0].barrier("end")
 
     in_threads([wait_a_while_elsewhere, partial(stores[1].barrier, "end")])
+
+
+def test_who_waits_in_a_thread_beside_the_main_one_may_still_come_elsewhere(fleet):
+    stores = fleet.start(1, "--workers", "2", "--timeout", "2").stores_of_all(2)
+
+    def after_a_while(worker: int, place: str) -> None:
+        time.sleep(5)
+        stores[worker].barrier(place)
+
+    early = [partial(stores[0].barrier, "exchange"), partial(stores[1].barrier, "epoch")]
+    in_threads([*early, partial(after_a_while, 1, "exchange"), partial(after_a_while, 0, "epoch")])

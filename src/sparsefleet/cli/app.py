@@ -59,7 +59,8 @@ def _application(imported: Collection[str]) -> typer.Typer:
 
 
 def _not_imported() -> None:
-    """Stands for a command in the list of all; it is not what the command line begins with, so it is not called."""
+    """Stands for a command in the list of all; it is called only where the command line begins with something else."""
+    raise typer.BadParameter("a command comes first: sparsefleet COMMAND …")
 
 
 def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:

@@ -4,6 +4,7 @@
 every worker here ended well ─► servers may stop by themselves for `timeout` seconds ─► end what is left ─► success
 a server fails               ─► the others may report for `timeout` seconds          ─► end what is left ─► its status
     before it listened       ─► they only wait for it: REPORT_SECONDS are enough     ─► end what is left ─► its status
+    as INCOMPLETE            ─► its workers had all stopped: they work to their end  ─► end what is left ─► its status
 a worker fails               ─► the servers are told, and say what becomes of the others (or `keep_going` does):
     they end                 ─► they may report for `timeout` seconds                ─► end what is left ─► its status
     they go on               ─► they work to their end                               ─► end what is left ─► its status
@@ -35,6 +36,7 @@ from sparsefleet.launch.notices import Notices
 from sparsefleet.launch.process import Exit, RoleProcess, signal_name
 from sparsefleet.launch.summary import culprit_first, tell_failures
 from sparsefleet.launch.view import ENDED_WELL, View, state_of, view_for
+from sparsefleet.server.config import INCOMPLETE
 
 CommandForRole = Callable[[Role], Sequence[str]]
 
@@ -247,9 +249,12 @@ class _Job:
 
     def _go_on(self) -> bool | None:
         """Whether the others work to their end after these failures; None: the servers have not answered yet."""
-        if any(process.role.is_server for process in self._failures):
+        if any(_has_failed_others(process) for process in self._failures):
             return False
         for process in self._failures[self._told :]:
+            if process.role.is_server:
+                self._told += 1
+                continue
             goes_on = self._settings.keep_going
             if goes_on is None:
                 goes_on = self._notices.goes_on(process.role.index)
@@ -341,6 +346,11 @@ class _Job:
         what = _count(workers, "worker") if workers else _count(len(self._processes), "server")
         self._view.say(f"all done: {what} ended well after {seconds:.1f} s")
         return Outcome(0)
+
+
+def _has_failed_others(process: RoleProcess) -> bool:
+    """Whether this end of a server is one that its workers cannot go on after."""
+    return process.role.is_server and (process.exit is None or process.exit.status != INCOMPLETE)
 
 
 def _count(number: int, what: str) -> str:

@@ -9,6 +9,9 @@ from typing import Literal
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.store.wire.auth import INSECURE_VARIABLE, TOKEN_VARIABLE, check_token
 
+INCOMPLETE = 3
+"""Exit status of a server whose trainers have all stopped but for some that left before: nobody else tells of it."""
+
 
 @dataclass(frozen=True)
 class ServerConfig:

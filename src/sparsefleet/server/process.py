@@ -15,21 +15,23 @@ import pyarrow as pa
 
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.memory import keep_freed_memory
-from sparsefleet.server.config import ServerConfig
+from sparsefleet.server.config import INCOMPLETE, ServerConfig
 from sparsefleet.server.service import ParameterService
 from sparsefleet.server.state import Hook, ServerState
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY = 0.25
+FAILED = 1
+"""Exit status where all trainers were lost."""
 
 
 class ParameterServer:
     def __init__(self, config: ServerConfig, after_apply: Hook | None = None) -> None:
         self.config = config
         self._parent = os.getppid()
-        self.failed = False
-        """`serve` returned because all trainers were lost, or some have left with nobody else to tell of it."""
+        self.status = 0
+        """For the process to exit with, once `serve` has returned."""
         self.state = ServerState(config, after_apply)
         self._check_port()
         try:
@@ -79,11 +81,11 @@ class ParameterServer:
                 if self.state.sessions.finished():
                     why[0] = "all trainers have stopped"
                     if early := self.state.sessions.left_early():
-                        self.failed = True
+                        self.status = INCOMPLETE
                         log.error("%s; rows that it had not trained are missing", ", ".join(early))
                     break
                 if self.state.sessions.abandoned():
-                    why[0], self.failed = f"all trainers have been silent for {self.config.abandoned_after:g} s", True
+                    why[0], self.status = f"all trainers have been silent for {self.config.abandoned_after:g} s", FAILED
                     log.error("server %d gives up: %s", self.config.index, why[0])
                     break
                 if self.config.watch_parent and os.getppid() != self._parent:
@@ -117,4 +119,4 @@ def run_server(
     announce(server.endpoint)
     server.serve()
     logging.shutdown()
-    os._exit(1 if server.failed else 0)
+    os._exit(server.status)

@@ -81,7 +81,8 @@ class Meetings:
                 "name": name,
                 "turn": self._count[kind, name],
                 "payload": payload,
-                "bounded": seconds is not None,
+                # A trainer that waits in another thread may still come elsewhere.
+                "bounded": seconds is not None or threading.current_thread() is not threading.main_thread(),
             }
         deadline = None if seconds is None else time.monotonic() + seconds
         limit, patient = self._link.config.timeout, Patient()

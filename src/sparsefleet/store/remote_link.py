@@ -29,11 +29,18 @@ NOT_UP = (flight.FlightUnavailableError, flight.FlightTimedOutError, flight.Flig
 LOOK_SECONDS = 2.0
 """How long a look at who listens there may take."""
 
+MISMATCH_SECONDS = 3.0
+"""How long it must look as if a server could not be talked to before that is believed: longer than gRPC waits between
+two tries. Perhaps it has not tried the one that is up now, and takes what we would not."""
 GIVEN_UP_SECONDS = 0.5
 
 TELL_AFTER = 2.0
 """Servers start together with trainers: a moment's wait is nothing to speak of."""
 TELL_EVERY = 5.0
+
+
+class Mismatch(StoreError):
+    """This client and that server speak past each other."""
 
 
 class Saved:
@@ -60,8 +67,16 @@ class ServerLink:
             f"{scheme}://{self.endpoint}",
             tls_root_certs=config.tls_root_certs,
             middleware=[SendToken(config.token)] if config.token else None,
-            # Without this, gRPC backs off for up to two minutes while a server starts.
-            generic_options=[("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)],
+            generic_options=[
+                # Else gRPC backs off for up to two minutes while a server starts.
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 1000),
+                # Else a write to a server that is stopped, or cut off, blocks for ever once the socket is full:
+                # cancelling the call does not free it. This sets TCP_USER_TIMEOUT. (Servers take it ill if they are
+                # pinged more often than every five minutes.)
+                ("grpc.keepalive_time_ms", 310_000),
+                ("grpc.keepalive_timeout_ms", max(1, round(1000 * config.timeout))),
+            ],
         )
 
     def __str__(self) -> str:
@@ -79,8 +94,8 @@ class ServerLink:
             )
         except BROKEN as error:
             never = self._never(error, min(LOOK_SECONDS, seconds))
-            if never:
-                raise StoreError(f"{self} cannot be talked to: {never}") from None
+            if never is not None:
+                raise Mismatch(f"{self} cannot be talked to: {never}") from None
             raise self.failed(name, error, seconds) from error
         self._answered, self._given_up = True, False
         answer = read_json(results[0].body.to_pybytes() if results else b"", f"{self}'s answer to {name}", 1 << 30)
@@ -125,6 +140,7 @@ class ServerLink:
     def register(self, incarnation: str, about: str) -> None:
         """Make ourselves known, waiting for a server that is not up yet."""
         config, start, told = self.config, time.monotonic(), 0.0
+        mismatched: float | None = None
         request = {
             "worker": config.worker,
             "incarnation": incarnation,
@@ -142,6 +158,13 @@ class ServerLink:
                 return
             except StoreError as error:
                 waited = time.monotonic() - start
+                if isinstance(error, Mismatch):
+                    mismatched = waited if mismatched is None else mismatched
+                    if waited - mismatched >= MISMATCH_SECONDS:
+                        raise
+                    time.sleep(0.2)
+                    continue
+                mismatched = None
                 if not isinstance(error.__cause__, NOT_UP):
                     raise
                 if waited >= config.connect_timeout:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 Check = Callable[[Mapping[str, Any]], None]
 """Called with each answer that says that a server is still at work; raises where waiting longer is of no use."""
 TELL_EVERY = 5.0
-AFTERWARDS_SECONDS = 2.0
+AFTERWARDS_SECONDS = 5.0
 """For what is only told when a checkpoint is written: whoever needs a server that does not answer finds out in their
 own time."""
 
@@ -170,13 +170,15 @@ class _Frozen:
             raise self._error[0]
 
     def _renew(self) -> None:
+        request, renewed = {"owner": self._owner, "seconds": self._seconds}, time.monotonic()
         while not self._stop.wait(self._seconds / 4):
             try:
-                for link in self._links:
-                    link.action("renew", {"owner": self._owner, "seconds": self._seconds}, self._seconds / 4)
+                on_all(self._links, lambda link: link.action("renew", request, self._seconds / 4))
+                renewed = time.monotonic()
             except StoreError as error:
-                self._error.append(error)
-                return
+                if time.monotonic() - renewed > 3 / 4 * self._seconds:  # no time for another try
+                    self._error.append(error)
+                    return
 
     def _thaw(self) -> None:
         def thaw(link: ServerLink) -> None:

@@ -49,7 +49,11 @@ class RunMoment:
             if me in self._standing_for:
                 return
             if not self._standing_for:
-                self.gate.close()
+                try:
+                    self.gate.close()
+                except BaseException:  # Ctrl-C while it waited
+                    self.gate.open()
+                    raise
             self._standing_for.add(me)
             communicator.flush()
 
