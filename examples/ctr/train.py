@@ -42,7 +42,7 @@ def main() -> None:
     args = arguments()
     fleet.init()
     name = args.optimizer or ("sgd" if args.mode == "geo" else "adam")
-    rate = args.learning_rate or (3e-4 if name == "sgd" else 1e-3)
+    rate = (3e-4 if name == "sgd" else 1e-3) if args.learning_rate is None else args.learning_rate
     strategy = fleet.DistributedStrategy(mode=args.mode, timeout=args.timeout)
     optimizer = fleet.distributed_optimizer(optim.by_name(name, rate), strategy)
     if fleet.is_server():
@@ -60,9 +60,10 @@ def main() -> None:
     if args.test_data:
         test = open_reader(fleet.split_files(list_files(args.test_data)), CRITEO, batch_size=1000)
     result = trainer.fit(model, rows, args.epochs, test=test)
-    # Metrics are of all trainers; rows and time are each one's own, until they are put together.
+    # Metrics are of all trainers; rows and time are each one's own, until those who are left put them together.
     parts = trainer.store.reduce("result", {"rows": result.rows, "seconds": result.seconds})
     trained, seconds = sum(part["rows"] for part in parts), max(part["seconds"] for part in parts)
+    lost = trainer.store.lost_trainers()
     if args.save and fleet.is_first_worker():
         fleet.save_persistables(args.save)
     if args.bundle and fleet.is_first_worker():
@@ -72,8 +73,8 @@ def main() -> None:
     summary = {"train_auc": result.train["auc"], "samples_per_s": speed, "rows": trained, "trainers": len(parts)}
     if result.test:
         summary |= {"test_auc": result.test["auc"], "test_logloss": result.test["logloss"]}
-    if result.lost:
-        summary |= {"lost": result.lost}
+    if lost:
+        summary |= {"lost": lost}
     print(json.dumps(summary), flush=True)
 
 

@@ -472,3 +472,11 @@ def test_a_full_disk_during_a_save(clicks, saved, children, tmp_path):
 
     assert latest(tmp_path / "M").name == found.name
     Checkpoint.open(str(before)).verify()
+
+
+def test_a_folder_that_another_run_has_saved_to_is_told(cli, clicks, tmp_path):
+    run = train(clicks / "test", "--save", tmp_path / "M")
+    told = "has checkpoints of an earlier run, the newest step-"
+    assert told not in " ".join(cli(*run).stderr.split())
+    assert told in " ".join(cli(*run).stderr.split())
+    assert told not in " ".join(cli(*run, "--resume", tmp_path / "M", "--epochs", 2).stderr.split())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -27,6 +29,9 @@ class Member:
     def report(self, applied: int | None) -> dict[str, Any]:
         self.heard.append(f"report {applied}")
         return {"step": self.step}
+
+    def fail(self, error: BaseException) -> None:
+        self.heard.append(f"fail: {error}")
 
     def resume(self) -> None:
         self.heard.append("resume")
@@ -97,3 +102,19 @@ def test_when_the_one_that_saves_is_lost_the_others_go_on(fleet, tmp_path):
         other.wait_for("resume")
         stores[1].barrier("the loss is noticed")
         stores[1].save_together(str(tmp_path / "model"), Member(), Reports())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_who_stands_still_when_the_server_dies_hears_of_it(fleet, how):
+    """Its training threads ask nobody anything: they wait to be let on."""
+    stores, other = fleet.start(1).stores_of_all(2, timeout=2), Member()
+    attending = stores[1].attending(other)
+    attending.__enter__()
+    name = stores[0]._links[0].action("open_cut", stores[0]._identity())["cut"]
+    stores[0]._links[0].action("ask_all", {"cut": name, "phase": "pause", "patience": 0})
+    other.wait_for("pause")
+    os.kill(fleet.processes[0].pid, how)
+    other.wait_for("resume")
+    assert any(word.startswith(f"fail: server 0 ({fleet.endpoints[0]})") for word in other.heard), other.heard
+    with pytest.raises(StoreError, match="server 0"):
+        attending.__exit__(None, None, None)

@@ -159,7 +159,7 @@ def test_a_trainer_that_is_cut_off_and_says_good_bye_has_not_run_out_of_rows(fle
     assert [name.split(" (")[0] for name in stores[0].lost_trainers()] == ["worker 1"]
     stop_worker(stores[0])
     assert "the job ends without worker 1 (process " in caplog.text
-    assert [process.wait(timeout=20) for process in fleet.processes] == [0, 0]
+    assert [process.wait(timeout=20) for process in fleet.processes] == [3, 3]
 
 
 def test_waiting_longer_than_the_time_out_is_fine_while_all_are_alive(fleet):

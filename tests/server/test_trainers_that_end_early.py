@@ -53,7 +53,7 @@ def test_an_error_of_its_own_ends_the_job_whatever_the_policy(fleet, tmp_path, p
     assert not (tmp_path / "after").exists()
     stores[0].stop_servers()  # a script's `finally` may still say good-bye
     stores[0].close()
-    assert [process.wait(timeout=20) for process in fleet.processes] == [0, 0]
+    assert [process.wait(timeout=20) for process in fleet.processes] == [3, 3]
 
 
 def test_who_waits_hears_of_the_error_at_once(fleet):

@@ -10,7 +10,7 @@ import time
 import pytest
 from fit_jobs import every, network, rows_of, trainer
 
-from sparsefleet.core.errors import CheckpointError, DataError
+from sparsefleet.core.errors import CheckpointError, DataError, StoreError
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data import Feeder, PyReader
 from sparsefleet.data.base import BatchStream, Epoch
@@ -111,6 +111,34 @@ def test_an_error_opens_the_gate_again():
         raise ZeroDivisionError
     assert gate.quiet
     ended(in_threads(lambda: gate.step().__enter__()))
+
+
+def test_who_waits_at_a_gate_that_nobody_will_open_gets_the_error():
+    gate, errors = Gate(), []
+    gate.close()
+
+    def step() -> None:
+        try:
+            with gate.step():
+                pass
+        except StoreError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    gate.fail(StoreError("server 0 is dead"))
+    thread.join(timeout=10)
+    step()  # whoever comes later gets it too
+    assert errors == ["server 0 is dead"] * 2
+
+
+def test_one_that_was_aside_ends_its_step_all_the_same():
+    gate = Gate()
+    with gate.step():
+        with gate.aside():
+            gate.fail(StoreError("server 0 is dead"))
+        assert not gate.quiet
+    assert gate.quiet
 
 
 def test_waiting_until_quiet_gives_up_on_a_step_but_not_on_a_save():

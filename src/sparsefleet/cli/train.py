@@ -135,6 +135,8 @@ def train(
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
     if resume and role.is_first_worker:
         train_checks.look_at_resumed(resume, epochs, mode)
+    if save and not resume and role.kind == "single":
+        train_checks.look_at_used_folder(save)
     if servers and workers:
         # What only the processes would find out is found out before there are any.
         for path in filter(None, (data, test_data)):

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from sparsefleet.cli.console import say
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.fleet.roles import TRAINING_ROLE, Role
 
 _FOR_MANY = ("k_steps", "max_merge", "send_queue_size", "staleness", "dense_refresh", "timeout", "lost_trainer")
@@ -83,6 +83,20 @@ def look_at_resumed(resume: str, epochs: int, mode: str) -> None:
             f"[yellow]nothing left to train[/] of {escape(str(checkpoint.location))}: {which} done before; "
             f"--epochs {done + 1} goes on",
         )
+
+
+def look_at_used_folder(save: str) -> None:
+    """Only the newest checkpoints of a folder are kept: those of another run in it will not be."""
+    from sparsefleet.checkpoint import latest
+
+    try:
+        newest = latest(save)
+    except CheckpointError:
+        return
+    say(
+        f"[yellow]{escape(save)} has checkpoints of an earlier run[/], the newest {escape(newest.name)}: this one's "
+        "take their place. --resume goes on with it, another folder keeps it"
+    )
 
 
 def epochs_done(extra: Mapping[str, Any]) -> int:

@@ -123,7 +123,7 @@ def share(path: str, pipe_command: str | None) -> list[str]:
 
 
 def whole_job(store: ParameterStore, result: FitResult) -> dict[str, Any]:
-    """Rows, speed and checkpoint of all trainers together. All call it."""
+    """Rows, speed and checkpoint of all trainers that are left. All call it."""
     mine = {
         "rows": result.rows,
         "seconds": result.seconds,
@@ -140,5 +140,5 @@ def whole_job(store: ParameterStore, result: FitResult) -> dict[str, Any]:
         "skipped": dict(sum((Counter(part["skipped"]) for part in parts), Counter[str]())),
         "model": next((part["model"] for part in parts if part["model"]), None),
         "trainers": len(parts),
-        "lost": list(result.lost),
+        "lost": store.lost_trainers(),  # by now; one may have been lost after its last epoch
     }

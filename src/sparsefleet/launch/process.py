@@ -14,6 +14,7 @@ from pathlib import Path
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import Role
 from sparsefleet.launch.logs import error_line, last_lines
+from sparsefleet.server.config import INCOMPLETE
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ class RoleProcess:
     @property
     def running(self) -> bool:
         return self.exit is None
+
+    @property
+    def incomplete(self) -> bool:
+        """A server that tells by its status that trainers were lost to the job: it has not failed itself."""
+        return self.role.is_server and self.exit is not None and self.exit.status == INCOMPLETE
 
     @property
     def failed(self) -> bool:

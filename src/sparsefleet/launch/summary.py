@@ -18,16 +18,18 @@ _BLAMED = re.compile(r"(?:the job has ended:|lost) worker (\d+) ")
 def culprit_first(failures: Sequence[RoleProcess]) -> list[RoleProcess]:
     """The processes that failed, in their order; but before all others the one whose failure ended the job.
 
-    Servers tell the others of a worker's error at once, so that they may be gone before it is.
+    Servers tell the others of a worker's error at once, so that they may be gone before it is. Last come servers that
+    only tell of others' ends.
     """
     blamed = _BLAMED.search(failures[0].error_line() or "") if failures else None
     culprit = None if blamed is None else f"worker {blamed[1]}"
-    return sorted(failures, key=lambda process: str(process.role) != culprit)
+    return sorted(failures, key=lambda process: (process.incomplete, str(process.role) != culprit))
 
 
 def tell_failures(view: View, processes: Sequence[RoleProcess], failures: Sequence[RoleProcess]) -> None:
     """failures: the processes that failed by themselves, first one first."""
     first, *others = failures
+    others = [process for process in others if not process.incomplete]
     lines = first.last_lines(SHOWN_LINES)
     view.say(
         f"{first.role} failed first: {first.exit} after {first.seconds:.1f} s; "
@@ -43,7 +45,7 @@ def tell_failures(view: View, processes: Sequence[RoleProcess], failures: Sequen
         well = f"{', '.join(str(process.role) for process in finished)} ended well"
         lost = ", ".join(str(process.role) for process in failures if process.role.is_worker)
         # Nothing goes on without a server: who has ended well was done with it before.
-        went_on = lost and not any(process.role.is_server for process in failures)
+        went_on = lost and not any(process.role.is_server and not process.incomplete for process in failures)
         view.say(f"the job went on without {lost}: {well}" if went_on else well)
 
 

@@ -36,7 +36,6 @@ from sparsefleet.launch.notices import Notices
 from sparsefleet.launch.process import Exit, RoleProcess, signal_name
 from sparsefleet.launch.summary import culprit_first, tell_failures
 from sparsefleet.launch.view import ENDED_WELL, View, state_of, view_for
-from sparsefleet.server.config import INCOMPLETE
 
 CommandForRole = Callable[[Role], Sequence[str]]
 
@@ -249,7 +248,7 @@ class _Job:
 
     def _go_on(self) -> bool | None:
         """Whether the others work to their end after these failures; None: the servers have not answered yet."""
-        if any(_has_failed_others(process) for process in self._failures):
+        if any(process.role.is_server and not process.incomplete for process in self._failures):
             return False
         for process in self._failures[self._told :]:
             if process.role.is_server:
@@ -346,11 +345,6 @@ class _Job:
         what = _count(workers, "worker") if workers else _count(len(self._processes), "server")
         self._view.say(f"all done: {what} ended well after {seconds:.1f} s")
         return Outcome(0)
-
-
-def _has_failed_others(process: RoleProcess) -> bool:
-    """Whether this end of a server is one that its workers cannot go on after."""
-    return process.role.is_server and (process.exit is None or process.exit.status != INCOMPLETE)
 
 
 def _count(number: int, what: str) -> str:

@@ -10,7 +10,8 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.store.wire.auth import INSECURE_VARIABLE, TOKEN_VARIABLE, check_token
 
 INCOMPLETE = 3
-"""Exit status of a server whose trainers have all stopped but for some that left before: nobody else tells of it."""
+"""Exit status of a server whose trainers have all stopped but for some that were lost, or left before: who started it
+by hand might hear of it nowhere else."""
 
 
 @dataclass(frozen=True)

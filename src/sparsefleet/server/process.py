@@ -80,9 +80,11 @@ class ParameterServer:
             while not stopping.wait(LOOK_EVERY):
                 if self.state.sessions.finished():
                     why[0] = "all trainers have stopped"
-                    if early := self.state.sessions.left_early():
+                    if unfinished := self.state.sessions.unfinished():
                         self.status = INCOMPLETE
-                        log.error("%s; rows that it had not trained are missing", ", ".join(early))
+                        log.error(
+                            "the job ends without %s; rows that it had not trained are missing", ", ".join(unfinished)
+                        )
                     break
                 if self.state.sessions.abandoned():
                     why[0], self.status = f"all trainers have been silent for {self.config.abandoned_after:g} s", FAILED

@@ -266,19 +266,23 @@ class Sessions:
             self.changed.notify_all()
 
     def finished(self) -> bool:
-        """All trainers have said stop, or never will."""
+        """All trainers have said stop, or never will; not where none has, nor left as if it were done."""
         with self.changed:
-            stopped = [t for t in self._trainers.values() if t.stopped]
-            if not stopped:
-                return False
-            over = {t.worker for t in self._trainers.values() if t.stopped or t.gone or t.dropped}
-            left = set(range(self.workers)) - over
-            return left <= set(self.lost_among(left))
+            done = {t.worker for t in self._trainers.values() if t.stopped or t.no_error}
+            over = {t.worker for t in self._trainers.values() if t.gone or t.dropped}
+            left = set(range(self.workers)) - done - over
+            return bool(done) and left <= set(self.lost_among(left))
 
-    def left_early(self) -> list[str]:
-        """In words, the trainers that ended too early though no error ended them."""
+    def unfinished(self) -> list[str]:
+        """In words, the trainers that did not come to their end in good order."""
         with self.changed:
-            return [self.name(worker) for worker, trainer in sorted(self._trainers.items()) if trainer.no_error]
+            return [self.name(worker) for worker in range(self.workers) if not self._came_to_its_end(worker)]
+
+    def _came_to_its_end(self, worker: int) -> bool:
+        trainer = self._trainers.get(worker)
+        if trainer is None:
+            return False
+        return trainer.stopped or (trainer.gone and trainer.failure is None and not trainer.dropped)
 
     def abandoned(self) -> bool:
         """There were trainers, and all of them have been silent for too long."""
@@ -362,9 +366,12 @@ class Sessions:
 
     def missing_error(self, what: str, lost: Iterable[int]) -> StoreError:
         names = ", ".join(self.name(worker) for worker in lost)
+        lost_them = f"{what}: lost {names}; the time-out is {self.config.timeout:g} s."
+        if self.config.lost_trainer == "drop":  # and still it is an error
+            return StoreError(f"{lost_them} Others can do without it, this cannot. {self._advice('Start')}")
         return StoreError(
-            f"{what}: lost {names}; the time-out is {self.config.timeout:g} s. To go on without lost trainers, set the "
-            f"strategy's lost_trainer='drop' (sparsefleet train: --lost-trainer drop); {self._advice('or start')}"
+            f"{lost_them} To go on without lost trainers, set the strategy's lost_trainer='drop' (sparsefleet train: "
+            f"--lost-trainer drop); {self._advice('or start')}"
         )
 
     def late_error(self, what: str, worker: int) -> StoreError:

@@ -109,6 +109,10 @@ class CutMember(Protocol):
 
     def resume(self) -> None: ...
 
+    def fail(self, error: BaseException) -> None:
+        """Nobody will say when to resume: training ends with this error."""
+        ...
+
 
 FactsOfAll = Callable[[Mapping[int, Any]], RunFacts]
 """What a checkpoint should know, from the reports of all trainers by their number; one that is lost has none."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.store.base import CutMember
-from sparsefleet.store.remote_link import ServerLink
+from sparsefleet.store.remote_link import NOT_UP, ServerLink
 
 log = logging.getLogger(__name__)
 
@@ -65,14 +65,20 @@ class Watch:
         return self._link.action(action, request, self._patience + seconds)
 
     def _run(self) -> None:
-        cut, phase, paused = None, None, False
+        cut, phase, paused, answered = None, None, False, time.monotonic()
         try:
             while not self._stop.is_set():
                 try:
                     answer = self._ask("watch_cuts", {"cut": cut, "phase": phase}, self._patience)
+                    answered = time.monotonic()
                 except StoreError as error:
-                    # Whoever trains gets that error too, and ends with it; here there is only to wait.
+                    # Whoever trains gets that error too, and ends with it; here there is only to wait. But while all
+                    # stand still for a checkpoint, nobody else finds out.
                     log.debug("watching for checkpoints: %s", error)
+                    over = not isinstance(error.__cause__, NOT_UP)
+                    if paused and (over or time.monotonic() - answered > self._link.config.timeout):
+                        self._member.fail(error)
+                        return
                     self._stop.wait(RETRY_SECONDS)
                     continue
                 if answer.get("departed"):
@@ -118,7 +124,8 @@ class OpenCut:
 
         `meanwhile` is called once the others have been asked.
         """
-        limit = self._link.config.timeout
+        # Longer than servers take to tell who is lost: one that stands still is theirs to leave out.
+        limit = 2 * self._link.config.timeout
         answer = self._ask(phase, 0.0)
         meanwhile()
         deadline = told = time.monotonic() + limit
@@ -134,7 +141,7 @@ class OpenCut:
                 raise StoreError(
                     f"no checkpoint was written: after {limit:g} s still without {', '.join(answer['missing'])}"
                 )
-            answer = self._ask(phase, min(2.0, limit / 4))
+            answer = self._ask(phase, min(2.0, limit / 8))
         return {int(worker): report for worker, report in answer["reports"].items()}, int(answer["steps"])
 
     def _ask(self, phase: str, patience: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ class Gate:
         self._parked = parked
         self._inside = 0
         self._closed = False
+        self._failure: BaseException | None = None
         self._changed = threading.Condition()
         self._mine = threading.local()
 
@@ -43,7 +44,7 @@ class Gate:
         try:
             yield
         finally:
-            self._enter()
+            self._enter(again=True)
             self._mine.inside = True
 
     @contextmanager
@@ -69,6 +70,12 @@ class Gate:
             self._closed = False
             self._changed.notify_all()
 
+    def fail(self, error: BaseException) -> None:
+        """Whoever wants to begin a step, now or later, gets this error: who closed the gate will not open it."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
     @property
     def quiet(self) -> bool:
         """Nobody is within a step, nor alone."""
@@ -85,9 +92,12 @@ class Gate:
                     return False
             return True
 
-    def _enter(self) -> None:
+    def _enter(self, again: bool = False) -> None:
+        """again: to end a step that was begun before."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._closed)
+            self._changed.wait_for(lambda: not self._closed or self._failure is not None)
+            if self._failure is not None and not again:
+                raise self._failure
             self._inside += 1
 
     def _leave(self) -> None:

@@ -69,6 +69,9 @@ class RunMoment:
             time.sleep(LOOK_EVERY)
         return asdict(self._state())
 
+    def fail(self, error: BaseException) -> None:
+        self.gate.fail(error)
+
     def resume(self) -> None:
         with self._pausing:
             if threading.get_ident() not in self._standing_for:
