@@ -126,6 +126,15 @@ def test_looking_makes_nobody_a_trainer(running: tuple[Servers, RemoteStore]) ->
     assert list(store.stats()["workers"]) == ["0"]
 
 
+def test_trainers_that_have_not_come_are_shown() -> None:
+    with servers() as made:
+        made.start(1).store(0, 3)
+        shown = status(made.endpoints[0]).stdout
+    assert [line.split()[:4] for line in shown.splitlines() if "not there yet" in line] == [
+        [worker, "not", "there", "yet"] for worker in ("1", "2")
+    ]
+
+
 def test_a_server_that_is_not_there(running: tuple[Servers, RemoteStore]) -> None:
     made, _ = running
     with socket.socket() as held:

@@ -234,6 +234,9 @@ def _trainers(report: Report) -> Table:
             Text(f"{seen:.1f} s ago", style="yellow" if late else ""),
             str(trainer["about"]).removeprefix("process "),
         )
+    expected = max(int(answer.get("expected_workers", 0)) for answer in report.answers.values())
+    for missing in sorted(set(map(str, range(expected))) - report.trainers().keys(), key=int):
+        add_figures(table, missing, Text("not there yet", style="yellow"), *"------")
     if not table.row_count:
         add_figures(table, "none has come yet", *[""] * 7)
     return table

@@ -41,6 +41,8 @@ CommandForRole = Callable[[Role], Sequence[str]]
 
 REPORT_SECONDS = 3.0
 """For workers that still wait for a server when it has failed: what they could say is said, or never will be."""
+STOPPED_SECONDS = 5.0
+"""How long a worker may stand stopped (Ctrl-Z, SIGSTOP) once all servers have ended."""
 ASK_EVERY = 1.0
 """Seconds between two questions to a server here whether it still serves anybody."""
 TELL_SECONDS = 3.0
@@ -276,7 +278,7 @@ class _Job:
         for process in self._workers():
             if not process.stopped:
                 self._stopped_since.pop(process.pid, None)
-            elif now - self._stopped_since.setdefault(process.pid, now) >= self._settings.timeout:
+            elif now - self._stopped_since.setdefault(process.pid, now) >= min(STOPPED_SECONDS, self._settings.timeout):
                 self._view.say(f"{process.role} stands stopped (SIGSTOP), and its servers have ended; killing it")
                 process.kill()
                 self._stopped_since[process.pid] = float("inf")  # once is enough

@@ -82,9 +82,7 @@ class ParameterServer:
                     why[0] = "all trainers have stopped"
                     if unfinished := self.state.sessions.unfinished():
                         self.status = INCOMPLETE
-                        log.error(
-                            "the job ends without %s; rows that it had not trained are missing", ", ".join(unfinished)
-                        )
+                        why[0] += f", but for {', '.join(unfinished)}; rows that it had not trained are missing"
                     break
                 if self.state.sessions.abandoned():
                     why[0], self.status = f"all trainers have been silent for {self.config.abandoned_after:g} s", FAILED
@@ -96,7 +94,8 @@ class ParameterServer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        log.info("server %d ends: %s", self.config.index, why[0])
+        level = logging.ERROR if self.status == INCOMPLETE else logging.INFO
+        log.log(level, "server %d ends: %s", self.config.index, why[0])
         self.close()
         return why[0]
 

@@ -103,6 +103,7 @@ class ServerState:
             },
             "geo_subscribed_keys": self.geo.stats(),
             "workers": self.sessions.to_dict(),
+            "expected_workers": self.sessions.workers,
             "lost": self.sessions.left_out(),
             "not_begun": self.cuts.not_begun(),
             "last_checkpoint": self.last_checkpoint,
