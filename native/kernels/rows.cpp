@@ -153,9 +153,9 @@ ClickSums count_clicks(const float* probabilities, const float* labels, std::siz
         const auto bucket = static_cast<std::size_t>(static_cast<double>(p) * top);
         ++(click ? positive : negative)[bucket];
         const double q = std::min(std::max(static_cast<double>(p), kEdge), 1.0 - kEdge);
-        sums.log_loss -= std::log(click ? q : 1.0 - q);
-        sums.predicted += p;
-        sums.clicks += label;
+        sums.log_loss += std::llrint(-std::log(click ? q : 1.0 - q) * kParts);
+        sums.predicted += std::llrint(static_cast<double>(p) * kParts);
+        sums.clicks += click;
         sums.correct += (p > 0.5f) == click;
     }
     return sums;

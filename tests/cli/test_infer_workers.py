@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from sparsefleet.cli import infer_workers
 from sparsefleet.cli.app import app
-from sparsefleet.cli.console import progress
+from sparsefleet.cli.console import progress, say
 from sparsefleet.cli.infer_progress import all_rows
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.schema import CRITEO
@@ -68,7 +68,7 @@ def test_metrics_and_predictions_are_those_of_one_process(
         model, "--data", small_clicks / "train", "--output", many, "--workers", workers, "--batch-size", 333
     )
     assert several["auc"] == alone["auc"]
-    assert several["logloss"] == pytest.approx(alone["logloss"], rel=1e-12)
+    assert several["logloss"] == alone["logloss"]
     assert several["rows"] == alone["rows"] == 2000
     assert several["accuracy"] == alone["accuracy"]
     if kind == "csv":
@@ -182,7 +182,7 @@ def test_there_is_a_progress_bar_and_no_word_is_cut_in_80_columns(
     model: Path, small_clicks: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False, color_system=None)
-    monkeypatch.setattr(infer_command, "console", terminal)
+    monkeypatch.setattr(infer_command, "say", functools.partial(say, to=terminal))
     monkeypatch.setattr(infer_command, "progress", functools.partial(progress, to=terminal))
     # Long enough for a line to end within a word, unless that is taken care of.
     data = f"{small_clicks}/./././././test"
@@ -191,7 +191,7 @@ def test_there_is_a_progress_bar_and_no_word_is_cut_in_80_columns(
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.file.getvalue())
     assert re.search(r"scoring .*100%.* rows/s", shown)
     lines = re.split(r"[\r\n]+", shown)
-    assert max(map(len, lines)) <= 80
+    assert all(len(line.rstrip()) <= 80 or " " not in line.strip() for line in lines)  # a long path stays whole
     assert {"auc", "logloss", "accuracy", "click", "ratio", "rows", "700"} <= set(" ".join(lines).split())
 
 

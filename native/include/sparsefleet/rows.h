@@ -33,10 +33,14 @@ void pool_backward(const float* grad_out, std::size_t grad_stride, std::size_t d
 double click_loss(const float* logits, std::size_t n, std::size_t width, const float* labels, float* probabilities,
                   float* grad);
 
+// What a sum of fractions counts in: whole numbers of 2^-32. So sums are the same in whichever order, and over whichever
+// processes, rows are summed.
+constexpr double kParts = 4294967296.0;
+
 struct ClickSums {
-    double log_loss = 0;
-    double predicted = 0;
-    double clicks = 0;
+    std::int64_t log_loss = 0;   // in parts
+    std::int64_t predicted = 0;  // in parts
+    std::int64_t clicks = 0;
     std::int64_t correct = 0;
     std::int64_t bad = 0;  // probabilities that are not numbers in [0, 1], or labels that are not 0 or 1
 };

@@ -19,12 +19,17 @@ I32 = npt.NDArray[np.int32]
 _ONE_SLOT = np.zeros(1, np.int32)
 
 
-class ClickSums(NamedTuple):
-    """Sums over the rows of one `count_clicks` call."""
+CLICK_PARTS = 2**32
 
-    log_loss: float
-    predicted: float
-    clicks: float
+
+class ClickSums(NamedTuple):
+    """Sums over the rows of one `count_clicks` call. Whole numbers: the same in whichever order rows are summed."""
+
+    log_loss: int
+    """In parts, `CLICK_PARTS` of which are 1; each row's is rounded to one."""
+    predicted: int
+    """In parts."""
+    clicks: int
     correct: int
     bad: int
     """Rows left out: a probability outside [0, 1] or not a number, a label other than 0 or 1."""

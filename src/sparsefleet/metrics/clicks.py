@@ -14,29 +14,35 @@ import numpy as np
 
 from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.kernels.rows import count_clicks
+from sparsefleet.kernels.rows import CLICK_PARTS, count_clicks
 from sparsefleet.metrics.auc import auc_of
 
 NUM_THRESHOLDS = 2**12
 SLIDE_STEPS = 20
+_IN_FLOATS = {"log_loss": "log_loss_sum", "predicted": "predicted"}
 
 
 class ClickMetrics:
-    """Global AUC, log loss, accuracy, predicted/actual click ratio. Sums only: parts of a data set can be merged."""
+    """Global AUC, log loss, accuracy, predicted/actual click ratio.
+
+    Sums of whole numbers only: parts of a data set can be merged, and in whichever order and batches rows were counted,
+    every digit is the same.
+    """
 
     def __init__(self, num_thresholds: int = NUM_THRESHOLDS) -> None:
         if num_thresholds < 1:
             raise ConfigError(f"num_thresholds={num_thresholds} must be 1 or above")
         self.positive = np.zeros(num_thresholds + 1, np.int64)
         self.negative = np.zeros(num_thresholds + 1, np.int64)
-        self.log_loss_sum = self.predicted = self.clicks = 0.0
-        self.correct = self.bad = 0
+        self.log_loss = self.predicted = 0
+        """In parts; see kernels/rows.py."""
+        self.clicks = self.correct = self.bad = 0
         self._lock = threading.Lock()
 
     def update(self, probabilities: F32, labels: F32) -> None:
         with self._lock:
             sums = count_clicks(probabilities, labels, self.positive, self.negative)
-            self.log_loss_sum += sums.log_loss
+            self.log_loss += sums.log_loss
             self.predicted += sums.predicted
             self.clicks += sums.clicks
             self.correct += sums.correct
@@ -51,7 +57,7 @@ class ClickMetrics:
         with other._lock, self._lock:
             self.positive += other.positive
             self.negative += other.negative
-            self.log_loss_sum += other.log_loss_sum
+            self.log_loss += other.log_loss
             self.predicted += other.predicted
             self.clicks += other.clicks
             self.correct += other.correct
@@ -63,8 +69,8 @@ class ClickMetrics:
             histograms = np.stack([self.positive, self.negative]).astype("<i8").tobytes()
             return {
                 "histograms": base64.b64encode(zlib.compress(histograms)).decode(),
-                "log_loss_sum": self.log_loss_sum,
-                "predicted": self.predicted,
+                "log_loss_parts": self.log_loss,
+                "predicted_parts": self.predicted,
                 "clicks": self.clicks,
                 "correct": self.correct,
                 "bad": self.bad,
@@ -73,15 +79,18 @@ class ClickMetrics:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> ClickMetrics:
         try:
+            if "log_loss_sum" in data:  # of a checkpoint of release 0.1
+                parts = {f"{name}_parts": round(float(data[old]) * CLICK_PARTS) for name, old in _IN_FLOATS.items()}
+                data = {**data, **parts}
             raw = zlib.decompress(base64.b64decode(data["histograms"]))
             histograms = np.frombuffer(raw, "<i8").reshape(2, -1)
             metrics = ClickMetrics(histograms.shape[1] - 1)
             metrics.positive[:], metrics.negative[:] = histograms
-            metrics.log_loss_sum, metrics.predicted = float(data["log_loss_sum"]), float(data["predicted"])
-            metrics.clicks, metrics.correct = float(data["clicks"]), int(data["correct"])
+            metrics.log_loss, metrics.predicted = int(data["log_loss_parts"]), int(data["predicted_parts"])
+            metrics.clicks, metrics.correct = int(data["clicks"]), int(data["correct"])
             metrics.bad = int(data["bad"])
             return metrics
-        except (KeyError, TypeError, ValueError, zlib.error) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, zlib.error) as error:
             raise ConfigError(f"these are not metrics that to_dict wrote: {error!r}") from error
 
     @property
@@ -94,9 +103,9 @@ class ClickMetrics:
             rows = self.rows
             return {
                 "auc": auc_of(self.positive, self.negative),
-                "logloss": self.log_loss_sum / rows if rows else math.nan,
+                "logloss": self.log_loss / rows / CLICK_PARTS if rows else math.nan,
                 "accuracy": self.correct / rows if rows else math.nan,
-                "click_ratio": self.predicted / self.clicks if self.clicks else math.nan,
+                "click_ratio": self.predicted / self.clicks / CLICK_PARTS if self.clicks else math.nan,
                 "rows": rows,
             }
 

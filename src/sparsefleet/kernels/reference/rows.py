@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsefleet.core.batch import F32, I64, U64
-from sparsefleet.kernels.rows import I32, ClickSums
+from sparsefleet.kernels.rows import CLICK_PARTS, I32, ClickSums
 
 
 def unique_keys(keys: U64) -> tuple[U64, I32]:
@@ -59,9 +59,9 @@ def count_clicks(probabilities: F32, labels: F32, positive: I64, negative: I64) 
     np.add.at(negative, bucket[~click], 1)
     q = np.clip(p, 1e-7, 1 - 1e-7)
     return ClickSums(
-        log_loss=float(-np.log(np.where(click, q, 1 - q)).sum()),
-        predicted=float(p.sum()),
-        clicks=float(click.sum()),
+        log_loss=int(np.rint(-np.log(np.where(click, q, 1 - q)) * CLICK_PARTS).astype(np.int64).sum()),
+        predicted=int(np.rint(p * CLICK_PARTS).astype(np.int64).sum()),
+        clicks=int(click.sum()),
         correct=int(((p > 0.5) == click).sum()),
         bad=int((~good).sum()),
     )
