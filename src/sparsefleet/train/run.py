@@ -234,7 +234,8 @@ class Run:
             try:
                 parts = self.session.store.reduce("interrupted", mine, INTERRUPTED_SECONDS)
             except StoreError as error:
-                logger.warning("not saved, since the other trainers go on or are gone; %s", error)
+                logger.warning("not saved, since the other trainers go on or are gone")
+                logger.debug("%s", error)
                 return
             quiet = all(part["quiet"] for part in parts)
             self.job.first = min(part["trainer"] for part in parts)
