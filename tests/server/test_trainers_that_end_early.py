@@ -31,6 +31,13 @@ def launcher_says(fleet, worker: int, how: str, *, failed: bool) -> list[bool]:
     return [link.action("ended", {"worker": worker, "how": how, "failed": failed})["goes_on"] for link in links]
 
 
+def wait_until(reached) -> None:
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("policy", ["error", "drop"])
 def test_an_error_of_its_own_ends_the_job_whatever_the_policy(fleet, tmp_path, policy):
     stores = fleet.start(2, "--lost-trainer", policy).stores_of_all(2)
@@ -141,9 +148,9 @@ def test_a_trainer_comes_back_while_the_others_round_is_applied(fleet, tmp_path)
     link.action("freeze", {"owner": "a test", "seconds": 30.0})  # the round stands complete, and is not applied yet
     step = {"ads": KeyedRows(KEYS, ONES)}
     first = [stores[worker].sync_push(step) for worker in (0, 1)]
-    time.sleep(0.5)
+    wait_until(lambda: link.action("stats", {})["queues"]["held_by_cut"] == 1)
     late = stores[2].sync_push(step)
-    time.sleep(0.5)
+    wait_until(lambda: link.action("stats", {})["workers"]["2"]["state"] == "present")  # its push has arrived
     link.action("thaw", {"owner": "a test"})
     assert [pending.wait() for pending in first] == [1, 1]
     second = [stores[worker].sync_push(step) for worker in (0, 1)]

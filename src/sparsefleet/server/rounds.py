@@ -50,6 +50,11 @@ class Rounds:
 
     def contribute(self, lane: PushLane, number: int, parts: Sequence[Bound], steps: int, on_wait: OnWait) -> int:
         """Hand in a part of the open round and return the round's number when it is applied."""
+        with self._sessions.changed:
+            if number <= lane.applied:
+                return lane.round  # sent again after a lost answer
+            # At once: while it waits for a round that is being applied, the others must not begin the next without it.
+            self._sessions.come_back(lane.worker)
         while not self._joinable(lane):
             on_wait(f"round {self._open.number} is being applied")
         with self._sessions.changed:
@@ -58,7 +63,6 @@ class Rounds:
             current = self._open
             mine = current.contributions.get(lane.worker)
             if mine is None:
-                self._sessions.come_back(lane.worker)
                 current.contributions[lane.worker] = Contribution(lane, number, parts, steps)
                 self._sessions.changed.notify_all()
             elif mine.lane is not lane or mine.number != number:
