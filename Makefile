@@ -7,7 +7,7 @@ DATA   ?= runs/quickstart/data
 MODEL  ?= runs/quickstart/model
 MODE   ?= async
 
-# Tests that mostly wait for processes and files, or need no quiet: three at a time, with one thread of torch's own each.
+# Tests that mostly wait for processes and files, or need no quiet: two at a time, with one thread of torch's own each.
 TOGETHER := $(addprefix tests/,checkpoint cli communicator data distributed docs examples fleet kernels launch server store train verify)
 
 .PHONY: help setup train train-distributed test test-all lint redis bench native clean
@@ -49,7 +49,7 @@ redis:
 	@sh scripts/redis_for_tests.sh
 
 test: lint redis
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 3 $(TOGETHER)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 $(TOGETHER)
 	$(BIN)/python -m pytest -m "not slow" $(addprefix --ignore=,$(TOGETHER)) tests
 
 test-all: lint redis

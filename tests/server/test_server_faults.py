@@ -37,13 +37,24 @@ def free_ports():
         yield [int(endpoint.rpartition(":")[2]) for endpoint in held.endpoints]
 
 
+def strike(pid: int, how: signal.Signals) -> None:
+    """Send a signal; return when it has worked. Threads of a process that is stopped may go on for a moment."""
+    os.kill(pid, how)
+    deadline = time.monotonic() + 10
+    while how == signal.SIGSTOP and not all(
+        stat.read_text().rsplit(")", 1)[1].split()[0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("call", ["pull", "push", "create", "stats"])
 def test_a_server_that_is_gone_is_named_within_the_time_out(fleet, how, call):
     store = fleet.start(2).store(timeout=2.0)
     store.create_table(SPEC)
     store.push("ads", KEYS, ONES).wait()
-    os.kill(fleet.processes[1].pid, how)
+    strike(fleet.processes[1].pid, how)
     calls = {
         "pull": lambda: store.pull("ads", KEYS).wait(),
         "push": lambda: store.push("ads", KEYS, ONES).wait(),
@@ -58,7 +69,7 @@ def test_a_server_that_is_gone_is_named_within_the_time_out(fleet, how, call):
 
 def test_a_server_that_was_silent_for_the_time_out_is_not_waited_for_so_long_again(fleet):
     store = fleet.start(1).store(timeout=4.0)
-    os.kill(fleet.processes[0].pid, signal.SIGSTOP)
+    strike(fleet.processes[0].pid, signal.SIGSTOP)
     with pytest.raises(StoreError, match="did not answer stats within 4 s"):
         store.stats()
     start = time.monotonic()
@@ -81,7 +92,7 @@ def test_a_write_to_a_stopped_server_ends_too(fleet, rows):
     """On a cold connection over the network a message is larger than what the socket takes: the write itself blocks."""
     store = fleet.start(1).store(timeout=3.0, shared_memory=False)
     store.create_table(SPEC)
-    os.kill(fleet.processes[0].pid, signal.SIGSTOP)
+    strike(fleet.processes[0].pid, signal.SIGSTOP)
     start = time.monotonic()
     with pytest.raises(StoreError, match="server 0"):
         store.push("ads", np.arange(rows, dtype=np.uint64), np.ones((rows, 8), np.float32)).wait()
@@ -92,7 +103,7 @@ def test_a_stopped_server_is_noticed_while_waiting_for_a_round(fleet):
     stores = fleet.start(1).stores_of_all(2, timeout=2.0)
     stores[0].create_table(SPEC)
     pending = stores[0].sync_push({})
-    os.kill(fleet.processes[0].pid, signal.SIGSTOP)
+    strike(fleet.processes[0].pid, signal.SIGSTOP)
     start = time.monotonic()
     with pytest.raises(StoreError, match=r"server 0 .* did not answer sync push within 2 s: it is dead, stopped"):
         pending.wait()
@@ -117,7 +128,7 @@ def test_a_wait_with_a_time_out_of_its_own_ends_with_it(fleet):
 def test_many_pushes_to_a_stopped_server_do_not_hang(fleet):
     store = fleet.start(1).store(timeout=2.0)
     store.create_table(SPEC)
-    os.kill(fleet.processes[0].pid, signal.SIGSTOP)
+    strike(fleet.processes[0].pid, signal.SIGSTOP)
     start = time.monotonic()
     with pytest.raises(StoreError, match="server 0"):
         _ = [pending.wait() for pending in [store.push("ads", KEYS, ONES) for _ in range(50)]]
