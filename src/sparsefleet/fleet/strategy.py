@@ -132,4 +132,4 @@ class Resolved:
 
         It is also less than what servers give a trainer: one that waits for a dead server is not taken for dead itself.
         """
-        return round(self.timeout - min(LEAVING_SECONDS, self.timeout / 3), 1)
+        return round(self.timeout - min(LEAVING_SECONDS, self.timeout / 3), 1) or self.timeout

@@ -204,7 +204,8 @@ class _Job:
         a server here serves nobody any more, or has stopped by itself, neither do they, or so have they: all servers
         have the same workers.
         """
-        stopped = any(process.role.is_server and state_of(process) == ENDED_WELL for process in self._processes)
+        servers = [process for process in self._processes if process.role.is_server]
+        stopped = any(process.incomplete or state_of(process) == ENDED_WELL for process in servers)
         if stopped or self._serves_nobody:
             return
         interrupts, deadline = self._interrupts.count, time.monotonic() + min(TELL_SECONDS, self._settings.timeout)

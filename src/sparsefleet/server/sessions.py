@@ -368,7 +368,10 @@ class Sessions:
         names = ", ".join(self.name(worker) for worker in lost)
         lost_them = f"{what}: lost {names}; the time-out is {self.config.timeout:g} s."
         if self.config.lost_trainer == "drop":  # and still it is an error
-            return StoreError(f"{lost_them} Others can do without it, this cannot. {self._advice('Start')}")
+            return StoreError(
+                f"{lost_them} This needs all trainers, also where lost ones are left out of all else. "
+                f"{self._advice('Start')}"
+            )
         return StoreError(
             f"{lost_them} To go on without lost trainers, set the strategy's lost_trainer='drop' (sparsefleet train: "
             f"--lost-trainer drop); {self._advice('or start')}"

@@ -157,7 +157,8 @@ class Stream:
         self._segment: OwnSegment | None = None
         """Shared with the server of the present connection; None: bodies go in the messages."""
         self._closed = False
-        self._patient = Patient()
+        self._patient: Patient | None = None
+        """Of the wait under way, once the server has said that it is one."""
         watchdog.watch(self)
 
     def send(self, operation: str, header: Mapping[str, Any], body: Bytes = EMPTY, answer_bytes: int = 0) -> Call:
@@ -268,9 +269,10 @@ class Stream:
         frame = decode(chunk.app_metadata, chunk.data)
         if "waiting" in frame.header:
             self.link.check_all()
+            self._patient = self._patient or Patient()
             self._patient.waits_for(f"{self.link}, {call.operation}", str(frame.header["waiting"]))
             return time.monotonic() + seconds
-        self._patient = Patient()
+        self._patient = None
         if frame.header.get("seq") != call.number:
             answered = frame.header.get("seq")
             self._fail(StoreError(f"{self.link} answered message {answered} where {call.number} was expected"))
