@@ -16,15 +16,17 @@ namespace {
 void bind_parser(nb::module_& m) {
     nb::class_<RequestParser>(m, "RequestParser")
         .def("__init__",
-             [](RequestParser* self, std::vector<std::string> names, std::string label, std::vector<double> minimum,
-                std::vector<double> diff, const std::vector<nb::bytes>& prefixes, std::uint64_t seed, std::uint64_t dim,
-                std::size_t max_rows, std::size_t max_text, std::size_t max_values, bool allow_missing) {
+             [](RequestParser* self, std::vector<std::string> names, std::string label,
+                std::vector<double> minimum, std::vector<double> diff, const std::vector<nb::bytes>& prefixes,
+                std::uint64_t seed, std::uint64_t dim, std::size_t max_rows, std::size_t max_text,
+                std::size_t max_values, bool allow_missing) {
                  expect(minimum.size() == diff.size() && names.size() == minimum.size() + prefixes.size(),
                         "a name per dense feature and slot");
                  std::vector<std::string> texts;
                  for (const nb::bytes& prefix : prefixes) texts.emplace_back(prefix.c_str(), prefix.size());
-                 new (self) RequestParser(std::move(names), std::move(label), std::move(minimum), std::move(diff), texts,
-                                          seed, dim, {max_rows, max_text, max_values, allow_missing});
+                 new (self)
+                     RequestParser(std::move(names), std::move(label), std::move(minimum), std::move(diff),
+                                   texts, seed, dim, {max_rows, max_text, max_values, allow_missing});
              })
         // Rows and keys found, or (-1, 0) where the request is not a plain one.
         .def("parse",
@@ -51,7 +53,8 @@ void bind_parser(nb::module_& m) {
         const char* text = data.c_str();
         return std::count(text, text + data.size(), static_cast<char>(byte));
     });
-    // A JSON list of the shortest texts that give the float32s back; -1 where one is not finite, which JSON cannot say.
+    // A JSON list of the shortest texts that give the float32s back; -1 where one is not finite, which JSON
+    // cannot say.
     m.def("format_floats", [](In<float, 1> values, Out<std::uint8_t, 1> out) -> std::int64_t {
         expect(out.shape(0) >= 20 * values.shape(0) + 2, "format_floats needs 20 bytes a number");
         auto* to = reinterpret_cast<char*>(out.data());
@@ -69,15 +72,16 @@ void bind_parser(nb::module_& m) {
 
 }  // namespace
 
-// The only kernel that reads Python objects, and so the only one that keeps the GIL: a request's texts are hashed where
-// they lie, which takes less time than copying them to where they could be hashed without it.
+// The only kernel that reads Python objects, and so the only one that keeps the GIL: a request's texts are
+// hashed where they lie, which takes less time than copying them to where they could be hashed without it.
 void bind_request(nb::module_& m) {
     bind_parser(m);
     m.def("hash_column", [](nb::object values, const nb::bytes& prefix, std::uint64_t seed, std::uint64_t dim,
                             Out<std::uint64_t, 1> out) {
         const bool list = PyList_Check(values.ptr()), tuple = PyTuple_Check(values.ptr());
         expect(list || tuple, "hash_column takes a list or a tuple");
-        const auto count = static_cast<std::size_t>(list ? PyList_GET_SIZE(values.ptr()) : PyTuple_GET_SIZE(values.ptr()));
+        const auto count =
+            static_cast<std::size_t>(list ? PyList_GET_SIZE(values.ptr()) : PyTuple_GET_SIZE(values.ptr()));
         expect(out.shape(0) == count, "one key per text");
         const PrefixHash hash(std::string(prefix.c_str(), prefix.size()), seed);
         const Fold fold(dim);

@@ -19,7 +19,8 @@ void expect_rows(const A& a, std::size_t batch, std::size_t width) {
 // The bags that pooling will touch, checked: a broken batch must end in an error, not in another's memory.
 void expect_bags(const In<std::int32_t, 1>& inverse, const In<std::int64_t, 1>& offsets,
                  const In<std::int32_t, 1>& chosen, std::size_t slots) {
-    expect(slots > 0 && offsets.shape(0) >= 1 && (offsets.shape(0) - 1) % slots == 0, "offsets do not fit the slots");
+    expect(slots > 0 && offsets.shape(0) >= 1 && (offsets.shape(0) - 1) % slots == 0,
+           "offsets do not fit the slots");
     expect(offsets(0) == 0 && offsets(offsets.shape(0) - 1) == static_cast<std::int64_t>(inverse.shape(0)),
            "offsets must run from 0 to the number of keys");
     for (std::size_t c = 0; c < chosen.shape(0); ++c)
@@ -29,19 +30,22 @@ void expect_bags(const In<std::int32_t, 1>& inverse, const In<std::int64_t, 1>& 
 }  // namespace
 
 void bind_rows(nb::module_& m) {
-    m.def("unique_keys", [](In<std::uint64_t, 1> keys, Out<std::uint64_t, 1> unique, Out<std::int32_t, 1> inverse) {
-        const std::size_t n = keys.shape(0);
-        expect(unique.shape(0) >= n && inverse.shape(0) >= n, "unique_keys needs room for every key");
-        expect(n < (std::size_t{1} << 31), "unique_keys takes fewer than 2^31 keys");
-        nb::gil_scoped_release release;
-        return unique_keys(keys.data(), n, unique.data(), inverse.data());
-    });
+    m.def("unique_keys",
+          [](In<std::uint64_t, 1> keys, Out<std::uint64_t, 1> unique, Out<std::int32_t, 1> inverse) {
+              const std::size_t n = keys.shape(0);
+              expect(unique.shape(0) >= n && inverse.shape(0) >= n, "unique_keys needs room for every key");
+              expect(n < (std::size_t{1} << 31), "unique_keys takes fewer than 2^31 keys");
+              nb::gil_scoped_release release;
+              return unique_keys(keys.data(), n, unique.data(), inverse.data());
+          });
     m.def("select_slots", [](In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets, std::size_t slots,
                              In<std::int32_t, 1> chosen, Out<std::uint64_t, 1> out_keys,
                              Out<std::int64_t, 1> out_offsets) {
-        expect(slots > 0 && offsets.shape(0) >= 1 && (offsets.shape(0) - 1) % slots == 0, "offsets do not fit the slots");
+        expect(slots > 0 && offsets.shape(0) >= 1 && (offsets.shape(0) - 1) % slots == 0,
+               "offsets do not fit the slots");
         const std::size_t rows = (offsets.shape(0) - 1) / slots;
-        expect(offsets(offsets.shape(0) - 1) == static_cast<std::int64_t>(keys.shape(0)), "offsets must end at the keys");
+        expect(offsets(offsets.shape(0) - 1) == static_cast<std::int64_t>(keys.shape(0)),
+               "offsets must end at the keys");
         expect(out_offsets.shape(0) == rows * chosen.shape(0) + 1, "select_slots: wrong number of offsets");
         std::int64_t need = 0;
         for (std::size_t c = 0; c < chosen.shape(0); ++c) {
@@ -49,10 +53,11 @@ void bind_rows(nb::module_& m) {
             for (std::size_t r = 0; r < rows; ++r)
                 need += offsets(r * slots + chosen(c) + 1) - offsets(r * slots + chosen(c));
         }
-        expect(need <= static_cast<std::int64_t>(out_keys.shape(0)), "select_slots: not enough room for the keys");
+        expect(need <= static_cast<std::int64_t>(out_keys.shape(0)),
+               "select_slots: not enough room for the keys");
         nb::gil_scoped_release release;
-        return select_slots(keys.data(), offsets.data(), rows, slots, chosen.data(), chosen.shape(0), out_keys.data(),
-                            out_offsets.data());
+        return select_slots(keys.data(), offsets.data(), rows, slots, chosen.data(), chosen.shape(0),
+                            out_keys.data(), out_offsets.data());
     });
     m.def("pool_forward", [](In<float, 2> rows, In<std::int32_t, 1> inverse, In<std::int64_t, 1> offsets,
                              std::size_t slots, In<std::int32_t, 1> chosen, bool mean, Strided out) {
@@ -60,19 +65,21 @@ void bind_rows(nb::module_& m) {
         const std::size_t batch = (offsets.shape(0) - 1) / slots, dim = rows.shape(1);
         expect_rows(out, batch, chosen.shape(0) * dim);
         nb::gil_scoped_release release;
-        pool_forward(rows.data(), dim, inverse.data(), offsets.data(), batch, slots, chosen.data(), chosen.shape(0),
-                     mean, out.data(), static_cast<std::size_t>(out.stride(0)));
+        pool_forward(rows.data(), dim, inverse.data(), offsets.data(), batch, slots, chosen.data(),
+                     chosen.shape(0), mean, out.data(), static_cast<std::size_t>(out.stride(0)));
     });
     m.def("pool_backward", [](StridedIn grad, In<std::int32_t, 1> inverse, In<std::int64_t, 1> offsets,
-                              std::size_t slots, In<std::int32_t, 1> chosen, bool mean, Out<float, 2> grad_rows) {
+                              std::size_t slots, In<std::int32_t, 1> chosen, bool mean,
+                              Out<float, 2> grad_rows) {
         expect_bags(inverse, offsets, chosen, slots);
         const std::size_t batch = (offsets.shape(0) - 1) / slots, dim = grad_rows.shape(1);
         expect_rows(grad, batch, chosen.shape(0) * dim);
         nb::gil_scoped_release release;
-        pool_backward(grad.data(), static_cast<std::size_t>(grad.stride(0)), dim, inverse.data(), offsets.data(), batch,
-                      slots, chosen.data(), chosen.shape(0), mean, grad_rows.data());
+        pool_backward(grad.data(), static_cast<std::size_t>(grad.stride(0)), dim, inverse.data(),
+                      offsets.data(), batch, slots, chosen.data(), chosen.shape(0), mean, grad_rows.data());
     });
-    m.def("click_loss", [](In<float, 2> logits, In<float, 1> labels, Out<float, 1> probabilities, Out<float, 2> grad) {
+    m.def("click_loss", [](In<float, 2> logits, In<float, 1> labels, Out<float, 1> probabilities,
+                           Out<float, 2> grad) {
         const std::size_t n = logits.shape(0), width = logits.shape(1);
         expect(width == 1 || width == 2, "click_loss takes one or two logits a row");
         expect(labels.shape(0) == n && probabilities.shape(0) == n, "one label and one probability per row");
@@ -83,10 +90,11 @@ void bind_rows(nb::module_& m) {
     m.def("count_clicks", [](In<float, 1> probabilities, In<float, 1> labels, Out<std::int64_t, 1> positive,
                              Out<std::int64_t, 1> negative) {
         expect(probabilities.shape(0) == labels.shape(0), "one label per probability");
-        expect(positive.shape(0) == negative.shape(0) && positive.shape(0) >= 2, "two histograms of one size, at least 2");
+        expect(positive.shape(0) == negative.shape(0) && positive.shape(0) >= 2,
+               "two histograms of one size, at least 2");
         // Like click_loss: too short to give the GIL away for.
-        const ClickSums sums = count_clicks(probabilities.data(), labels.data(), labels.shape(0), positive.data(),
-                                            negative.data(), positive.shape(0));
+        const ClickSums sums = count_clicks(probabilities.data(), labels.data(), labels.shape(0),
+                                            positive.data(), negative.data(), positive.shape(0));
         return nb::make_tuple(sums.log_loss, sums.predicted, sums.clicks, sums.correct, sums.bad);
     });
 }

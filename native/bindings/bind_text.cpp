@@ -1,10 +1,9 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
-
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
 
 #include "bindings.h"
 #include "sparsefleet/text.h"
@@ -18,11 +17,11 @@ std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size(
 using Offsets = std::optional<Out<std::int64_t, 1>>;
 
 // What both parsers check alike; `slots` is 0 where offsets are given, for keys are then not one per slot.
-Parsed parse(LineParser& parser, std::size_t n, std::size_t slots, std::size_t keys_per_row, In<std::uint8_t, 1> data,
-             std::size_t begin, std::size_t size, std::size_t stop, bool final, bool open, bool skip,
-             Out<float, 1> labels, Out<float, 2> dense, Out<std::uint64_t, 1> keys, const Offsets& offsets,
-             Out<std::int64_t, 1> lines, Out<std::int64_t, 1> ends, Out<std::int64_t, 1> counts, std::size_t row,
-             std::int64_t line_base, std::int64_t byte_base) {
+Parsed parse(LineParser& parser, std::size_t n, std::size_t slots, std::size_t keys_per_row,
+             In<std::uint8_t, 1> data, std::size_t begin, std::size_t size, std::size_t stop, bool final,
+             bool open, bool skip, Out<float, 1> labels, Out<float, 2> dense, Out<std::uint64_t, 1> keys,
+             const Offsets& offsets, Out<std::int64_t, 1> lines, Out<std::int64_t, 1> ends,
+             Out<std::int64_t, 1> counts, std::size_t row, std::int64_t line_base, std::int64_t byte_base) {
     const std::size_t capacity = labels.shape(0);
     expect(begin <= size && size <= data.shape(0), "text block out of its buffer");
     expect(row <= capacity, "first row out of the arrays");
@@ -36,15 +35,16 @@ Parsed parse(LineParser& parser, std::size_t n, std::size_t slots, std::size_t k
         expect(used >= 0 && static_cast<std::size_t>(used) <= keys.shape(0), "offsets do not fit keys");
     }
     const Block block{reinterpret_cast<const char*>(data.data()), size, begin, stop, final, open, skip};
-    const Columns columns{labels.data(), dense.data(), keys.data(), offsets ? offsets->data() : nullptr, lines.data(),
-                          ends.data(), row, capacity, keys.shape(0), line_base, byte_base, counts.data()};
+    const Columns columns{labels.data(), dense.data(), keys.data(), offsets ? offsets->data() : nullptr,
+                          lines.data(),  ends.data(),  row,         capacity,
+                          keys.shape(0), line_base,    byte_base,   counts.data()};
     nb::gil_scoped_release release;
     return parser.parse(block, columns);
 }
 
 nb::tuple as_tuple(const Parsed& p) {
-    return nb::make_tuple(p.row, p.consumed, p.lines, p.open, p.full, p.reason, p.column, p.line_begin, p.begin, p.end,
-                          p.found);
+    return nb::make_tuple(p.row, p.consumed, p.lines, p.open, p.full, p.reason, p.column, p.line_begin,
+                          p.begin, p.end, p.found);
 }
 
 struct PyCriteo {
@@ -101,16 +101,17 @@ void bind_text(nb::module_& m) {
         }
         expect(ordered, "offsets decrease");
     });
-    m.def("skip_lines", [](In<std::uint8_t, 1> data, std::size_t begin, std::size_t size, std::int64_t lines) {
-        expect(begin <= size && size <= data.shape(0), "text block out of its buffer");
-        const auto* p = reinterpret_cast<const char*>(data.data());
-        std::pair<std::int64_t, std::size_t> moved;
-        {
-            nb::gil_scoped_release release;
-            moved = skip_lines(p, size, begin, lines);
-        }
-        return nb::make_tuple(moved.first, moved.second);
-    });
+    m.def("skip_lines",
+          [](In<std::uint8_t, 1> data, std::size_t begin, std::size_t size, std::int64_t lines) {
+              expect(begin <= size && size <= data.shape(0), "text block out of its buffer");
+              const auto* p = reinterpret_cast<const char*>(data.data());
+              std::pair<std::int64_t, std::size_t> moved;
+              {
+                  nb::gil_scoped_release release;
+                  moved = skip_lines(p, size, begin, lines);
+              }
+              return nb::make_tuple(moved.first, moved.second);
+          });
 
     nb::class_<PyCriteo>(m, "CriteoParser")
         .def("__init__",
@@ -122,18 +123,18 @@ void bind_text(nb::module_& m) {
                  for (const auto& prefix : prefixes) texts.push_back(text_of(prefix));
                  const std::size_t dense = minimum.size(), slots = texts.size();
                  new (self) PyCriteo{dense, slots,
-                                     CriteoParser(std::move(minimum), std::move(diff), std::move(texts), seed, dim,
-                                                  labelled, max_line)};
+                                     CriteoParser(std::move(minimum), std::move(diff), std::move(texts), seed,
+                                                  dim, labelled, max_line)};
              })
-        .def("parse",
-             [](PyCriteo& self, In<std::uint8_t, 1> data, std::size_t begin, std::size_t size, std::size_t stop,
-                bool final, bool open, bool skip, Out<float, 1> labels, Out<float, 2> dense,
-                Out<std::uint64_t, 1> keys, Out<std::int64_t, 1> lines, Out<std::int64_t, 1> ends,
-                Out<std::int64_t, 1> counts, std::size_t row, std::int64_t line_base, std::int64_t byte_base) {
-                 return as_tuple(parse(self.parser, self.dense, self.slots, self.slots, data, begin, size, stop, final,
-                                       open, skip, labels, dense, keys, std::nullopt, lines, ends, counts, row,
-                                       line_base, byte_base));
-             });
+        .def("parse", [](PyCriteo& self, In<std::uint8_t, 1> data, std::size_t begin, std::size_t size,
+                         std::size_t stop, bool final, bool open, bool skip, Out<float, 1> labels,
+                         Out<float, 2> dense, Out<std::uint64_t, 1> keys, Out<std::int64_t, 1> lines,
+                         Out<std::int64_t, 1> ends, Out<std::int64_t, 1> counts, std::size_t row,
+                         std::int64_t line_base, std::int64_t byte_base) {
+            return as_tuple(parse(self.parser, self.dense, self.slots, self.slots, data, begin, size, stop,
+                                  final, open, skip, labels, dense, keys, std::nullopt, lines, ends, counts,
+                                  row, line_base, byte_base));
+        });
 
     nb::class_<PyMultiSlot>(m, "MultiSlotParser")
         .def("__init__",
@@ -141,16 +142,15 @@ void bind_text(nb::module_& m) {
                 std::size_t dense, std::size_t slots, std::uint64_t dim, std::size_t max_line) {
                  new (self) PyMultiSlot(multislot(layout, dense, slots, dim, max_line));
              })
-        .def("parse",
-             [](PyMultiSlot& self, In<std::uint8_t, 1> data, std::size_t begin, std::size_t size, std::size_t stop,
-                bool final, bool open, bool skip, Out<float, 1> labels, Out<float, 2> dense,
-                Out<std::uint64_t, 1> keys, Out<std::int64_t, 1> offsets, Out<std::int64_t, 1> lines,
-                Out<std::int64_t, 1> ends, Out<std::int64_t, 1> counts, std::size_t row, std::int64_t line_base,
-                std::int64_t byte_base) {
-                 return as_tuple(parse(self.parser, self.dense, self.slots, 0, data, begin, size, stop, final, open,
-                                       skip, labels, dense, keys, offsets, lines, ends, counts, row, line_base,
-                                       byte_base));
-             });
+        .def("parse", [](PyMultiSlot& self, In<std::uint8_t, 1> data, std::size_t begin, std::size_t size,
+                         std::size_t stop, bool final, bool open, bool skip, Out<float, 1> labels,
+                         Out<float, 2> dense, Out<std::uint64_t, 1> keys, Out<std::int64_t, 1> offsets,
+                         Out<std::int64_t, 1> lines, Out<std::int64_t, 1> ends, Out<std::int64_t, 1> counts,
+                         std::size_t row, std::int64_t line_base, std::int64_t byte_base) {
+            return as_tuple(parse(self.parser, self.dense, self.slots, 0, data, begin, size, stop, final,
+                                  open, skip, labels, dense, keys, offsets, lines, ends, counts, row,
+                                  line_base, byte_base));
+        });
 }
 
 }  // namespace sparsefleet

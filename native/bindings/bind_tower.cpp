@@ -18,7 +18,8 @@ std::vector<const float*> weights_of(const TowerSpace& space, const Matrices& we
     expect(weights.size() + 1 == widths.size(), "one weight matrix per layer");
     std::vector<const float*> data;
     for (std::size_t i = 0; i < weights.size(); ++i) {
-        expect(weights[i].shape(0) == widths[i + 1] && weights[i].shape(1) == widths[i], "weights have the wrong shape");
+        expect(weights[i].shape(0) == widths[i + 1] && weights[i].shape(1) == widths[i],
+               "weights have the wrong shape");
         data.push_back(weights[i].data());
     }
     return data;
@@ -35,11 +36,12 @@ void bind_tower(nb::module_& m) {
                  new (self) TowerSpace(rows, std::move(widths));
              })
         .def("forward",
-             [](TowerSpace& self, In<float, 2> x, const Matrices& weights, const Vectors& biases, Out<float, 2> out,
-                bool half) {
+             [](TowerSpace& self, In<float, 2> x, const Matrices& weights, const Vectors& biases,
+                Out<float, 2> out, bool half) {
                  const auto& widths = self.widths();
                  expect(x.shape(0) == self.rows() && x.shape(1) == widths.front(), "x has the wrong shape");
-                 expect(out.shape(0) == self.rows() && out.shape(1) == widths.back(), "out has the wrong shape");
+                 expect(out.shape(0) == self.rows() && out.shape(1) == widths.back(),
+                        "out has the wrong shape");
                  const auto matrices = weights_of(self, weights);
                  expect(biases.size() == weights.size(), "one bias per layer");
                  std::vector<const float*> vectors;
@@ -50,33 +52,35 @@ void bind_tower(nb::module_& m) {
                  nb::gil_scoped_release release;
                  self.forward(x.data(), matrices, vectors, out.data(), half);
              })
-        .def("backward",
-             [](TowerSpace& self, In<float, 2> x, const Matrices& weights, In<float, 2> grad_out,
-                const std::vector<Out<float, 2>>& grad_weights, const std::vector<Out<float, 1>>& grad_biases,
-                std::optional<Out<float, 2>> grad_x, bool half) {
-                 const auto& widths = self.widths();
-                 expect(x.shape(0) == self.rows() && x.shape(1) == widths.front(), "x has the wrong shape");
-                 expect(grad_out.shape(0) == self.rows() && grad_out.shape(1) == widths.back(),
-                        "the output's gradient has the wrong shape");
-                 expect(!grad_x || (grad_x->shape(0) == self.rows() && grad_x->shape(1) == widths.front()),
-                        "the input's gradient has the wrong shape");
-                 const auto matrices = weights_of(self, weights);
-                 expect(grad_weights.size() == weights.size() && grad_biases.size() == weights.size(),
-                        "one gradient per weight matrix and bias");
-                 std::vector<float*> out_weights, out_biases;
-                 for (std::size_t i = 0; i < weights.size(); ++i) {
-                     expect(grad_weights[i].shape(0) == widths[i + 1] && grad_weights[i].shape(1) == widths[i] &&
-                                grad_biases[i].shape(0) == widths[i + 1],
-                            "a gradient has the wrong shape");
-                     out_weights.push_back(grad_weights[i].data());
-                     out_biases.push_back(grad_biases[i].data());
-                 }
-                 nb::gil_scoped_release release;
-                 self.backward(x.data(), matrices, grad_out.data(), out_weights, out_biases,
-                               grad_x ? grad_x->data() : nullptr, half);
-             },
-             nb::arg("x"), nb::arg("weights"), nb::arg("grad_out"), nb::arg("grad_weights"), nb::arg("grad_biases"),
-             nb::arg("grad_x").none(), nb::arg("half"));
+        .def(
+            "backward",
+            [](TowerSpace& self, In<float, 2> x, const Matrices& weights, In<float, 2> grad_out,
+               const std::vector<Out<float, 2>>& grad_weights, const std::vector<Out<float, 1>>& grad_biases,
+               std::optional<Out<float, 2>> grad_x, bool half) {
+                const auto& widths = self.widths();
+                expect(x.shape(0) == self.rows() && x.shape(1) == widths.front(), "x has the wrong shape");
+                expect(grad_out.shape(0) == self.rows() && grad_out.shape(1) == widths.back(),
+                       "the output's gradient has the wrong shape");
+                expect(!grad_x || (grad_x->shape(0) == self.rows() && grad_x->shape(1) == widths.front()),
+                       "the input's gradient has the wrong shape");
+                const auto matrices = weights_of(self, weights);
+                expect(grad_weights.size() == weights.size() && grad_biases.size() == weights.size(),
+                       "one gradient per weight matrix and bias");
+                std::vector<float*> out_weights, out_biases;
+                for (std::size_t i = 0; i < weights.size(); ++i) {
+                    expect(grad_weights[i].shape(0) == widths[i + 1] &&
+                               grad_weights[i].shape(1) == widths[i] &&
+                               grad_biases[i].shape(0) == widths[i + 1],
+                           "a gradient has the wrong shape");
+                    out_weights.push_back(grad_weights[i].data());
+                    out_biases.push_back(grad_biases[i].data());
+                }
+                nb::gil_scoped_release release;
+                self.backward(x.data(), matrices, grad_out.data(), out_weights, out_biases,
+                              grad_x ? grad_x->data() : nullptr, half);
+            },
+            nb::arg("x"), nb::arg("weights"), nb::arg("grad_out"), nb::arg("grad_weights"),
+            nb::arg("grad_biases"), nb::arg("grad_x").none(), nb::arg("half"));
 }
 
 }  // namespace sparsefleet

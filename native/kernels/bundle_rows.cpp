@@ -9,7 +9,8 @@ namespace sparsefleet {
 
 namespace {
 
-// Parts are aligned by the format, but a mapping of hostile origin is read with memcpy all the same: no trap, no cost.
+// Parts are aligned by the format, but a mapping of hostile origin is read with memcpy all the same: no trap,
+// no cost.
 template <typename T>
 T load(const unsigned char* p) {
     T value;
@@ -43,7 +44,9 @@ std::size_t bucket_of(std::uint64_t place, std::uint32_t bits) { return bits ? p
 
 void read_row(const unsigned char* from, std::uint32_t type, std::uint32_t dim, float* out) {
     switch (type) {
-        case kFloat32: std::memcpy(out, from, 4 * std::size_t{dim}); return;
+        case kFloat32:
+            std::memcpy(out, from, 4 * std::size_t{dim});
+            return;
         case kFloat16:
             for (std::uint32_t i = 0; i < dim; ++i) out[i] = from_half(load<std::uint16_t>(from + 2 * i));
             return;
@@ -59,10 +62,14 @@ void read_row(const unsigned char* from, std::uint32_t type, std::uint32_t dim, 
 
 std::uint64_t row_bytes(std::uint32_t type, std::uint64_t dim) {
     switch (type) {
-        case kFloat32: return 4 * dim;
-        case kFloat16: return 2 * dim;
-        case kInt8: return 4 + dim;
-        default: return 0;
+        case kFloat32:
+            return 4 * dim;
+        case kFloat16:
+            return 2 * dim;
+        case kInt8:
+            return 4 + dim;
+        default:
+            return 0;
     }
 }
 
@@ -89,8 +96,8 @@ void places(const std::uint64_t* keys, std::size_t n, std::uint64_t seed, std::u
 
 std::size_t lookup_rows(const MappedRows& file, const std::uint64_t* keys, std::size_t n, float* out,
                         std::uint8_t* found) {
-    // Each lookup is three dependent reads that miss the cache in a large table: a group of keys is taken through
-    // them together, so that their misses overlap.
+    // Each lookup is three dependent reads that miss the cache in a large table: a group of keys is taken
+    // through them together, so that their misses overlap.
     constexpr std::size_t kGroup = 32, kScan = 32;
     constexpr std::uint64_t kNone = ~std::uint64_t{0};
     const unsigned char* directory = file.data + file.directory;
@@ -113,7 +120,8 @@ std::size_t lookup_rows(const MappedRows& file, const std::uint64_t* keys, std::
         for (std::size_t i = 0; i < count; ++i) {
             const std::uint64_t key = keys[start + i];
             std::uint64_t low = first[i], high = last[i];
-            while (high - low > kScan) {  // never in a file of ours; a damaged one must not make us scan it all
+            while (high - low >
+                   kScan) {  // never in a file of ours; a damaged one must not make us scan it all
                 const std::uint64_t middle = low + (high - low) / 2;
                 if (mix64(load<std::uint64_t>(held + 8 * middle) ^ file.seed) <= place[i])
                     low = middle;
@@ -147,7 +155,8 @@ bool check_order(const MappedRows& file) {
     const unsigned char* directory = file.data + file.directory;
     const unsigned char* held = file.data + file.keys;
     const std::uint64_t buckets = std::uint64_t{1} << file.bits;
-    if (load<std::uint64_t>(directory) != 0 || load<std::uint64_t>(directory + 8 * buckets) != file.rows) return false;
+    if (load<std::uint64_t>(directory) != 0 || load<std::uint64_t>(directory + 8 * buckets) != file.rows)
+        return false;
     std::uint64_t row = 0, before = 0;
     for (std::uint64_t bucket = 0; bucket < buckets; ++bucket) {
         const std::uint64_t end = load<std::uint64_t>(directory + 8 * (bucket + 1));

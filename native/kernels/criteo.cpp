@@ -16,8 +16,9 @@ inline bool parse_digits(const char* p, std::size_t size, std::uint64_t* value) 
     const unsigned spare = 64 - 8 * static_cast<unsigned>(size);
     const std::uint64_t aligned = (xxh::load64(p) << (spare & 63)) | (kZeros & ~(~0ULL << (spare & 63)));
     std::uint64_t w = size ? aligned : kZeros;
-    const bool digits = ((w & 0xF0F0F0F0F0F0F0F0ULL) | (((w + 0x0606060606060606ULL) & 0xF0F0F0F0F0F0F0F0ULL) >> 4)) ==
-                        0x3333333333333333ULL;
+    const bool digits =
+        ((w & 0xF0F0F0F0F0F0F0F0ULL) | (((w + 0x0606060606060606ULL) & 0xF0F0F0F0F0F0F0F0ULL) >> 4)) ==
+        0x3333333333333333ULL;
     w -= kZeros;
     w = w * 10 + (w >> 8);
     *value = (((w & 0x000000FF000000FFULL) * 0x000F424000000064ULL) +
@@ -28,8 +29,9 @@ inline bool parse_digits(const char* p, std::size_t size, std::uint64_t* value) 
 
 }  // namespace
 
-CriteoParser::CriteoParser(std::vector<double> minimum, std::vector<double> diff, std::vector<std::string> prefixes,
-                           std::uint64_t seed, std::uint64_t dim, bool labelled, std::size_t max_line)
+CriteoParser::CriteoParser(std::vector<double> minimum, std::vector<double> diff,
+                           std::vector<std::string> prefixes, std::uint64_t seed, std::uint64_t dim,
+                           bool labelled, std::size_t max_line)
     : LineParser(max_line),
       minimum_(std::move(minimum)),
       diff_(std::move(diff)),
@@ -55,7 +57,8 @@ CriteoParser::CriteoParser(std::vector<double> minimum, std::vector<double> diff
 }
 
 // Keys of the categories that end at `ends`, the first of which starts at `begin`.
-void CriteoParser::hash_row(const char* line, const std::uint32_t* ends, std::size_t begin, std::uint64_t* keys) {
+void CriteoParser::hash_row(const char* line, const std::uint32_t* ends, std::size_t begin,
+                            std::uint64_t* keys) {
     const std::size_t slots = hashes_.size();
     if (head_ == kOtherHead) {
         for (std::size_t s = 0; s < slots; begin = ends[s++] + std::size_t{1})
@@ -84,8 +87,8 @@ void CriteoParser::hash_row(const char* line, const std::uint32_t* ends, std::si
     }
 }
 
-LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, const Columns& out, std::size_t row,
-                                      bool*) {
+LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, const Columns& out,
+                                      std::size_t row, bool*) {
     const std::size_t dense = minimum_.size(), slots = hashes_.size();
     std::uint32_t* const tabs = tabs_.data();
     if (__builtin_expect(scan.suspect, 0)) {
@@ -119,7 +122,8 @@ LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, co
         const bool negative = *p == '-' && size;
         const std::size_t digits = size - negative;
         std::uint64_t value = 0;
-        if (__builtin_expect(digits <= 8, 1) && parse_digits(p + negative, digits, &value) && (digits || !negative)) {
+        if (__builtin_expect(digits <= 8, 1) && parse_digits(p + negative, digits, &value) &&
+            (digits || !negative)) {
             const double number = static_cast<double>(static_cast<std::int64_t>(value));
             // A missing number is 0.0 after normalisation, that is: the minimum.
             numbers[i] = size ? (negative ? -number : number) : minimum[i];
@@ -139,7 +143,8 @@ LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, co
         std::size_t i = 0;
         while (std::fabs(normalised[i]) <= std::numeric_limits<float>::max()) ++i;
         const std::size_t at = i + labelled_;
-        return {kRange, static_cast<std::int64_t>(at) + 1, at ? tabs[at - 1] + std::size_t{1} : 0, tabs[at], 0};
+        return {kRange, static_cast<std::int64_t>(at) + 1, at ? tabs[at - 1] + std::size_t{1} : 0, tabs[at],
+                0};
     }
 
     hash_row(line, field, begin, out.keys + row * slots);

@@ -1,8 +1,10 @@
-// out is made in tiles of kRows rows by kVectors vectors, whose sums stay in registers. The right operand is laid out
-// anew, one panel (a block of the inner dimension, one tile wide) at a time: it then fits the first-level cache and is
-// used by all rows. The left operand is read where it stands, one broadcast per row and step.
+// out is made in tiles of kRows rows by kVectors vectors, whose sums stay in registers. The right operand is
+// laid out anew, one panel (a block of the inner dimension, one tile wide) at a time: it then fits the
+// first-level cache and is used by all rows. The left operand is read where it stands, one broadcast per row
+// and step.
 //
-// With `half` an element is a pair of bfloat16 neighbours of the inner dimension, and a step multiplies two at a time.
+// With `half` an element is a pair of bfloat16 neighbours of the inner dimension, and a step multiplies two
+// at a time.
 #include "sparsefleet/gemm.h"
 
 #include <algorithm>
@@ -27,9 +29,10 @@ constexpr std::size_t kLanes = 8, kRows = 4, kVectors = 3;
 constexpr std::size_t kLanes = 4, kRows = 4, kVectors = 3;
 #endif
 constexpr std::size_t kWidth = kLanes * kVectors;
-constexpr std::size_t kDepth = 80;  // steps in a panel: 80 x 80 floats are 25 KB
+constexpr std::size_t kDepth = 80;        // steps in a panel: 80 x 80 floats are 25 KB
 constexpr std::size_t kTurnedDepth = 48;  // of a turned left operand a cache line a step has to fit beside it
-constexpr std::size_t kBlockRows = 250;  // rows of the result at a time: they and their operands fit the second-level cache
+constexpr std::size_t kBlockRows =
+    250;  // rows of the result at a time: they and their operands fit the second-level cache
 
 typedef float Vector __attribute__((vector_size(kLanes * 4)));
 typedef float LooseVector __attribute__((vector_size(kLanes * 4), aligned(4)));
@@ -57,12 +60,14 @@ inline Bits rounded(Vector values) {
 }
 
 // Two neighbours as one element, the first in the low half.
-inline std::uint32_t paired(float low, float high) { return (rounded(low) >> 16) | (rounded(high) & 0xffff0000u); }
+inline std::uint32_t paired(float low, float high) {
+    return (rounded(low) >> 16) | (rounded(high) & 0xffff0000u);
+}
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 inline Bits paired(Vector low, Vector high) {
-    const __m512i turns = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                           5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i turns = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                           7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512bh both = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low));
     return reinterpret_cast<Bits>(_mm512_permutexvar_epi16(turns, reinterpret_cast<__m512i>(both)));
 }
@@ -76,13 +81,15 @@ inline void pair_neighbours(const float* from, std::uint16_t* to) {
     *reinterpret_cast<LooseShorts*>(to) = __builtin_convertvector(bits, Shorts);
 }
 
-inline void add_product(Vector& sum, float a, const float* b) { sum += a * *reinterpret_cast<const Vector*>(b); }
+inline void add_product(Vector& sum, float a, const float* b) {
+    sum += a * *reinterpret_cast<const Vector*>(b);
+}
 
 inline void add_product(Vector& sum, std::uint32_t a, const std::uint32_t* b) {
 #if defined(__AVX512BF16__)
-    sum = reinterpret_cast<Vector>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
-                                                    reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a))),
-                                                    reinterpret_cast<__m512bh>(_mm512_load_si512(b))));
+    sum = reinterpret_cast<Vector>(_mm512_dpbf16_ps(
+        reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a))),
+        reinterpret_cast<__m512bh>(_mm512_load_si512(b))));
 #else
     const Bits pairs = *reinterpret_cast<const Bits*>(b);
     float low, high;
@@ -208,7 +215,8 @@ inline void turn_square(const float* from, std::size_t stride, float* to) {
 #endif
 
 // A block of b as a panel: [depth, kWidth], zeros where the matrix has ended.
-void lay_out(const Operand& b, std::size_t k, std::size_t depth, std::size_t column, std::size_t width, float* panel) {
+void lay_out(const Operand& b, std::size_t k, std::size_t depth, std::size_t column, std::size_t width,
+             float* panel) {
     const float* from = b.data + k * b.row + column * b.col;
     if (b.col == 1) {
         for (std::size_t i = 0; i < depth; ++i) std::memcpy(panel + i * kWidth, from + i * b.row, width * 4);
@@ -224,7 +232,8 @@ void lay_out(const Operand& b, std::size_t k, std::size_t depth, std::size_t col
             for (std::size_t i = 0; i < depth; ++i) panel[i * kWidth + j] = from[j * b.col + i];
     }
     if (width < kWidth)
-        for (std::size_t i = 0; i < depth; ++i) std::fill(panel + i * kWidth + width, panel + (i + 1) * kWidth, 0.0f);
+        for (std::size_t i = 0; i < depth; ++i)
+            std::fill(panel + i * kWidth + width, panel + (i + 1) * kWidth, 0.0f);
 }
 
 // The same in pairs. `depth` counts values; an odd one out is paired with zero.
@@ -247,7 +256,8 @@ void pair_left(const Operand& a, std::size_t m, std::size_t k, std::uint32_t* ou
             std::size_t c = 0;
             auto* to = reinterpret_cast<std::uint16_t*>(out + i * pairs);
             for (; c + kLanes <= k; c += kLanes) pair_neighbours(from + c, to + c);
-            for (std::size_t p = c / 2; p < k / 2; ++p) out[i * pairs + p] = paired(from[2 * p], from[2 * p + 1]);
+            for (std::size_t p = c / 2; p < k / 2; ++p)
+                out[i * pairs + p] = paired(from[2 * p], from[2 * p + 1]);
             if (k % 2) out[i * pairs + pairs - 1] = paired(from[k - 1], 0.0f);
         }
         return;
@@ -257,14 +267,15 @@ void pair_left(const Operand& a, std::size_t m, std::size_t k, std::uint32_t* ou
         const float* high = 2 * p + 1 < k ? low + a.col : nullptr;
         std::size_t i = 0;
         for (; i + kLanes <= m; i += kLanes)
-            *reinterpret_cast<LooseBits*>(out + p * m + i) = paired(load(low + i), high ? load(high + i) : Vector{});
+            *reinterpret_cast<LooseBits*>(out + p * m + i) =
+                paired(load(low + i), high ? load(high + i) : Vector{});
         for (; i < m; ++i) out[p * m + i] = paired(low[i], high ? high[i] : 0.0f);
     }
 }
 
 template <typename Element>
-void all_rows(const Element* a, std::size_t row, std::size_t col, const Element* panel, std::size_t depth, std::size_t m,
-              std::size_t width, Tile tile) {
+void all_rows(const Element* a, std::size_t row, std::size_t col, const Element* panel, std::size_t depth,
+              std::size_t m, std::size_t width, Tile tile) {
     using Rows = std::make_index_sequence<kRows>;
     const std::size_t vectors = (width + kLanes - 1) / kLanes;
     const Multiply<Element> whole = pick<Element>(kRows, vectors, Rows{});
@@ -317,8 +328,8 @@ void some_rows(const Operand& a, const Operand& b, float* out, std::size_t m, st
             if (half) {
                 lay_out(b, from, count, column, width, panel, pairs_panel);
                 const bool turned = a.col != 1;
-                all_rows(left + (turned ? from / 2 * m : from / 2), turned ? 1 : pairs, turned ? m : 1, pairs_panel,
-                         (count + 1) / 2, m, width, tile);
+                all_rows(left + (turned ? from / 2 * m : from / 2), turned ? 1 : pairs, turned ? m : 1,
+                         pairs_panel, (count + 1) / 2, m, width, tile);
             } else {
                 lay_out(b, from, count, column, width, panel);
                 all_rows(a.data + from * a.col, a.row, a.col, panel, count, m, width, tile);

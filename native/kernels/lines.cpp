@@ -21,7 +21,8 @@ struct Masks {
 #if defined(__AVX512BW__)
 inline Masks masks_of(const char* p) {
     const __m512i v = _mm512_loadu_si512(p);
-    return {_mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8('\t')), _mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8('\n')),
+    return {_mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8('\t')),
+            _mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8('\n')),
             _mm512_testn_epi8_mask(v, v) | _mm512_movepi8_mask(v)};
 }
 #elif defined(__AVX2__)
@@ -30,7 +31,8 @@ inline Masks masks_of(const char* p) {
     for (int half = 0; half < 2; ++half) {
         const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + half);
         const auto bits = [half](__m256i x) {
-            return static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm256_movemask_epi8(x))) << (32 * half);
+            return static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm256_movemask_epi8(x)))
+                   << (32 * half);
         };
         m.tab |= bits(_mm256_cmpeq_epi8(v, _mm256_set1_epi8('\t')));
         m.feed |= bits(_mm256_cmpeq_epi8(v, _mm256_set1_epi8('\n')));
@@ -44,7 +46,8 @@ inline Masks masks_of(const char* p) {
     for (int part = 0; part < 4; ++part) {
         const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + part);
         const auto bits = [part](__m128i x) {
-            return static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm_movemask_epi8(x))) << (16 * part);
+            return static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm_movemask_epi8(x)))
+                   << (16 * part);
         };
         m.tab |= bits(_mm_cmpeq_epi8(v, _mm_set1_epi8('\t')));
         m.feed |= bits(_mm_cmpeq_epi8(v, _mm_set1_epi8('\n')));
@@ -77,7 +80,8 @@ inline void spread(std::uint64_t bits, std::uint32_t base, std::uint32_t* out, s
 
 }  // namespace
 
-LineScan scan_line(const char* p, const char* end, std::size_t max_line, std::uint32_t* tabs, std::size_t capacity) {
+LineScan scan_line(const char* p, const char* end, std::size_t max_line, std::uint32_t* tabs,
+                   std::size_t capacity) {
     LineScan scan;
     const auto available = static_cast<std::size_t>(end - p);
     std::uint64_t suspect = 0;
@@ -138,11 +142,13 @@ std::size_t utf8_error(const char* p, std::size_t size) {
             i += 2;
         } else if (c >= 0xE0 && c <= 0xEF) {
             if (!continues(i + 1) || !continues(i + 2)) return i;
-            if ((c == 0xE0 && s[i + 1] < 0xA0) || (c == 0xED && s[i + 1] > 0x9F)) return i;  // over-long, surrogate
+            if ((c == 0xE0 && s[i + 1] < 0xA0) || (c == 0xED && s[i + 1] > 0x9F))
+                return i;  // over-long, surrogate
             i += 3;
         } else if (c >= 0xF0 && c <= 0xF4) {
             if (!continues(i + 1) || !continues(i + 2) || !continues(i + 3)) return i;
-            if ((c == 0xF0 && s[i + 1] < 0x90) || (c == 0xF4 && s[i + 1] > 0x8F)) return i;  // over-long, too high
+            if ((c == 0xF0 && s[i + 1] < 0x90) || (c == 0xF4 && s[i + 1] > 0x8F))
+                return i;  // over-long, too high
             i += 4;
         } else {
             return i;

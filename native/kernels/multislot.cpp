@@ -37,7 +37,8 @@ Whole parse_whole(const char* p, const char* end, std::uint64_t* value) {
     for (; p < end; ++p) {
         const auto digit = static_cast<unsigned>(*p) - '0';
         if (digit > 9) return Whole::kNotDigits;
-        if (!surely_fits && (number > UINT64_MAX / 10 || (number == UINT64_MAX / 10 && digit > UINT64_MAX % 10)))
+        if (!surely_fits &&
+            (number > UINT64_MAX / 10 || (number == UINT64_MAX / 10 && digit > UINT64_MAX % 10)))
             large = true;
         number = number * 10 + digit;
     }
@@ -47,12 +48,17 @@ Whole parse_whole(const char* p, const char* end, std::uint64_t* value) {
 
 }  // namespace
 
-MultiSlotParser::MultiSlotParser(std::vector<Entry> layout, std::size_t dense, std::size_t slots, std::uint64_t dim,
-                                 std::size_t max_line)
-    : LineParser(max_line), layout_(std::move(layout)), dense_(dense), slots_(slots), fold_(dim), ranges_(slots) {}
+MultiSlotParser::MultiSlotParser(std::vector<Entry> layout, std::size_t dense, std::size_t slots,
+                                 std::uint64_t dim, std::size_t max_line)
+    : LineParser(max_line),
+      layout_(std::move(layout)),
+      dense_(dense),
+      slots_(slots),
+      fold_(dim),
+      ranges_(slots) {}
 
-LineParser::Refusal MultiSlotParser::row(const char* line, const LineScan& scan, const Columns& out, std::size_t row,
-                                         bool* full) {
+LineParser::Refusal MultiSlotParser::row(const char* line, const LineScan& scan, const Columns& out,
+                                         std::size_t row, bool* full) {
     if (scan.suspect) {
         const Refusal refusal = bad_bytes(line, scan.length, ' ');
         if (refusal.reason != kFine) return refusal;
@@ -72,7 +78,8 @@ LineParser::Refusal MultiSlotParser::row(const char* line, const LineScan& scan,
         std::uint64_t count = 0;
         if (parse_whole(words.word, words.word_end, &count) != Whole::kFine) return refuse(kNumber);
         if (count == 0) return refuse(kEmptySlot);
-        if (entry.kind != kSparse && count != entry.width) return refuse(kWidth, static_cast<std::int64_t>(count));
+        if (entry.kind != kSparse && count != entry.width)
+            return refuse(kWidth, static_cast<std::int64_t>(count));
         const std::size_t first = keys_.size();
         for (std::uint64_t i = 0; i < count; ++i) {
             if (!words.next()) return missing();

@@ -14,7 +14,8 @@ bool parse_decimal(const char* p, const char* end, double* value) {
     const auto result = std::from_chars(p, end, number, std::chars_format::general);
     if (result.ec != std::errc() || result.ptr != end || !std::isfinite(number)) return false;
     if (number == 0) {
-        // Standard libraries differ on numbers too small for a double; none of them is data, so refuse them all.
+        // Standard libraries differ on numbers too small for a double; none of them is data, so refuse them
+        // all.
         for (const char* q = p; q < end && *q != 'e' && *q != 'E'; ++q)
             if (*q >= '1' && *q <= '9') return false;
     }

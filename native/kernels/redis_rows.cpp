@@ -101,12 +101,14 @@ BucketsWritten encode_buckets(const MappedRows& file, std::uint32_t bits, Bytes 
     done.row = row;
     per_command = std::min(per_command, kGroup);
     while (done.bucket < buckets) {
-        // Keys stand in the order of their places, so a bucket's rows follow each other: find where each ends.
+        // Keys stand in the order of their places, so a bucket's rows follow each other: find where each
+        // ends.
         std::uint64_t ends[kGroup];
         std::size_t count = 0, size = 2 * kHead;
         for (std::uint64_t end = done.row; count < per_command && done.bucket + count < buckets; ++count) {
             const std::uint64_t from = end, number = done.bucket + count;
-            while (end < file.rows && bucket_of(mix64(load_key(keys + 8 * end) ^ file.seed), bits) == number) ++end;
+            while (end < file.rows && bucket_of(mix64(load_key(keys + 8 * end) ^ file.seed), bits) == number)
+                ++end;
             const std::size_t more = name + kHead + static_cast<std::size_t>((end - from) * width);
             if (count && size + more > command_bytes) break;
             size += more;
@@ -120,7 +122,8 @@ BucketsWritten encode_buckets(const MappedRows& file, std::uint32_t bits, Bytes 
             to = put_name(to, prefix, static_cast<std::uint32_t>(done.bucket + i));
             to = put_length(to, '$', n * width);
             to = put_bytes(to, keys + 8 * done.row, static_cast<std::size_t>(8 * n));
-            to = put_line_end(put_bytes(to, rows + file.stride * done.row, static_cast<std::size_t>(n) * file.stride));
+            to = put_line_end(
+                put_bytes(to, rows + file.stride * done.row, static_cast<std::size_t>(n) * file.stride));
             done.row = ends[i];
         }
         done.bucket += count;
@@ -134,8 +137,8 @@ std::size_t names_bytes(std::size_t verb, std::size_t prefix, std::size_t n, std
     return (n / per_command + 1) * (2 * kHead + verb) + n * (kHead + prefix + kNumberBytes);
 }
 
-std::size_t encode_names(Bytes verb, Bytes prefix, const std::uint32_t* buckets, std::size_t n, std::size_t per_command,
-                         unsigned char* out) {
+std::size_t encode_names(Bytes verb, Bytes prefix, const std::uint32_t* buckets, std::size_t n,
+                         std::size_t per_command, unsigned char* out) {
     // All names are equally long: written once, then copied and given their number.
     unsigned char head[kHead];
     const auto head_size = static_cast<std::size_t>(put_length(head, '$', prefix.size + kNumberBytes) - head);
@@ -145,16 +148,17 @@ std::size_t encode_names(Bytes verb, Bytes prefix, const std::uint32_t* buckets,
         to = put_string(put_length(to, '*', 1 + count), verb);
         for (std::size_t i = start; i < start + count; ++i) {
             to = put_bytes(put_bytes(to, head, head_size), prefix.data, prefix.size);
-            for (std::size_t k = 0; k < kNumberBytes; ++k) *to++ = static_cast<unsigned char>(buckets[i] >> (8 * k));
+            for (std::size_t k = 0; k < kNumberBytes; ++k)
+                *to++ = static_cast<unsigned char>(buckets[i] >> (8 * k));
             to = put_line_end(to);
         }
     }
     return static_cast<std::size_t>(to - out);
 }
 
-BucketsRead read_buckets(const unsigned char* data, std::size_t size, const std::uint64_t* keys, const std::int64_t* at,
-                         std::size_t n, std::size_t per_command, std::size_t stride, std::size_t answered,
-                         unsigned char* packed, std::uint8_t* found) {
+BucketsRead read_buckets(const unsigned char* data, std::size_t size, const std::uint64_t* keys,
+                         const std::int64_t* at, std::size_t n, std::size_t per_command, std::size_t stride,
+                         std::size_t answered, unsigned char* packed, std::uint8_t* found) {
     const unsigned char* p = data;
     const unsigned char* end = data + size;
     const std::size_t width = 8 + stride;
@@ -181,8 +185,8 @@ BucketsRead read_buckets(const unsigned char* data, std::size_t size, const std:
                 break;
             }
             p = next;
-            // The array's head is consumed together with its first element: a call that ends between the two would
-            // not know the next time whether it has been seen.
+            // The array's head is consumed together with its first element: a call that ends between the two
+            // would not know the next time whether it has been seen.
             if (next == end) {
                 p = data + done.consumed;
                 break;

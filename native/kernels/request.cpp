@@ -10,19 +10,21 @@ namespace sparsefleet {
 
 namespace {
 
-// The high bit of each byte that is a quote, a backslash, below 0x20 or above 0x7F; bits above the first one set may lie.
+// The high bit of each byte that is a quote, a backslash, below 0x20 or above 0x7F; bits above the first one
+// set may lie.
 std::uint64_t special_bytes(std::uint64_t word) {
     constexpr std::uint64_t kOnes = 0x0101010101010101ull, kHigh = 0x8080808080808080ull;
     const std::uint64_t quote = word ^ (kOnes * '"'), backslash = word ^ (kOnes * '\\');
-    return (((quote - kOnes) & ~quote) | ((backslash - kOnes) & ~backslash) | ((word - kOnes * 0x20) & ~word) | word) &
+    return (((quote - kOnes) & ~quote) | ((backslash - kOnes) & ~backslash) |
+            ((word - kOnes * 0x20) & ~word) | word) &
            kHigh;
 }
 
 }  // namespace
 
 RequestParser::RequestParser(std::vector<std::string> names, std::string label, std::vector<double> minimum,
-                             std::vector<double> diff, const std::vector<std::string>& prefixes, std::uint64_t seed,
-                             std::uint64_t dim, Limits limits)
+                             std::vector<double> diff, const std::vector<std::string>& prefixes,
+                             std::uint64_t seed, std::uint64_t dim, Limits limits)
     : names_(std::move(names)),
       label_(std::move(label)),
       minimum_(std::move(minimum)),
@@ -97,7 +99,9 @@ bool RequestParser::document() {
     const char* name;
     std::size_t length;
     if (!take('{') || !text(&name, &length) || !take(':')) return false;
-    const auto is = [&](const char* word) { return length == std::strlen(word) && !std::memcmp(name, word, length); };
+    const auto is = [&](const char* word) {
+        return length == std::strlen(word) && !std::memcmp(name, word, length);
+    };
     if (is("rows")) return row_list() && take('}');
     if (!is("context") || !context() || !take(',') || !text(&name, &length) || !take(':')) return false;
     return is("candidates") && row_list() && take('}');
@@ -272,7 +276,8 @@ bool RequestParser::one_key(std::uint64_t* key, const PrefixHash& hash) {
     }
     const char* digits = p_;
     std::uint64_t whole = 0;
-    for (; p_ < end_ && *p_ >= '0' && *p_ <= '9'; ++p_) whole = 10 * whole + static_cast<std::uint64_t>(*p_ - '0');
+    for (; p_ < end_ && *p_ >= '0' && *p_ <= '9'; ++p_)
+        whole = 10 * whole + static_cast<std::uint64_t>(*p_ - '0');
     const std::ptrdiff_t count = p_ - digits;
     if (count < 1 || count > 19 || (count > 1 && *digits == '0')) return false;  // 19 digits fit 64 bits
     if (p_ < end_ && (*p_ == '.' || *p_ == 'e' || *p_ == 'E')) return false;

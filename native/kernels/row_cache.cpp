@@ -22,8 +22,8 @@ std::size_t RowCache::set_of(std::uint64_t key) const {
     return static_cast<std::size_t>((static_cast<unsigned __int128>(mix64(key ^ kGolden)) * sets_) >> 64);
 }
 
-std::size_t RowCache::get(const std::uint64_t* keys, std::size_t n, unsigned char* packed, std::uint8_t* found,
-                          std::int64_t* missing) {
+std::size_t RowCache::get(const std::uint64_t* keys, std::size_t n, unsigned char* packed,
+                          std::uint8_t* found, std::int64_t* missing) {
     constexpr std::size_t kGroup = 32;
     std::size_t misses = 0;
     if (!sets_) {
@@ -56,8 +56,8 @@ std::size_t RowCache::get(const std::uint64_t* keys, std::size_t n, unsigned cha
     return misses;
 }
 
-void RowCache::put(const std::uint64_t* keys, const std::int64_t* at, std::size_t n, const unsigned char* packed,
-                   const std::uint8_t* found) {
+void RowCache::put(const std::uint64_t* keys, const std::int64_t* at, std::size_t n,
+                   const unsigned char* packed, const std::uint8_t* found) {
     if (!sets_) return;
     std::lock_guard<std::mutex> lock(mutex_);
     for (std::size_t i = 0; i < n; ++i) {
@@ -66,7 +66,8 @@ void RowCache::put(const std::uint64_t* keys, const std::int64_t* at, std::size_
         const std::size_t number = set_of(key);
         Set& set = set_.get()[number];
         std::size_t way = 0;
-        while (way < kWays && set.state[way] && set.keys[way] != key) ++way;  // another thread may have been first
+        while (way < kWays && set.state[way] && set.keys[way] != key)
+            ++way;  // another thread may have been first
         if (way == kWays) {
             while (set.used[set.hand]) {
                 set.used[set.hand] = 0;

@@ -9,24 +9,32 @@ namespace sparsefleet {
 
 namespace {
 
-// Calls f with the row width as a compile-time constant where it is a common one: copies and sums of a known length
-// become a few vector instructions.
+// Calls f with the row width as a compile-time constant where it is a common one: copies and sums of a known
+// length become a few vector instructions.
 template <typename F>
 void with_width(std::size_t dim, F&& f) {
     switch (dim) {
-        case 4: return f(std::integral_constant<std::size_t, 4>{});
-        case 8: return f(std::integral_constant<std::size_t, 8>{});
-        case 10: return f(std::integral_constant<std::size_t, 10>{});
-        case 16: return f(std::integral_constant<std::size_t, 16>{});
-        case 32: return f(std::integral_constant<std::size_t, 32>{});
-        case 64: return f(std::integral_constant<std::size_t, 64>{});
-        default: return f(dim);
+        case 4:
+            return f(std::integral_constant<std::size_t, 4>{});
+        case 8:
+            return f(std::integral_constant<std::size_t, 8>{});
+        case 10:
+            return f(std::integral_constant<std::size_t, 10>{});
+        case 16:
+            return f(std::integral_constant<std::size_t, 16>{});
+        case 32:
+            return f(std::integral_constant<std::size_t, 32>{});
+        case 64:
+            return f(std::integral_constant<std::size_t, 64>{});
+        default:
+            return f(dim);
     }
 }
 
 }  // namespace
 
-std::size_t unique_keys(const std::uint64_t* keys, std::size_t n, std::uint64_t* unique, std::int32_t* inverse) {
+std::size_t unique_keys(const std::uint64_t* keys, std::size_t n, std::uint64_t* unique,
+                        std::int32_t* inverse) {
     std::size_t bits = 6;
     while ((std::size_t{1} << bits) < 2 * n) ++bits;
     thread_local std::vector<std::int32_t> slots;  // reused: a batch is followed by one of the same size
@@ -53,24 +61,26 @@ std::size_t unique_keys(const std::uint64_t* keys, std::size_t n, std::uint64_t*
     return static_cast<std::size_t>(count);
 }
 
-std::size_t select_slots(const std::uint64_t* keys, const std::int64_t* offsets, std::size_t rows, std::size_t slots,
-                         const std::int32_t* chosen, std::size_t chosen_count, std::uint64_t* out_keys,
-                         std::int64_t* out_offsets) {
+std::size_t select_slots(const std::uint64_t* keys, const std::int64_t* offsets, std::size_t rows,
+                         std::size_t slots, const std::int32_t* chosen, std::size_t chosen_count,
+                         std::uint64_t* out_keys, std::int64_t* out_offsets) {
     std::int64_t written = 0;
     *out_offsets++ = 0;
     for (std::size_t row = 0; row < rows; ++row) {
         const std::int64_t* bags = offsets + row * slots;
         for (std::size_t c = 0; c < chosen_count; ++c) {
-            for (std::int64_t i = bags[chosen[c]]; i < bags[chosen[c] + 1]; ++i) out_keys[written++] = keys[i];
+            for (std::int64_t i = bags[chosen[c]]; i < bags[chosen[c] + 1]; ++i)
+                out_keys[written++] = keys[i];
             *out_offsets++ = written;
         }
     }
     return static_cast<std::size_t>(written);
 }
 
-void pool_forward(const float* rows, std::size_t dim, const std::int32_t* inverse, const std::int64_t* offsets,
-                  std::size_t batch, std::size_t slots, const std::int32_t* chosen, std::size_t chosen_count, bool mean,
-                  float* out, std::size_t out_stride) {
+void pool_forward(const float* rows, std::size_t dim, const std::int32_t* inverse,
+                  const std::int64_t* offsets, std::size_t batch, std::size_t slots,
+                  const std::int32_t* chosen, std::size_t chosen_count, bool mean, float* out,
+                  std::size_t out_stride) {
     with_width(dim, [&](auto width) {
         const std::size_t d = width;
         for (std::size_t b = 0; b < batch; ++b) {
@@ -96,9 +106,10 @@ void pool_forward(const float* rows, std::size_t dim, const std::int32_t* invers
     });
 }
 
-void pool_backward(const float* grad_out, std::size_t grad_stride, std::size_t dim, const std::int32_t* inverse,
-                   const std::int64_t* offsets, std::size_t batch, std::size_t slots, const std::int32_t* chosen,
-                   std::size_t chosen_count, bool mean, float* grad_rows) {
+void pool_backward(const float* grad_out, std::size_t grad_stride, std::size_t dim,
+                   const std::int32_t* inverse, const std::int64_t* offsets, std::size_t batch,
+                   std::size_t slots, const std::int32_t* chosen, std::size_t chosen_count, bool mean,
+                   float* grad_rows) {
     with_width(dim, [&](auto width) {
         const std::size_t d = width;
         for (std::size_t b = 0; b < batch; ++b) {
@@ -116,8 +127,8 @@ void pool_backward(const float* grad_out, std::size_t grad_stride, std::size_t d
     });
 }
 
-double click_loss(const float* logits, std::size_t n, std::size_t width, const float* labels, float* probabilities,
-                  float* grad) {
+double click_loss(const float* logits, std::size_t n, std::size_t width, const float* labels,
+                  float* probabilities, float* grad) {
     double loss = 0;
     for (std::size_t i = 0; i < n; ++i) {
         const float z = width == 2 ? logits[2 * i + 1] - logits[2 * i] : logits[i];
@@ -125,7 +136,8 @@ double click_loss(const float* logits, std::size_t n, std::size_t width, const f
         const float p = (z >= 0 ? 1.0f : small) / (1.0f + small);
         probabilities[i] = p;
         // log(1 + e^z) - y z
-        loss += std::log1p(static_cast<double>(small)) + (z > 0 ? z : 0.0) - static_cast<double>(labels[i]) * z;
+        loss +=
+            std::log1p(static_cast<double>(small)) + (z > 0 ? z : 0.0) - static_cast<double>(labels[i]) * z;
         if (grad == nullptr) continue;
         const float delta = p - labels[i];
         if (width == 2) {

@@ -213,22 +213,23 @@ void RowTable::push(const std::uint64_t* keys, std::size_t count, const float* g
     const std::size_t dim = layout_.dim;
     if (rule.state_width(dim) != layout_.state_width)
         throw std::invalid_argument("this rule needs another state width than the table has");
-    by_locked_window(keys, count, [&](Shard& shard, std::size_t first, const Item* items, std::size_t n,
-                                      std::uint32_t* rows) {
-        // All rows come first: one that is created may move the others.
-        for (std::size_t i = 0; i < n; ++i)
-            if (rows[i] == Shard::kNone) rows[i] = find_or_create(shard, items[i].place, items[i].key);
-        float* values[kWindow];
-        const float* gradients[kWindow];
-        for (std::size_t i = 0; i < n; ++i) {
-            std::byte* row = shard.row(rows[i]);
-            std::uint32_t& seen = *row_seen(row);
-            seen += seen != 0xFFFFFFFFu;
-            values[i] = row_values(row);
-            gradients[i] = grads + (first + items[i].position) * dim;
-        }
-        rule.update_rows(values, gradients, n, dim);
-    });
+    by_locked_window(
+        keys, count,
+        [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, std::uint32_t* rows) {
+            // All rows come first: one that is created may move the others.
+            for (std::size_t i = 0; i < n; ++i)
+                if (rows[i] == Shard::kNone) rows[i] = find_or_create(shard, items[i].place, items[i].key);
+            float* values[kWindow];
+            const float* gradients[kWindow];
+            for (std::size_t i = 0; i < n; ++i) {
+                std::byte* row = shard.row(rows[i]);
+                std::uint32_t& seen = *row_seen(row);
+                seen += seen != 0xFFFFFFFFu;
+                values[i] = row_values(row);
+                gradients[i] = grads + (first + items[i].position) * dim;
+            }
+            rule.update_rows(values, gradients, n, dim);
+        });
 }
 
 std::uint32_t RowTable::find_or_create(Shard& shard, std::uint64_t place, std::uint64_t key) {
@@ -244,19 +245,21 @@ std::uint32_t RowTable::find_or_create(Shard& shard, std::uint64_t place, std::u
 void RowTable::insert(const std::uint64_t* keys, std::size_t count, const float* values, const float* state,
                       const std::uint32_t* seen) {
     const std::size_t dim = layout_.dim, width = layout_.state_width;
-    by_locked_window(keys, count, [&](Shard& shard, std::size_t first, const Item* items, std::size_t n,
-                                      std::uint32_t* rows) {
-        for (std::size_t i = 0; i < n; ++i) {
-            const Item& item = items[i];
-            if (rows[i] == Shard::kNone) rows[i] = shard.find(item.place, item.key);  // twice in the window?
-            if (rows[i] == Shard::kNone) rows[i] = shard.append(item.place, item.key);
-            const std::size_t from = first + item.position;
-            std::byte* row = shard.row(rows[i]);
-            *row_seen(row) = seen[from];
-            std::memcpy(row_values(row), values + from * dim, dim * sizeof(float));
-            std::memcpy(row_values(row) + dim, state + from * width, width * sizeof(float));
-        }
-    });
+    by_locked_window(
+        keys, count,
+        [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, std::uint32_t* rows) {
+            for (std::size_t i = 0; i < n; ++i) {
+                const Item& item = items[i];
+                if (rows[i] == Shard::kNone)
+                    rows[i] = shard.find(item.place, item.key);  // twice in the window?
+                if (rows[i] == Shard::kNone) rows[i] = shard.append(item.place, item.key);
+                const std::size_t from = first + item.position;
+                std::byte* row = shard.row(rows[i]);
+                *row_seen(row) = seen[from];
+                std::memcpy(row_values(row), values + from * dim, dim * sizeof(float));
+                std::memcpy(row_values(row) + dim, state + from * width, width * sizeof(float));
+            }
+        });
 }
 
 void RowTable::expect_noted() const {
@@ -267,37 +270,39 @@ void RowTable::expect_noted() const {
 void RowTable::take(const std::uint64_t* keys, std::size_t count, float shares, float* out) {
     expect_noted();
     const std::size_t dim = layout_.dim;
-    by_locked_window(keys, count, [&](Shard& shard, std::size_t first, const Item* items, std::size_t n,
-                                      const std::uint32_t* rows) {
-        for (std::size_t i = 0; i < n; ++i) {
-            float* to = out + (first + items[i].position) * dim;
-            if (rows[i] == Shard::kNone) {
-                std::fill(to, to + dim, 0.0f);
-                continue;
+    by_locked_window(
+        keys, count,
+        [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, const std::uint32_t* rows) {
+            for (std::size_t i = 0; i < n; ++i) {
+                float* to = out + (first + items[i].position) * dim;
+                if (rows[i] == Shard::kNone) {
+                    std::fill(to, to + dim, 0.0f);
+                    continue;
+                }
+                float* noted = row_values(shard.row(rows[i])) + dim;
+                for (std::size_t d = 0; d < dim; ++d) {
+                    to[d] = noted[d] / shares;
+                    noted[d] -= to[d];
+                }
             }
-            float* noted = row_values(shard.row(rows[i])) + dim;
-            for (std::size_t d = 0; d < dim; ++d) {
-                to[d] = noted[d] / shares;
-                noted[d] -= to[d];
-            }
-        }
-    });
+        });
 }
 
 void RowTable::rebase(const std::uint64_t* keys, std::size_t count, const float* values, bool create) {
     expect_noted();
     const std::size_t dim = layout_.dim;
-    by_locked_window(keys, count, [&](Shard& shard, std::size_t first, const Item* items, std::size_t n,
-                                      std::uint32_t* rows) {
-        for (std::size_t i = 0; i < n; ++i) {
-            if (rows[i] == Shard::kNone && create)
-                rows[i] = find_or_create(shard, items[i].place, items[i].key);
-            if (rows[i] == Shard::kNone) continue;
-            float* here = row_values(shard.row(rows[i]));
-            const float* there = values + (first + items[i].position) * dim;
-            for (std::size_t d = 0; d < dim; ++d) here[d] = there[d] + here[dim + d];
-        }
-    });
+    by_locked_window(
+        keys, count,
+        [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, std::uint32_t* rows) {
+            for (std::size_t i = 0; i < n; ++i) {
+                if (rows[i] == Shard::kNone && create)
+                    rows[i] = find_or_create(shard, items[i].place, items[i].key);
+                if (rows[i] == Shard::kNone) continue;
+                float* here = row_values(shard.row(rows[i]));
+                const float* there = values + (first + items[i].position) * dim;
+                for (std::size_t d = 0; d < dim; ++d) here[d] = there[d] + here[dim + d];
+            }
+        });
 }
 
 void RowTable::contains(const std::uint64_t* keys, std::size_t count, std::uint8_t* found) const {

@@ -15,9 +15,11 @@ void column_sums(const float* matrix, std::size_t rows, std::size_t width, float
 
 }  // namespace
 
-TowerSpace::TowerSpace(std::size_t rows, std::vector<std::size_t> widths) : rows_(rows), widths_(std::move(widths)) {
+TowerSpace::TowerSpace(std::size_t rows, std::vector<std::size_t> widths)
+    : rows_(rows), widths_(std::move(widths)) {
     for (std::size_t i = 1; i + 1 < widths_.size(); ++i) hidden_.emplace_back(rows_ * widths_[i]);
-    const std::size_t widest = hidden_.empty() ? 0 : *std::max_element(widths_.begin() + 1, widths_.end() - 1);
+    const std::size_t widest =
+        hidden_.empty() ? 0 : *std::max_element(widths_.begin() + 1, widths_.end() - 1);
     for (auto& grads : grads_) grads.resize(rows_ * widest);
 }
 

@@ -17,7 +17,8 @@ std::uint64_t row_bytes(std::uint32_t type, std::uint64_t dim);
 void decode_rows(const unsigned char* packed, const std::uint8_t* found, std::size_t n, std::uint32_t type,
                  std::uint32_t dim, std::size_t stride, float* out);
 
-// A mapped rows file. Whoever fills this in calls `fits` before anything else: then no lookup leaves the mapping.
+// A mapped rows file. Whoever fills this in calls `fits` before anything else: then no lookup leaves the
+// mapping.
 struct MappedRows {
     const unsigned char* data;
     std::size_t size;
@@ -33,8 +34,8 @@ void places(const std::uint64_t* keys, std::size_t n, std::uint64_t seed, std::u
 
 constexpr std::size_t kDamaged = ~std::size_t{0};
 
-// Writes the row of each key, as float32, or zeros where the file does not hold it. Returns how many it found, or
-// kDamaged where the directory makes no sense.
+// Writes the row of each key, as float32, or zeros where the file does not hold it. Returns how many it
+// found, or kDamaged where the directory makes no sense.
 std::size_t lookup_rows(const MappedRows& file, const std::uint64_t* keys, std::size_t n, float* out,
                         std::uint8_t* found);
 

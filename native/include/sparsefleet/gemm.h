@@ -1,8 +1,8 @@
 // Matrix products for a tower of dense layers, on one core: as close to its peak as the shapes allow.
 //
-// A library's sgemm comes to 75 to 85 % of the peak on the shapes of a click model (a few hundred columns, a batch of a
-// hundred to a thousand rows) and leaves bias, relu and its derivative to passes of their own. Here they are done
-// while a tile of the result is in registers.
+// A library's sgemm comes to 75 to 85 % of the peak on the shapes of a click model (a few hundred columns, a
+// batch of a hundred to a thousand rows) and leaves bias, relu and its derivative to passes of their own.
+// Here they are done while a tile of the result is in registers.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ struct GemmScratch {
     std::vector<unsigned> left;
 };
 
-// out [M, N] = a [M, K] . b [K, N]; rows of out (and of the mask) are contiguous. `half`: a and b are rounded to bfloat16,
-// sums stay float32. A row of the result has the same bits whatever stands in the others.
+// out [M, N] = a [M, K] . b [K, N]; rows of out (and of the mask) are contiguous. `half`: a and b are rounded
+// to bfloat16, sums stay float32. A row of the result has the same bits whatever stands in the others.
 void gemm(const Operand& a, const Operand& b, float* out, std::size_t m, std::size_t n, std::size_t k,
           const Epilogue& epilogue, bool half, GemmScratch& scratch);
 

@@ -1,8 +1,8 @@
 // Rows of bundles in Redis: commands to write, and replies to read. The layout is specified in
 // src/sparsefleet/serving/redis/FORMAT.md.
 //
-// A bucket is one string: the keys of its rows, uint64 each, then the rows, `stride` bytes each. Its name is a prefix
-// and the bucket's number, 4 bytes.
+// A bucket is one string: the keys of its rows, uint64 each, then the rows, `stride` bytes each. Its name is
+// a prefix and the bucket's number, 4 bytes.
 #pragma once
 
 #include <cstddef>
@@ -27,16 +27,16 @@ struct BucketsWritten {
     std::uint64_t bucket = 0, row = 0;  // the next ones
 };
 
-// MSET commands of the buckets from `bucket` on, whose first row is `row`: as many whole commands as fit into `out`,
-// each of at most `per_command` buckets and about `command_bytes`.
+// MSET commands of the buckets from `bucket` on, whose first row is `row`: as many whole commands as fit into
+// `out`, each of at most `per_command` buckets and about `command_bytes`.
 BucketsWritten encode_buckets(const MappedRows& file, std::uint32_t bits, Bytes prefix, std::uint64_t bucket,
                               std::uint64_t row, std::size_t per_command, std::size_t command_bytes,
                               unsigned char* out, std::size_t capacity);
 
 // `verb name name …`, in commands of `per_command` names. Returns the bytes written, which are at most
 // `names_bytes(...)`.
-std::size_t encode_names(Bytes verb, Bytes prefix, const std::uint32_t* buckets, std::size_t n, std::size_t per_command,
-                         unsigned char* out);
+std::size_t encode_names(Bytes verb, Bytes prefix, const std::uint32_t* buckets, std::size_t n,
+                         std::size_t per_command, unsigned char* out);
 std::size_t names_bytes(std::size_t verb, std::size_t prefix, std::size_t n, std::size_t per_command);
 
 enum ReplyStatus : int {
@@ -52,10 +52,10 @@ struct BucketsRead {
     int status = kMore;
 };
 
-// Reads replies to MGET: of each key, its row's bytes into packed[at[i]] and whether there is one into found[at[i]].
-// `answered` keys have been dealt with before.
-BucketsRead read_buckets(const unsigned char* data, std::size_t size, const std::uint64_t* keys, const std::int64_t* at,
-                         std::size_t n, std::size_t per_command, std::size_t stride, std::size_t answered,
-                         unsigned char* packed, std::uint8_t* found);
+// Reads replies to MGET: of each key, its row's bytes into packed[at[i]] and whether there is one into
+// found[at[i]]. `answered` keys have been dealt with before.
+BucketsRead read_buckets(const unsigned char* data, std::size_t size, const std::uint64_t* keys,
+                         const std::int64_t* at, std::size_t n, std::size_t per_command, std::size_t stride,
+                         std::size_t answered, unsigned char* packed, std::uint8_t* found);
 
 }  // namespace sparsefleet

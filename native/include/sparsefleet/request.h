@@ -1,9 +1,10 @@
 // JSON requests into arrays, for the requests that almost all clients send.
 //
-// Strictly what is usual: {"rows": [row, …]} or {"context": {…}, "candidates": [{…}, …]}, rows as objects or lists, texts without
-// escapes, numbers, null, flat lists. Whatever is not exactly that (an escape, a field twice, one too few, a number out of
-// range) is left alone: `parse` says no, and the readable parser (serving/rows.py) decides what it means and words the error.
-// So this one has to be right only about what it accepts.
+// Strictly what is usual: {"rows": [row, …]} or {"context": {…}, "candidates": [{…}, …]}, rows as objects or
+// lists, texts without escapes, numbers, null, flat lists. Whatever is not exactly that (an escape, a field
+// twice, one too few, a number out of range) is left alone: `parse` says no, and the readable parser
+// (serving/rows.py) decides what it means and words the error. So this one has to be right only about what it
+// accepts.
 //
 // Legend: B rows, n dense features, S slots.
 #pragma once
@@ -35,8 +36,8 @@ class RequestParser {
 
     std::size_t rows() const { return rows_; }
 
-    std::vector<float> dense;          // [B, n]
-    std::vector<std::uint64_t> keys;   // row-major, slot after slot
+    std::vector<float> dense;           // [B, n]
+    std::vector<std::uint64_t> keys;    // row-major, slot after slot
     std::vector<std::int64_t> offsets;  // [B*S + 1]
 
   private:
@@ -71,16 +72,16 @@ class RequestParser {
 
     const char *p_ = nullptr, *end_ = nullptr;
     std::size_t rows_ = 0;
-    std::vector<int> order_;                   // fields in the order of the last row: the next one is likely to be alike
-    std::vector<std::uint32_t> seen_;          // per field: the number of the last row that had it
+    std::vector<int> order_;  // fields in the order of the last row: the next one is likely to be alike
+    std::vector<std::uint32_t> seen_;  // per field: the number of the last row that had it
     std::uint32_t stamp_ = 0;
-    std::size_t found_ = 0;                    // fields of this row so far
-    std::size_t shared_fields_ = 0;            // fields of the context
-    std::vector<char> in_context_;             // per field
-    std::vector<float> row_dense_;             // one row's, the context's to begin with
-    std::vector<std::uint64_t> values_;        // keys of one row, the context's first
+    std::size_t found_ = 0;              // fields of this row so far
+    std::size_t shared_fields_ = 0;      // fields of the context
+    std::vector<char> in_context_;       // per field
+    std::vector<float> row_dense_;       // one row's, the context's to begin with
+    std::vector<std::uint64_t> values_;  // keys of one row, the context's first
     std::size_t shared_values_ = 0;
-    std::vector<std::size_t> start_, count_;   // per slot: its part of values_
+    std::vector<std::size_t> start_, count_;  // per slot: its part of values_
 };
 
 }  // namespace sparsefleet

@@ -1,7 +1,7 @@
 // Kernels on the rows of one batch: unique keys, slot selection, pooling, and the histograms behind AUC.
 //
-// Legend: N feature values, U unique keys, D values a row, B batch rows, S slots; bag b*S+s holds the values of slot s
-// in row b: positions offsets[bag] .. offsets[bag+1].
+// Legend: N feature values, U unique keys, D values a row, B batch rows, S slots; bag b*S+s holds the values
+// of slot s in row b: positions offsets[bag] .. offsets[bag+1].
 #pragma once
 
 #include <cstddef>
@@ -9,32 +9,38 @@
 
 namespace sparsefleet {
 
-// Writes the distinct keys in order of first appearance and, for each key, where it stands among them. Returns U.
-std::size_t unique_keys(const std::uint64_t* keys, std::size_t n, std::uint64_t* unique, std::int32_t* inverse);
+// Writes the distinct keys in order of first appearance and, for each key, where it stands among them.
+// Returns U.
+std::size_t unique_keys(const std::uint64_t* keys, std::size_t n, std::uint64_t* unique,
+                        std::int32_t* inverse);
 
-// Copies the bags of the chosen slots, in their order. out_offsets has rows*chosen_count+1 entries. Returns the
-// number of keys written (at most offsets[rows*slots]).
-std::size_t select_slots(const std::uint64_t* keys, const std::int64_t* offsets, std::size_t rows, std::size_t slots,
-                         const std::int32_t* chosen, std::size_t chosen_count, std::uint64_t* out_keys,
-                         std::int64_t* out_offsets);
+// Copies the bags of the chosen slots, in their order. out_offsets has rows*chosen_count+1 entries. Returns
+// the number of keys written (at most offsets[rows*slots]).
+std::size_t select_slots(const std::uint64_t* keys, const std::int64_t* offsets, std::size_t rows,
+                         std::size_t slots, const std::int32_t* chosen, std::size_t chosen_count,
+                         std::uint64_t* out_keys, std::int64_t* out_offsets);
 
-// One pooled vector per (row, chosen slot): out[b*out_stride + c*dim ...] = sum or mean of the bag's rows; empty: 0.
-void pool_forward(const float* rows, std::size_t dim, const std::int32_t* inverse, const std::int64_t* offsets,
-                  std::size_t batch, std::size_t slots, const std::int32_t* chosen, std::size_t chosen_count, bool mean,
-                  float* out, std::size_t out_stride);
+// One pooled vector per (row, chosen slot): out[b*out_stride + c*dim ...] = sum or mean of the bag's rows;
+// empty: 0.
+void pool_forward(const float* rows, std::size_t dim, const std::int32_t* inverse,
+                  const std::int64_t* offsets, std::size_t batch, std::size_t slots,
+                  const std::int32_t* chosen, std::size_t chosen_count, bool mean, float* out,
+                  std::size_t out_stride);
 
 // Adds each bag's gradient to the rows it was pooled from.
-void pool_backward(const float* grad_out, std::size_t grad_stride, std::size_t dim, const std::int32_t* inverse,
-                   const std::int64_t* offsets, std::size_t batch, std::size_t slots, const std::int32_t* chosen,
-                   std::size_t chosen_count, bool mean, float* grad_rows);
+void pool_backward(const float* grad_out, std::size_t grad_stride, std::size_t dim,
+                   const std::int32_t* inverse, const std::int64_t* offsets, std::size_t batch,
+                   std::size_t slots, const std::int32_t* chosen, std::size_t chosen_count, bool mean,
+                   float* grad_rows);
 
-// Cross-entropy of clicks from logits [n, width]: width 2 is a softmax pair (no click, click), 1 the click's logit.
-// Writes each probability of a click and, where grad is not null, the gradient of the summed loss. Returns that loss.
-double click_loss(const float* logits, std::size_t n, std::size_t width, const float* labels, float* probabilities,
-                  float* grad);
+// Cross-entropy of clicks from logits [n, width]: width 2 is a softmax pair (no click, click), 1 the click's
+// logit. Writes each probability of a click and, where grad is not null, the gradient of the summed loss.
+// Returns that loss.
+double click_loss(const float* logits, std::size_t n, std::size_t width, const float* labels,
+                  float* probabilities, float* grad);
 
-// What a sum of fractions counts in: whole numbers of 2^-32. So sums are the same in whichever order, and over whichever
-// processes, rows are summed.
+// What a sum of fractions counts in: whole numbers of 2^-32. So sums are the same in whichever order, and
+// over whichever processes, rows are summed.
 constexpr double kParts = 4294967296.0;
 
 struct ClickSums {
@@ -45,7 +51,8 @@ struct ClickSums {
     std::int64_t bad = 0;  // probabilities that are not numbers in [0, 1], or labels that are not 0 or 1
 };
 
-// Counts each probability into bucket int(p * (buckets-1)) of its label's histogram and returns the sums beside it.
+// Counts each probability into bucket int(p * (buckets-1)) of its label's histogram and returns the sums
+// beside it.
 ClickSums count_clicks(const float* probabilities, const float* labels, std::size_t n, std::int64_t* positive,
                        std::int64_t* negative, std::size_t buckets);
 

@@ -51,8 +51,8 @@ class RowTable {
     void insert(const std::uint64_t* keys, std::size_t count, const float* values, const float* state,
                 const std::uint32_t* seen);
 
-    // For a copy of rows that are kept elsewhere; its state is p, what was changed here and not yet told there
-    // (rules.h, noting SGD). take: out[U, D] = p / shares, and p loses it; zeros where there is no row.
+    // For a copy of rows that are kept elsewhere; its state is p, what was changed here and not yet told
+    // there (rules.h, noting SGD). take: out[U, D] = p / shares, and p loses it; zeros where there is no row.
     void take(const std::uint64_t* keys, std::size_t count, float shares, float* out);
     // rebase: a row becomes what it is there plus p. Missing rows are created, or with create = false left
     // out.

@@ -43,7 +43,8 @@ struct Block {
     bool skip;          // count bad rows and go on, instead of stopping at the first
 };
 
-// Where rows go. Row i of the arrays is filled from `row` on; `lines` and `ends` may carry what came before the block.
+// Where rows go. Row i of the arrays is filled from `row` on; `lines` and `ends` may carry what came before
+// the block.
 struct Columns {
     float* labels;
     float* dense;           // [capacity, n]
@@ -64,10 +65,10 @@ struct Parsed {
     bool full = false;         // stopped because the next row's keys do not fit
     // The first refused row, when not skipping.
     int reason = kFine;
-    std::int64_t column = 0;       // from 1
-    std::size_t line_begin = 0;    // where its line starts
+    std::int64_t column = 0;         // from 1
+    std::size_t line_begin = 0;      // where its line starts
     std::size_t begin = 0, end = 0;  // what is wrong with it: these bytes
-    std::int64_t found = 0;        // field count, where that is what is wrong
+    std::int64_t found = 0;          // field count, where that is what is wrong
 };
 
 // A line's tabs, its end, and whether a byte of it needs a closer look.
@@ -80,12 +81,14 @@ struct LineScan {
 };
 
 // Scans from `p` to the next line feed. `tabs` has room for capacity + 72 numbers.
-LineScan scan_line(const char* p, const char* end, std::size_t max_line, std::uint32_t* tabs, std::size_t capacity);
+LineScan scan_line(const char* p, const char* end, std::size_t max_line, std::uint32_t* tabs,
+                   std::size_t capacity);
 
 // Offset of the first byte that is not part of well-formed UTF-8, or `size`.
 std::size_t utf8_error(const char* p, std::size_t size);
 
-// A decimal number, all of [p, end): sign, digits, point, exponent. Fails on anything else, infinities and NaN included.
+// A decimal number, all of [p, end): sign, digits, point, exponent. Fails on anything else, infinities and
+// NaN included.
 bool parse_decimal(const char* p, const char* end, double* value);
 
 // Moves over `lines` line feeds from `begin`; returns how many there were and where the last one ended.
@@ -95,8 +98,8 @@ std::pair<std::int64_t, std::size_t> skip_lines(const char* data, std::size_t si
 void hash_strings(const char* data, const std::int64_t* offsets, std::size_t count, std::size_t data_size,
                   const PrefixHash& hash, const Fold& fold, std::uint64_t* out);
 
-// XXH64 of `count` texts of 8 + head bytes at once, head < 8: `first` holds bytes 0 to 7 of each, `rest` the others. The
-// same steps for each, so that the compiler can do several in one instruction.
+// XXH64 of `count` texts of 8 + head bytes at once, head < 8: `first` holds bytes 0 to 7 of each, `rest` the
+// others. The same steps for each, so that the compiler can do several in one instruction.
 void hash_many(const std::uint64_t* first, const std::uint64_t* rest, std::size_t count, std::size_t head,
                std::uint64_t seed, std::uint64_t* out);
 
@@ -116,8 +119,10 @@ class LineParser {
         std::int64_t found = 0;
     };
 
-    // One line without its end, with 64 readable bytes behind it, into row `row`. `scan.length` is the line's length.
-    virtual Refusal row(const char* line, const LineScan& scan, const Columns& out, std::size_t row, bool* full) = 0;
+    // One line without its end, with 64 readable bytes behind it, into row `row`. `scan.length` is the line's
+    // length.
+    virtual Refusal row(const char* line, const LineScan& scan, const Columns& out, std::size_t row,
+                        bool* full) = 0;
     virtual std::size_t tab_capacity() const = 0;
 
     static Refusal bad_bytes(const char* line, std::size_t length, char separator);
@@ -136,7 +141,8 @@ class CriteoParser final : public LineParser {
                  std::uint64_t seed, std::uint64_t dim, bool labelled, std::size_t max_line);
 
   protected:
-    Refusal row(const char* line, const LineScan& scan, const Columns& out, std::size_t row, bool* full) override;
+    Refusal row(const char* line, const LineScan& scan, const Columns& out, std::size_t row,
+                bool* full) override;
     std::size_t tab_capacity() const override { return fields_; }
 
   private:
@@ -149,7 +155,8 @@ class CriteoParser final : public LineParser {
     std::size_t fields_;
     bool labelled_;
 
-    // Criteo's categories are eight hexadecimal digits or nothing at all: hash the former together, know the latter.
+    // Criteo's categories are eight hexadecimal digits or nothing at all: hash the former together, know the
+    // latter.
     static constexpr std::size_t kUsual = 8, kOtherHead = 8;
     std::size_t head_ = kOtherHead;  // bytes of every prefix, where all are alike and short
     std::vector<std::uint64_t> packed_, first_, rest_, blank_;
@@ -169,7 +176,8 @@ class MultiSlotParser final : public LineParser {
                     std::size_t max_line);
 
   protected:
-    Refusal row(const char* line, const LineScan& scan, const Columns& out, std::size_t row, bool* full) override;
+    Refusal row(const char* line, const LineScan& scan, const Columns& out, std::size_t row,
+                bool* full) override;
     std::size_t tab_capacity() const override { return 0; }
 
   private:

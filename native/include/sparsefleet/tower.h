@@ -8,8 +8,8 @@
 
 namespace sparsefleet {
 
-// Buffers of one forward and backward pass over so many rows: fresh memory for each would cost a page fault per page.
-// One thread at a time.
+// Buffers of one forward and backward pass over so many rows: fresh memory for each would cost a page fault
+// per page. One thread at a time.
 class TowerSpace {
   public:
     // `widths`: from input to output, at least two.
@@ -18,15 +18,15 @@ class TowerSpace {
     std::size_t rows() const { return rows_; }
     const std::vector<std::size_t>& widths() const { return widths_; }
 
-    // x [rows, widths[0]]; weights[i] [widths[i + 1], widths[i]]; out [rows, widths.back()]. `half`: products of
-    // bfloat16, everything else float32.
-    void forward(const float* x, const std::vector<const float*>& weights, const std::vector<const float*>& biases,
-                 float* out, bool half);
+    // x [rows, widths[0]]; weights[i] [widths[i + 1], widths[i]]; out [rows, widths.back()]. `half`: products
+    // of bfloat16, everything else float32.
+    void forward(const float* x, const std::vector<const float*>& weights,
+                 const std::vector<const float*>& biases, float* out, bool half);
 
     // After `forward` of the same x: gradients of all weights and biases, and of x where grad_x is given.
     void backward(const float* x, const std::vector<const float*>& weights, const float* grad_out,
-                  const std::vector<float*>& grad_weights, const std::vector<float*>& grad_biases, float* grad_x,
-                  bool half);
+                  const std::vector<float*>& grad_weights, const std::vector<float*>& grad_biases,
+                  float* grad_x, bool half);
 
   private:
     std::size_t rows_;

@@ -1,6 +1,7 @@
 // XXH64, and the feature key of a raw value: XXH64(prefix + value, seed), folded modulo the table's size.
 //
-// The keys are written into checkpoints, so this is a format: it must give the same number on every machine, for ever.
+// The keys are written into checkpoints, so this is a format: it must give the same number on every machine,
+// for ever.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,8 @@
 #include <cstring>
 #include <string>
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "XXH64 here reads words as little-endian machines store them");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "XXH64 here reads words as little-endian machines store them");
 
 namespace sparsefleet {
 
@@ -73,7 +75,8 @@ inline std::uint64_t xxh64(const char* p, std::size_t size, std::uint64_t seed) 
     return avalanche(h);
 }
 
-// x % dim without a division: multiply by the rounded-down reciprocal, then correct by at most one. dim 0 keeps x.
+// x % dim without a division: multiply by the rounded-down reciprocal, then correct by at most one. dim 0
+// keeps x.
 class Fold {
   public:
     explicit Fold(std::uint64_t dim) : dim_(dim), reciprocal_(dim ? ~std::uint64_t{0} / dim : 0) {}
