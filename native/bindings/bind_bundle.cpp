@@ -1,7 +1,7 @@
 #include "bindings.h"
 #include "sparsefleet/bundle_rows.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -46,4 +46,4 @@ void bind_bundle(nb::module_& m) {
     });
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

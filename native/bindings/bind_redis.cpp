@@ -2,7 +2,7 @@
 #include "sparsefleet/redis_rows.h"
 #include "sparsefleet/row_cache.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -100,4 +100,4 @@ void bind_redis(nb::module_& m) {
         .def_prop_ro("size", &RowCache::size);
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -9,7 +9,7 @@
 #include "sparsefleet/request.h"
 #include "sparsefleet/xxh64.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -106,4 +106,4 @@ void bind_request(nb::module_& m) {
     });
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

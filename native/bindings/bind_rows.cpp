@@ -1,7 +1,7 @@
 #include "bindings.h"
 #include "sparsefleet/rows.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -99,4 +99,4 @@ void bind_rows(nb::module_& m) {
     });
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

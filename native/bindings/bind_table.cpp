@@ -10,7 +10,7 @@
 #include "sparsefleet/rules.h"
 #include "sparsefleet/table.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
 using namespace nb::literals;
@@ -160,4 +160,4 @@ void bind_table(nb::module_& m) {
         .def("clear", &RowTable::clear, nb::call_guard<nb::gil_scoped_release>());
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -8,7 +8,7 @@
 #include "bindings.h"
 #include "sparsefleet/text.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -153,4 +153,4 @@ void bind_text(nb::module_& m) {
         });
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -6,7 +6,7 @@
 #include "bindings.h"
 #include "sparsefleet/tower.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -83,4 +83,4 @@ void bind_tower(nb::module_& m) {
             nb::arg("grad_biases"), nb::arg("grad_x").none(), nb::arg("half"));
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

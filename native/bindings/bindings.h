@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace nb = nanobind;
 
@@ -33,4 +33,4 @@ void bind_bundle(nb::module_& m);   // rows files of bundles
 void bind_redis(nb::module_& m);    // rows of bundles in Redis
 void bind_request(nb::module_& m);  // values of requests
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

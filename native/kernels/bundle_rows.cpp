@@ -5,7 +5,7 @@
 
 #include "sparsefleet/mix.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -170,4 +170,4 @@ bool check_order(const MappedRows& file) {
     return row == file.rows;
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

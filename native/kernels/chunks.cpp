@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <new>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -88,4 +88,4 @@ std::size_t ChunkArena::bytes() const {
     return blocks_.size() * block_bytes_ + blocks_.capacity() * sizeof(void*);
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

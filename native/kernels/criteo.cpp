@@ -5,7 +5,7 @@
 
 #include "sparsefleet/text.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -151,4 +151,4 @@ LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, co
     return {};
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 void BlockLocks::update(const RuleStep& rule, float* values, float* state, const float* grads,
                         std::size_t n) {
@@ -36,4 +36,4 @@ void BlockLocks::update(const RuleStep& rule, float* values, float* state, const
     }
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -16,7 +16,7 @@
 #include <immintrin.h>
 #endif
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -352,4 +352,4 @@ void gemm(const Operand& a, const Operand& b, float* out, std::size_t m, std::si
     }
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

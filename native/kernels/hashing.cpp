@@ -1,6 +1,6 @@
 #include "sparsefleet/text.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 void hash_many(const std::uint64_t* __restrict first, const std::uint64_t* __restrict rest, std::size_t count,
                std::size_t head, std::uint64_t seed, std::uint64_t* __restrict out) {
@@ -26,4 +26,4 @@ void hash_strings(const char* data, const std::int64_t* offsets, std::size_t cou
     }
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

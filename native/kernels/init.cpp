@@ -7,7 +7,7 @@
 
 #include "sparsefleet/mix.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
 constexpr double kTwoPi = 6.283185307179586476925286766559;
@@ -65,4 +65,4 @@ void init_row(const Initializer& init, std::uint64_t key, float* out, std::size_
     }
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -9,7 +9,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -261,4 +261,4 @@ Parsed LineParser::parse(const Block& block, const Columns& out) {
     return done;
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -4,7 +4,7 @@
 
 #include "sparsefleet/text.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -127,4 +127,4 @@ LineParser::Refusal MultiSlotParser::row(const char* line, const LineScan& scan,
     return {};
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -3,7 +3,7 @@
 
 #include "sparsefleet/text.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 bool parse_decimal(const char* p, const char* end, double* value) {
     const bool negative = p < end && *p == '-';
@@ -23,4 +23,4 @@ bool parse_decimal(const char* p, const char* end, double* value) {
     return true;
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

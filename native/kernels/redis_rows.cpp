@@ -5,7 +5,7 @@
 
 #include "sparsefleet/mix.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -234,4 +234,4 @@ BucketsRead read_buckets(const unsigned char* data, std::size_t size, const std:
     return done;
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -6,7 +6,7 @@
 
 #include "sparsefleet/text.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -310,4 +310,4 @@ bool RequestParser::finish_row() {
     return true;
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -6,7 +6,7 @@
 
 #include "sparsefleet/mix.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 RowCache::RowCache(std::size_t stride, std::size_t bytes) : stride_(stride) {
     // Whole sets, and as many as fit: with a remainder (not a mask) a set is found for any number of them.
@@ -90,4 +90,4 @@ std::size_t RowCache::size() {
     return size_;
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

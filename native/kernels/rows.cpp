@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -173,4 +173,4 @@ ClickSums count_clicks(const float* probabilities, const float* labels, std::siz
     return sums;
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

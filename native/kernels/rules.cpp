@@ -6,7 +6,7 @@
 #include <string>
 #include <type_traits>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
 // Each rule: `operator()(w, s, g, n, segment)` updates n values; segment j of the state starts at s + j *
@@ -204,4 +204,4 @@ void RuleStep::update_block(float* values, float* state, const float* grads, std
     visit([&](const auto& rule) { rule(values, state, grads, n, segment); });
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -5,7 +5,7 @@
 #include <new>
 #include <stdexcept>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
 // Chunks of 128 to 256 KB: small against a table whose memory matters, and few enough that their addresses
@@ -142,4 +142,4 @@ void Shard::free_index(std::uint32_t* index, std::size_t slots) {
         std::free(index);
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
 constexpr std::size_t kWindow = 64;           // keys whose cache misses overlap
@@ -365,4 +365,4 @@ void RowTable::clear() {
     arena_.release_all();
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

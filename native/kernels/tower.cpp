@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
@@ -53,4 +53,4 @@ void TowerSpace::backward(const float* x, const std::vector<const float*>& weigh
     }
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

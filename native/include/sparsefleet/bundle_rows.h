@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 enum RowType : std::uint32_t { kFloat32 = 1, kFloat16 = 2, kInt8 = 3 };
 
@@ -42,4 +42,4 @@ std::size_t lookup_rows(const MappedRows& file, const std::uint64_t* keys, std::
 // Walks directory and keys from end to end: every bucket in order, every key in its place.
 bool check_order(const MappedRows& file);
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

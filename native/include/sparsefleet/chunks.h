@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 // Zeroed anonymous memory, aligned and advised for huge pages where that makes sense. Throws std::bad_alloc.
 void* map_pages(std::size_t bytes);
@@ -33,4 +33,4 @@ class ChunkArena {
     mutable std::mutex mutex_;
 };
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -6,7 +6,7 @@
 
 #include "sparsefleet/rules.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 // One lock per stretch of a block. Threads begin at different stretches and so seldom wait for each other;
 // readers do not lock at all (Hogwild), and may see one stretch before and another after an update.
@@ -23,4 +23,4 @@ class BlockLocks {
     std::size_t next_start_ = 0;
 };
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 // An element (i, k) stands at data[i * row + k * col]; one of the two steps is 1.
 struct Operand {
@@ -36,4 +36,4 @@ struct GemmScratch {
 void gemm(const Operand& a, const Operand& b, float* out, std::size_t m, std::size_t n, std::size_t k,
           const Epilogue& epilogue, bool half, GemmScratch& scratch);
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

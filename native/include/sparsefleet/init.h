@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 // The numbers are those of `Initializer.kind` in core/initializer.py.
 enum class InitKind : int { kUniform = 0, kNormal = 1, kConstant = 2 };
@@ -22,4 +22,4 @@ Initializer make_initializer(int kind, double a, double b, std::uint64_t seed);
 // Fills out[dim] with the first values of the row of `key`.
 void init_row(const Initializer& init, std::uint64_t key, float* out, std::size_t dim);
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

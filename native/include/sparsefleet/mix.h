@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 inline constexpr std::uint64_t kGolden = 0x9E3779B97F4A7C15ull;
 
@@ -14,4 +14,4 @@ inline std::uint64_t mix64(std::uint64_t x) {
     return x ^ (x >> 31);
 }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -10,7 +10,7 @@
 
 #include "sparsefleet/bundle_rows.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 struct Bytes {
     const unsigned char* data;
@@ -58,4 +58,4 @@ BucketsRead read_buckets(const unsigned char* data, std::size_t size, const std:
                          const std::int64_t* at, std::size_t n, std::size_t per_command, std::size_t stride,
                          std::size_t answered, unsigned char* packed, std::uint8_t* found);
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

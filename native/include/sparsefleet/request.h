@@ -17,7 +17,7 @@
 
 #include "sparsefleet/xxh64.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 class RequestParser {
   public:
@@ -84,4 +84,4 @@ class RequestParser {
     std::vector<std::size_t> start_, count_;  // per slot: its part of values_
 };
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

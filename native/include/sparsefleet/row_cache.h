@@ -10,7 +10,7 @@
 #include <memory>
 #include <mutex>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 class RowCache {
   public:
@@ -54,4 +54,4 @@ class RowCache {
     std::mutex mutex_;
 };
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 // Writes the distinct keys in order of first appearance and, for each key, where it stands among them.
 // Returns U.
@@ -56,4 +56,4 @@ struct ClickSums {
 ClickSums count_clicks(const float* probabilities, const float* labels, std::size_t n, std::int64_t* positive,
                        std::int64_t* negative, std::size_t buckets);
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -24,7 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 enum class RuleKind : int {
     kSgd = 0,
@@ -67,4 +67,4 @@ class RuleStep {
     double correction1_ = 1.0, correction2_ = 1.0;  // Adam: 1 - b^t
 };
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -18,7 +18,7 @@
 #include "sparsefleet/chunks.h"
 #include "sparsefleet/mix.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 // A key's place: the top 6 bits choose the shard, the next 7 are the index entry's tag, the low ones the
 // slot. The salt keeps this apart from other uses of the mixer: keys that one server or one seed was given
@@ -120,4 +120,4 @@ inline std::uint32_t* row_seen(std::byte* row) {
 }
 inline float* row_values(std::byte* row) { return reinterpret_cast<float*>(row + RowLayout::kValues); }
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -25,7 +25,7 @@
 #include "sparsefleet/rules.h"
 #include "sparsefleet/shard.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 class RowTable {
   public:
@@ -89,4 +89,4 @@ class RowTable {
     mutable std::atomic<std::uint32_t> next_start_{0};
 };
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -9,7 +9,7 @@
 
 #include "sparsefleet/xxh64.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 // Why a row was refused. The numbers are shared with kernels/reasons.py.
 enum Reason : int {
@@ -188,4 +188,4 @@ class MultiSlotParser final : public LineParser {
     std::vector<std::pair<std::size_t, std::size_t>> ranges_;  // per slot of the schema: its part of keys_
 };
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

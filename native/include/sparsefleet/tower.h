@@ -6,7 +6,7 @@
 
 #include "sparsefleet/gemm.h"
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 // Buffers of one forward and backward pass over so many rows: fresh memory for each would cost a page fault
 // per page. One thread at a time.
@@ -36,4 +36,4 @@ class TowerSpace {
     GemmScratch scratch_;
 };
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

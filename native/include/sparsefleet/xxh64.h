@@ -12,7 +12,7 @@
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "XXH64 here reads words as little-endian machines store them");
 
-namespace sparsefleet {
+namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace xxh {
 
@@ -142,4 +142,4 @@ class PrefixHash {
     std::uint64_t seed_, packed_ = 0;
 };
 
-}  // namespace sparsefleet
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import BundleError
-from sparsefleet.kernels import _native
+from sparsefleet.kernels.levels import native as _native
 
 U8 = npt.NDArray[np.uint8]
 Found = npt.NDArray[np.bool_]

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.core.schema import Schema
-from sparsefleet.kernels import _native
+from sparsefleet.kernels.levels import native as _native
 
 
 def hash_column(values: Sequence[str], prefix: bytes, seed: int, dim: int, out: U64) -> bool:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.core.keyed_rows import KeyedRows
-from sparsefleet.kernels import _native
+from sparsefleet.kernels.levels import native as _native
 
 I32 = npt.NDArray[np.int32]
 _ONE_SLOT = np.zeros(1, np.int32)

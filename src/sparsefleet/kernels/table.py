@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-import sparsefleet.kernels._native as _native
+from sparsefleet.kernels.levels import native as _native
 from sparsefleet.core.batch import F32, U64
 
 F64 = npt.NDArray[np.float64]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import sparsefleet.kernels._native as _native
+from sparsefleet.kernels.levels import native as _native
 from sparsefleet.core.batch import I64, U64
 from sparsefleet.kernels.rowtypes import MAX_LINE, U8, Block, Columns, Parsed, SlotEntry
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparsefleet.core.batch import F32
-from sparsefleet.kernels import _native
+from sparsefleet.kernels.levels import native as _native
 
 
 class TowerSpace:
