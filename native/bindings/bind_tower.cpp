@@ -63,6 +63,7 @@ void bind_tower(nb::module_& m) {
                        "the output's gradient has the wrong shape");
                 expect(!grad_x || (grad_x->shape(0) == self.rows() && grad_x->shape(1) == widths.front()),
                        "the input's gradient has the wrong shape");
+                expect(self.went_forward(half), "backward follows a forward pass of the same precision");
                 const auto matrices = weights_of(self, weights);
                 expect(grad_weights.size() == weights.size() && grad_biases.size() == weights.size(),
                        "one gradient per weight matrix and bias");

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +10,13 @@ from torch import nn
 
 from sparsefleet.communicator.base import Lane, StepGradients
 from sparsefleet.core.batch import F32, Batch
-from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.embedding import attach as attach_source
 from sparsefleet.nn.objective import judge, probabilities_of
+from sparsefleet.nn.precision import computing_in
 from sparsefleet.train.row_source import BatchRows, Pull
 
-PRECISIONS = ("float32", "bf16")
 SCORED_ROWS = 64
 """At least so many rows are scored at a time."""
 
@@ -34,13 +33,6 @@ class StepOutcome:
     """[B] clicks as predicted before the update."""
 
 
-def autocast(precision: str) -> AbstractContextManager[object]:
-    """What the dense network computes in; parameters and tables stay float32."""
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision={precision!r} is not a precision; choose {' or '.join(PRECISIONS)}")
-    return torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
-
-
 class Replica:
     def __init__(self, model: nn.Module, block: DenseBlock, lane: Lane, precision: str) -> None:
         self.model, self._lane, self._precision = model, lane, precision
@@ -52,7 +44,7 @@ class Replica:
         """Pull, forward, backward, push."""
         self._rows.begin(batch)
         self._dense.reset()
-        with autocast(self._precision):
+        with computing_in(self._precision):
             judged = judge(self.model, self.model(batch), batch.labels)
         if not math.isfinite(judged.loss):
             # Before the push: the tables stay as they were.
@@ -78,7 +70,7 @@ class Scorer:
         batch = _long_enough(batch)
         attach_source(self._model, self._rows)
         with torch.no_grad():
-            with autocast(self._precision):
+            with computing_in(self._precision):
                 output = self._model(batch)
             probabilities = probabilities_of(self._model, output)[:rows]
         self._rows.end()
