@@ -10,6 +10,7 @@ import torch
 
 from sparsefleet.core.batch import Batch
 from sparsefleet.data.base import BatchStream, Epoch
+from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.train.gate import Gate
 
 TICK_SECONDS = 0.1
@@ -46,7 +47,8 @@ def run_threads(
             # training threads would fight over them.
             torch.set_num_threads(1)
             for batch in stream:
-                with gate.step():
+                # Not for the thread's whole life: a Feeder reads its data here, and reading keeps denormals.
+                with gate.step(), flushed():
                     if stop.is_set():
                         break
                     work(index, batch)

@@ -11,6 +11,7 @@ from torch import nn
 from sparsefleet.communicator.base import Lane, StepGradients
 from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.embedding import attach as attach_source
 from sparsefleet.nn.objective import judge, probabilities_of
@@ -69,7 +70,7 @@ class Scorer:
         rows = len(batch)
         batch = _long_enough(batch)
         attach_source(self._model, self._rows)
-        with torch.no_grad():
+        with torch.no_grad(), flushed():
             with computing_in(self._precision):
                 output = self._model(batch)
             probabilities = probabilities_of(self._model, output)[:rows]
