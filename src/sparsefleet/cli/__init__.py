@@ -1,4 +1,4 @@
-"""The command line: `sparsefleet data|train|infer|status|checkpoint|export|publish|serve|verify|replay`.
+"""The command line: `sparsefleet data|train|infer|status|checkpoint|export|publish|serve|verify|replay|doctor`.
 
 Messages go to stderr, results to stdout.
 """
