@@ -31,13 +31,14 @@ namespace {
 
 struct Level {
     const char* name;
+    const char* families;
     void (*bind_families)(nb::module_&);
     void (*bind_tower)(nb::module_&);
 };
 
 constexpr Level kLevels[] = {
 #define SPARSEFLEET_LEVEL_ENTRY(NAME, FAMILIES) \
-    {#NAME, sparsefleet::FAMILIES::bind_families, sparsefleet::NAME::bind_tower},
+    {#NAME, #FAMILIES, sparsefleet::FAMILIES::bind_families, sparsefleet::NAME::bind_tower},
 #include "levels.inc"
 #undef SPARSEFLEET_LEVEL_ENTRY
 };
@@ -48,6 +49,14 @@ std::vector<std::string> built_levels() {
     return names;
 }
 
+// What a module of kernels holds, without the names that Python gives every module.
+nb::dict families_of(nb::handle kernels) {
+    nb::dict found;
+    for (auto [name, value] : nb::borrow<nb::dict>(kernels.attr("__dict__")))
+        if (std::strncmp(nb::str(name).c_str(), "__", 2) != 0) found[name] = value;
+    return found;
+}
+
 // The kernels of one level, as a module; made at the first call. The caller has made sure that the processor
 // has it.
 nb::object kernels(nb::module_ m, const std::string& name) {
@@ -55,7 +64,10 @@ nb::object kernels(nb::module_ m, const std::string& name) {
     for (const Level& level : kLevels) {
         if (name != level.name) continue;
         nb::module_ bound = m.def_submodule(level.name);
-        level.bind_families(bound);
+        if (name == level.families)
+            level.bind_families(bound);
+        else  // a C++ class may become a Python class once only: levels share it
+            bound.attr("__dict__").attr("update")(families_of(kernels(m, level.families)));
         level.bind_tower(bound);
         return bound;
     }

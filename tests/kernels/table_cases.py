@@ -8,6 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from level_faces import others
 
 from sparsefleet.kernels import table as native
 from sparsefleet.kernels.reference import table as reference
@@ -22,7 +23,9 @@ HYPER = {
     NOTING_SGD: [0.01],
 }
 UNIFORM, NORMAL, CONSTANT = range(3)
-BOTH = pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
+BOTH = pytest.mark.parametrize(
+    "kernels", [pytest.param(native, id="native"), *others("table"), pytest.param(reference, id="reference")]
+)
 
 keys_of = st.lists(
     st.one_of(st.integers(0, 20), st.integers(0, 2**64 - 1), st.just(2**64 - 1)), unique=True, max_size=300

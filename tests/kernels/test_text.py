@@ -9,13 +9,16 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from level_faces import others
 
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.kernels import text as native
 from sparsefleet.kernels.reference import text as reference
 from sparsefleet.kernels.rowtypes import Block, Columns, Parsed, Reason, SlotEntry, SlotKind
 
-BOTH = pytest.mark.parametrize("kernels", [native, reference], ids=["native", "reference"])
+BOTH = pytest.mark.parametrize(
+    "kernels", [pytest.param(native, id="native"), *others("text"), pytest.param(reference, id="reference")]
+)
 
 INTEGERS = ["1", "1", "5", "0", "1382", "4", "15", "2", "181", "1", "2", "", "2"]
 CATEGORIES = ["68fd1e64", "80e26c9b"] + [f"{i:08x}" for i in range(24)]

@@ -1,9 +1,11 @@
-"""The command line: `sparsefleet data|train|infer|status|checkpoint|export|publish|serve|verify|replay`.
+"""The command line: `sparsefleet data|train|infer|status|checkpoint|export|publish|serve|verify|replay|doctor`.
 
 Messages go to stderr, results to stdout.
 """
 
 from __future__ import annotations
+
+from sparsefleet.core.errors import SparseFleetError
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C and SIGTERM, as shells have it."""
@@ -22,6 +24,11 @@ def main() -> None:
         (app.app if COMPLETION in os.environ else app.application(sys.argv[1:]))()
     except KeyboardInterrupt:  # while torch was being imported, which takes seconds
         os._exit(INTERRUPTED)
+    except SparseFleetError as error:  # while a command was being imported: kernels that this machine does not run
+        from sparsefleet.cli.console import tell_error
+
+        tell_error(error)
+        sys.exit(1)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             # All is saved and closed. Taking the interpreter and torch down in good order can take longer than

@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": "Serve predictions: POST /v1/predict, GET /v1/model, /healthz, /metrics; POST /v1/reload, /v1/rollback.",
     "verify": "Compare a checkpoint with its bundle and whoever serves it: network, parameters, settings, scores.",
     "replay": "Send logged requests again and compare the scores; exit status 1 where they differ or a request fails.",
+    "doctor": "Tell versions, processor, limits and speed of this machine; exit status 1 where something is broken.",
 }
 """The module of this package that a command stands in, as `app` or as a function of its name; the first of its help."""
 

@@ -55,6 +55,10 @@ def _breaks(line: str, width: int) -> list[int]:
     return places
 
 
+def tell_error(error: SparseFleetError) -> None:
+    say(f"[bold red]error:[/] [red]{escape(str(error))}[/]")
+
+
 def errors_exit_with(status: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A command whose errors become one red message and this exit status, and Ctrl-C status 130.
 
@@ -69,7 +73,7 @@ def errors_exit_with(status: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 sys.stdout.flush()
                 return result
             except SparseFleetError as error:
-                say(f"[bold red]error:[/] [red]{escape(str(error))}[/]")
+                tell_error(error)
                 raise typer.Exit(status) from None
             except KeyboardInterrupt:
                 console.print("[yellow]interrupted[/]")

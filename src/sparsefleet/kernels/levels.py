@@ -93,16 +93,18 @@ def missing(level: Level, processor: Processor) -> str | None:
 def choose(processor: Processor, built: Sequence[str], forced: str | None = None) -> Choice:
     """The level to use out of those built. `forced`: what SPARSEFLEET_ISA holds."""
     lacks: dict[str, str | None] = {}
-    if len(built) == 1:
+    if NATIVE in built:
+        available: tuple[str, ...] = (NATIVE,)
+        reason = "the module was built for this machine only"
+    elif len(built) == 1 and not processor.features:  # not x86-64
         available = tuple(built)
-        native = available == (NATIVE,)
-        reason = f"the module was built {'for this machine' if native else 'with portable code'} only"
+        reason = "the module was built with portable code only"
     else:
         lacks = {level.name: missing(level, processor) for level in LEVELS if level.name in built}
         available = tuple(name for name, lack in lacks.items() if lack is None)
         if not available:
             raise ConfigError(
-                f"SparseFleet needs an x86-64-v2 processor (SSE 4.2, from 2009 on): {lacks[LEVELS[0].name]}"
+                f"SparseFleet needs an x86-64-v2 processor (SSE 4.2, from 2009 on): {next(iter(lacks.values()))}"
             )
         above = [f"{name}: {lack}" for name, lack in lacks.items() if lack is not None]
         reason = f"not {above[0]}" if above else "the richest there is"

@@ -2,6 +2,6 @@
 
 import sys
 
-from sparsefleet.launch.command import main
+from sparsefleet.launch import main
 
 sys.exit(main())
