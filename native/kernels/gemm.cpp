@@ -16,14 +16,14 @@ namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
 // A tile's sums, a row of the panel and a broadcast fill the registers: 25 + 5 + 1 of 32, or 12 + 2 + 1
-// of 16. A panel of kDepth steps fills half of the first-level cache. If the left operand is turned, each
+// of 16. A panel of kDepth steps fills most of the first-level cache. If the left operand is turned, each
 // step loads a cache line of it, which shares that cache with the panel: a panel is then less deep.
 #if defined(__AVX512F__)
 constexpr std::size_t kLanes = 16, kRows = 5, kVectors = 5, kDepth = 80, kTurnedDepth = 48;
 #elif defined(__AVX2__)
-constexpr std::size_t kLanes = 8, kRows = 6, kVectors = 2, kDepth = 200, kTurnedDepth = 100;
+constexpr std::size_t kLanes = 8, kRows = 6, kVectors = 2, kDepth = 400, kTurnedDepth = 200;
 #else
-constexpr std::size_t kLanes = 4, kRows = 6, kVectors = 2, kDepth = 200, kTurnedDepth = 100;
+constexpr std::size_t kLanes = 4, kRows = 6, kVectors = 2, kDepth = 400, kTurnedDepth = 200;
 #endif
 constexpr std::size_t kWidth = kLanes * kVectors;
 // Rows of the result at a time: they and their operands fit the second-level cache.
