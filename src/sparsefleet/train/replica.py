@@ -13,8 +13,9 @@ from sparsefleet.communicator.base import Lane, StepGradients
 from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.nn.dense_block import DenseBlock
+from sparsefleet.nn.direct_pass import direct_pass
 from sparsefleet.nn.embedding import attach as attach_source
-from sparsefleet.nn.objective import judge, probabilities_of
+from sparsefleet.nn.objective import Judged, judge, probabilities_of
 from sparsefleet.train.row_source import BatchRows, Pull
 
 PRECISIONS = ("float32", "bf16")
@@ -46,23 +47,31 @@ class Replica:
         self.model, self._lane, self._precision = model, lane, precision
         self._rows = BatchRows(model, lane.pull, training=True)
         self._dense = block.gradients_for(model)
+        with autocast(precision):
+            self._direct = direct_pass(model, self._dense, half=torch.is_autocast_enabled("cpu"))
         attach_source(model, self._rows)
 
     def step(self, batch: Batch) -> StepOutcome:
         """Pull, forward, backward, push."""
         self._rows.begin(batch)
-        self._dense.reset()
-        with autocast(self._precision):
-            judged = judge(self.model, self.model(batch), batch.labels)
+        judged = self._forward(batch)
         if not math.isfinite(judged.loss):
             # Before the push: the tables stay as they were.
             raise DivergedError(
                 f"the loss became {judged.loss}: lower the learning rate, or look for dense values out of range"
             )
         judged.backward()
-        self._lane.push(StepGradients(self._rows.gradients(), self._dense.collect()))
+        dense = self._dense.collect() if self._direct is None else self._dense.flat
+        self._lane.push(StepGradients(self._rows.gradients(), dense))
         self._rows.end()
         return StepOutcome(judged.loss, judged.probabilities)
+
+    def _forward(self, batch: Batch) -> Judged:
+        if self._direct is not None:
+            return self._direct.forward(self._rows.lookup(self._direct.table, batch), batch)
+        self._dense.reset()
+        with autocast(self._precision):
+            return judge(self.model, self.model(batch), batch.labels)
 
 
 class Scorer:
