@@ -63,11 +63,13 @@ def _watched(model: nn.Module) -> bool:
 class _Buffers:
     """What a pass over B rows writes and nobody keeps."""
 
-    def __init__(self, rows: int, widths: list[int]) -> None:
+    def __init__(self, rows: int, widths: list[int], pooled: int) -> None:
         self.tower = TowerSpace(rows, widths)
         self.x: F32 = np.empty((rows, widths[0]), np.float32)
         self.grad_x: F32 = np.empty((rows, widths[0]), np.float32)
         self.logits: F32 = np.empty((rows, widths[-1]), np.float32)
+        self.pooled, self.dense = self.x[:, :pooled], self.x[:, pooled:]
+        self.grad_pooled = self.grad_x[:, :pooled]
 
 
 class DirectPass:
@@ -94,8 +96,8 @@ class DirectPass:
             )
         buffers = self._kept.get(rows) or self._make(rows)
         bags = (found.inverse, found.offsets, len(found.slots), slot_places(found.slots, self._slots), self._mean)
-        pool_forward(found.values, *bags, buffers.x[:, : self._pooled])
-        buffers.x[:, self._pooled :] = batch.dense
+        pool_forward(found.values, *bags, buffers.pooled)
+        buffers.dense[:] = batch.dense
         buffers.tower.forward(buffers.x, self._weights, self._biases, buffers.logits, self._half)
         loss, probabilities, gradient = click_loss(buffers.logits, batch.labels)
 
@@ -109,15 +111,15 @@ class DirectPass:
                 buffers.grad_x,
                 self._half,
             )
-            found.direct_gradient = np.zeros_like(found.values)
-            pool_backward(buffers.grad_x[:, : self._pooled], *bags, found.direct_gradient)
+            found.direct_gradient = np.zeros(found.values.shape, np.float32)
+            pool_backward(buffers.grad_pooled, *bags, found.direct_gradient)
 
         return Judged(loss, probabilities, backward)
 
     def _make(self, rows: int) -> _Buffers:
         if len(self._kept) == KEPT_SIZES:
             del self._kept[next(iter(self._kept))]
-        made = self._kept[rows] = _Buffers(rows, self._widths)
+        made = self._kept[rows] = _Buffers(rows, self._widths, self._pooled)
         return made
 
 
