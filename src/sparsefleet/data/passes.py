@@ -78,9 +78,9 @@ class Pass(ABC):
         with self._lock:
             self._touched = True
             lines = self._handed_out.values()
-            for line in lines:
-                if line and line[0] is batch.marks and not self._ahead:  # in its turn, as nearly all are
-                    self._note(line.popleft())
+            for first in lines:
+                if first and first[0] is batch.marks and not self._ahead:  # in its turn, as nearly all are
+                    self._note(first.popleft())
                     return
             line = next((line for line in lines if batch.marks in line), None)
             if line is None:

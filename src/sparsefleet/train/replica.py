@@ -12,6 +12,7 @@ from torch import nn
 from sparsefleet.communicator.base import Lane, StepGradients
 from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.core.stopwatch import lap
 from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.direct_pass import direct_pass
 from sparsefleet.nn.embedding import attach as attach_source
@@ -54,16 +55,20 @@ class Replica:
     def step(self, batch: Batch) -> StepOutcome:
         """Pull, forward, backward, push."""
         self._rows.begin(batch)
+        lap("rows")
         judged = self._forward(batch)
+        lap("forward")
         if not math.isfinite(judged.loss):
             # Before the push: the tables stay as they were.
             raise DivergedError(
                 f"the loss became {judged.loss}: lower the learning rate, or look for dense values out of range"
             )
         judged.backward()
+        lap("backward")
         dense = self._dense.collect() if self._direct is None else self._dense.flat
         self._lane.push(StepGradients(self._rows.gradients(), dense))
         self._rows.end()
+        lap("push")
         return StepOutcome(judged.loss, judged.probabilities)
 
     def _forward(self, batch: Batch) -> Judged:
