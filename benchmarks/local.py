@@ -21,7 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from parts import memory, reader, tables, training
 from parts.common import Scale
+from sparsefleet.kernels import levels
 
+MARKS = {True: "[green]yes[/]", False: "[red]no[/]", None: "not on this machine"}
+TITLE = f"SparseFleet on one machine, 2 threads, level {levels.chosen.level} ({levels.this_processor().name})"
 PARTS = {"reader": reader.lines, "training": training.lines, "tables": tables.lines, "memory": memory.lines}
 
 
@@ -35,12 +38,12 @@ def main() -> None:
         arguments.error(f"no part {', '.join(unknown)}; choose from {', '.join(PARTS)}")
     scale = Scale(100_000, 1, 2.0, 1_000_000) if given.quick else Scale(400_000, 3, 4.0, 10_000_000)
     console = Console(width=150)
-    table = Table("what", "figure", "against", "ratio", "wanted", "", title="SparseFleet on one machine, 2 threads")
+    table = Table("what", "figure", "against", "ratio", "wanted", "", title=TITLE)
     with tempfile.TemporaryDirectory() as folder:
         for name in given.parts or PARTS:
             Console(stderr=True).print(f"measuring: {name}")
             for line in PARTS[name](Path(folder), scale):
-                mark = "[green]yes[/]" if line.met else "[red]no[/]"
+                mark = MARKS[line.met]
                 table.add_row(line.what, line.figure, line.against, line.ratio, line.wanted, mark)
             table.add_section()
     console.print(table)

@@ -34,7 +34,8 @@ class Line:
     against: str
     ratio: str
     wanted: str
-    met: bool
+    met: bool | None
+    """None: this machine cannot show it."""
 
 
 def in_turn(measures: Sequence[Callable[[], float]], rounds: int) -> list[float]:

@@ -92,5 +92,6 @@ def train(files: list[str], batch: int) -> float:
 
 
 if __name__ == "__main__":
+    torch.set_flush_denormal(True)  # before torch's threads are made: they take it over
     torch.set_num_threads(2)
     print(train(sorted(str(p) for p in Path(sys.argv[1]).iterdir()), int(sys.argv[2])))

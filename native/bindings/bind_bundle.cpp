@@ -32,7 +32,7 @@ void bind_bundle(nb::module_& m) {
               expect(
                   out.shape(0) == asked.shape(0) && out.shape(1) == dim && found.shape(0) == asked.shape(0),
                   "lookup_rows needs room for one row and one mark per key");
-              nb::gil_scoped_release release;
+              const Reading scope;
               const std::size_t hits =
                   lookup_rows(file, asked.data(), asked.shape(0), out.data(), found.data());
               return hits == kDamaged ? -1 : static_cast<std::int64_t>(hits);

@@ -68,7 +68,7 @@ void bind_redis(nb::module_& m) {
               expect(found.shape(0) == n && out.shape(0) == n, "one mark and one row per packed row");
               const std::uint64_t needed = row_bytes(type, out.shape(1));
               expect(needed && needed <= stride, "packed rows hold as many values as are wanted");
-              nb::gil_scoped_release release;
+              const Reading scope;
               decode_rows(packed.data(), found.data(), n, type, static_cast<std::uint32_t>(out.shape(1)),
                           stride, out.data());
           });

@@ -35,7 +35,7 @@ void bind_parser(nb::module_& m) {
                  const std::size_t size = body.size();
                  bool plain;
                  {
-                     nb::gil_scoped_release release;
+                     const Reading scope;
                      plain = self.parse(data, size);
                  }
                  return plain ? nb::make_tuple(self.rows(), self.keys.size()) : nb::make_tuple(-1, 0);
@@ -59,6 +59,7 @@ void bind_parser(nb::module_& m) {
         expect(out.shape(0) >= 20 * values.shape(0) + 2, "format_floats needs 20 bytes a number");
         auto* to = reinterpret_cast<char*>(out.data());
         char* const begin = to;
+        const KeepDenormals mode;
         *to++ = '[';
         for (std::size_t i = 0; i < values.shape(0); ++i) {
             if (!(values(i) - values(i) == 0.0f)) return -1;

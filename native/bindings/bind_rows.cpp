@@ -80,6 +80,7 @@ void bind_rows(nb::module_& m) {
         const std::size_t batch = (offsets.shape(0) - 1) / slots, dim = rows.shape(1);
         expect_rows(out, batch, chosen.shape(0) * dim);
         const ReleaseUnlessShort release(inverse.shape(0));
+        const FlushDenormals mode;
         pool_forward(rows.data(), dim, inverse.data(), offsets.data(), batch, slots, chosen.data(),
                      chosen.shape(0), mean, out.data(), static_cast<std::size_t>(out.stride(0)));
     });
@@ -90,6 +91,7 @@ void bind_rows(nb::module_& m) {
         const std::size_t batch = (offsets.shape(0) - 1) / slots, dim = grad_rows.shape(1);
         expect_rows(grad, batch, chosen.shape(0) * dim);
         const ReleaseUnlessShort release(inverse.shape(0));
+        const FlushDenormals mode;
         pool_backward(grad.data(), static_cast<std::size_t>(grad.stride(0)), dim, inverse.data(),
                       offsets.data(), batch, slots, chosen.data(), chosen.shape(0), mean, grad_rows.data());
     });
@@ -100,6 +102,7 @@ void bind_rows(nb::module_& m) {
         expect(labels.shape(0) == n && probabilities.shape(0) == n, "one label and one probability per row");
         expect(grad.shape(0) == n && grad.shape(1) == width, "the gradient has the logits' shape");
         // A few microseconds: giving the GIL away and waiting to get it back would cost more.
+        const FlushDenormals mode;
         return click_loss(logits.data(), n, width, labels.data(), probabilities.data(), grad.data());
     });
     m.def("count_clicks", [](In<float, 1> probabilities, In<float, 1> labels, Out<std::int64_t, 1> positive,
@@ -108,6 +111,7 @@ void bind_rows(nb::module_& m) {
         expect(positive.shape(0) == negative.shape(0) && positive.shape(0) >= 2,
                "two histograms of one size, at least 2");
         // Like click_loss: too short to give the GIL away for.
+        const KeepDenormals mode;
         const ClickSums sums = count_clicks(probabilities.data(), labels.data(), labels.shape(0),
                                             positive.data(), negative.data(), positive.shape(0));
         return nb::make_tuple(sums.log_loss, sums.predicted, sums.clicks, sums.correct, sums.bad);

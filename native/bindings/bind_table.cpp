@@ -29,7 +29,7 @@ void init_rows(std::uint64_t seed, const In<std::uint64_t, 1>& keys, int kind, d
     const Initializer init = make_initializer(kind, a, b, seed);
     const std::uint64_t* from = keys.data();
     float* to = out.data();
-    const nb::gil_scoped_release release;
+    const Reading scope;
     for (std::size_t i = 0; i < count; ++i) init_row(init, from[i], to + i * dim, dim);
 }
 
@@ -43,7 +43,7 @@ void apply_rule(int kind, double lr, const In<double, 1>& hyper, std::uint64_t s
            "apply_rule: state of another size than the rule's");
     float *w = values.data(), *s = state.data();
     const float* g = grads.data();
-    const nb::gil_scoped_release release;
+    const Computing scope;
     if (n > 0) locks.update(rule, w, s, g, n);
 }
 
@@ -53,7 +53,7 @@ std::size_t table_pull(RowTable& table, const In<std::uint64_t, 1>& keys, const 
     expect(out.shape(0) == count && out.shape(1) == table.dim(), "pull: out must be [keys, dim]");
     const std::uint64_t* k = keys.data();
     float* o = out.data();
-    const nb::gil_scoped_release release;
+    const Reading scope;
     return table.pull(k, count, o, create);
 }
 
@@ -64,7 +64,7 @@ void table_push(RowTable& table, const In<std::uint64_t, 1>& keys, const In<floa
     const RuleStep rule = rule_step(kind, lr, hyper, step);
     const std::uint64_t* k = keys.data();
     const float* g = grads.data();
-    const nb::gil_scoped_release release;
+    const Computing scope;
     table.push(k, count, g, rule);
 }
 
@@ -87,7 +87,7 @@ void table_take(RowTable& table, const In<std::uint64_t, 1>& keys, float shares,
     expect(out.shape(0) == count && out.shape(1) == table.dim(), "take: out must be [keys, dim]");
     const std::uint64_t* k = keys.data();
     float* o = out.data();
-    const nb::gil_scoped_release release;
+    const Computing scope;
     table.take(k, count, shares, o);
 }
 
@@ -97,7 +97,7 @@ void table_rebase(RowTable& table, const In<std::uint64_t, 1>& keys, const In<fl
     expect(values.shape(0) == count && values.shape(1) == table.dim(), "rebase: values must be [keys, dim]");
     const std::uint64_t* k = keys.data();
     const float* v = values.data();
-    const nb::gil_scoped_release release;
+    const Computing scope;
     table.rebase(k, count, v, create);
 }
 

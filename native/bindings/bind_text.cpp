@@ -38,7 +38,7 @@ Parsed parse(LineParser& parser, std::size_t n, std::size_t slots, std::size_t k
     const Columns columns{labels.data(), dense.data(), keys.data(), offsets ? offsets->data() : nullptr,
                           lines.data(),  ends.data(),  row,         capacity,
                           keys.shape(0), line_base,    byte_base,   counts.data()};
-    nb::gil_scoped_release release;
+    const Reading scope;
     return parser.parse(block, columns);
 }
 

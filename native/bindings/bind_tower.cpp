@@ -49,7 +49,7 @@ void bind_tower(nb::module_& m) {
                      expect(biases[i].shape(0) == widths[i + 1], "bias has the wrong length");
                      vectors.push_back(biases[i].data());
                  }
-                 nb::gil_scoped_release release;
+                 const Computing scope;
                  self.forward(x.data(), matrices, vectors, out.data(), half);
              })
         .def(
@@ -63,6 +63,7 @@ void bind_tower(nb::module_& m) {
                        "the output's gradient has the wrong shape");
                 expect(!grad_x || (grad_x->shape(0) == self.rows() && grad_x->shape(1) == widths.front()),
                        "the input's gradient has the wrong shape");
+                expect(self.went_forward(half), "backward follows a forward pass of the same precision");
                 const auto matrices = weights_of(self, weights);
                 expect(grad_weights.size() == weights.size() && grad_biases.size() == weights.size(),
                        "one gradient per weight matrix and bias");
@@ -75,7 +76,7 @@ void bind_tower(nb::module_& m) {
                     out_weights.push_back(grad_weights[i].data());
                     out_biases.push_back(grad_biases[i].data());
                 }
-                nb::gil_scoped_release release;
+                const Computing scope;
                 self.backward(x.data(), matrices, grad_out.data(), out_weights, out_biases,
                               grad_x ? grad_x->data() : nullptr, half);
             },

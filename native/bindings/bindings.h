@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "sparsefleet/float_mode.h"
+
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace nb = nanobind;
@@ -24,6 +26,16 @@ using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 inline void expect(bool ok, const char* what) {
     if (!ok) throw std::invalid_argument(std::string("native kernel: ") + what);
 }
+
+// What a kernel runs in: without the GIL, and with denormals as float_mode.h says.
+struct Computing {
+    nb::gil_scoped_release release;
+    FlushDenormals mode;
+};
+struct Reading {
+    nb::gil_scoped_release release;
+    KeepDenormals mode;
+};
 
 void bind_text(nb::module_& m);     // hashing and parsing of rows
 void bind_rows(nb::module_& m);     // unique keys, pooling, metrics

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "sparsefleet/float_mode.h"
 #include "sparsefleet/processor.h"
 
 namespace nb = nanobind;
@@ -73,5 +74,11 @@ NB_MODULE(_native, m) {
         return nb::make_tuple(found.name, found.features, found.saved_state);
     });
     m.def("request_tiles", &sparsefleet::request_tiles);
+    // For what is not our kernels: kernels/float_mode.py says when.
+    m.attr("flush_bits") = sparsefleet::kFlushBits;
+    m.def("get_flush_bits", &sparsefleet::flush_bits);
+    m.def("set_flush_bits", [](sparsefleet::FloatControl bits) {
+        sparsefleet::set_flush_bits(bits & sparsefleet::kFlushBits);
+    });
     m.def("kernels", [m](const std::string& level) { return kernels(m, level); });
 }

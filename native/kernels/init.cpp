@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "sparsefleet/float_mode.h"
 #include "sparsefleet/mix.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
@@ -40,6 +41,21 @@ void fill_normal(const Initializer& init, std::uint64_t base, float* out, std::s
     }
 }
 
+// Apart from init_row, so that nothing of it is moved out of the mode that is set there.
+[[gnu::noinline]] void fill(const Initializer& init, std::uint64_t base, float* out, std::size_t dim) {
+    switch (init.kind) {
+        case InitKind::kUniform:
+            fill_uniform(init, base, out, dim);
+            break;
+        case InitKind::kNormal:
+            fill_normal(init, base, out, dim);
+            break;
+        case InitKind::kConstant:
+            std::fill(out, out + dim, static_cast<float>(init.a));
+            break;
+    }
+}
+
 }  // namespace
 
 Initializer make_initializer(int kind, double a, double b, std::uint64_t seed) {
@@ -52,17 +68,8 @@ void init_row(const Initializer& init, std::uint64_t key, float* out, std::size_
     // The key is mixed before the seed comes in, so that neighbouring keys and neighbouring seeds never share
     // a row.
     const std::uint64_t base = mix64(mix64(key + kGolden) ^ init.seed);
-    switch (init.kind) {
-        case InitKind::kUniform:
-            fill_uniform(init, base, out, dim);
-            break;
-        case InitKind::kNormal:
-            fill_normal(init, base, out, dim);
-            break;
-        case InitKind::kConstant:
-            std::fill(out, out + dim, static_cast<float>(init.a));
-            break;
-    }
+    const KeepDenormals mode;  // a push that creates the row has set another
+    fill(init, base, out, dim);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

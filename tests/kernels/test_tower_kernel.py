@@ -39,13 +39,13 @@ def passes(
     return [out, *grad_weights, *grad_biases, *([grad_x] if to_input else [])]
 
 
-@settings(max_examples=60, deadline=None)
-@given(rows=st.integers(0, 300), widths=WIDTHS, seed=st.integers(0, 99))
-def test_native_equals_its_twin(rows: int, widths: list[int], seed: int) -> None:
+@settings(max_examples=100, deadline=None)
+@given(rows=st.integers(0, 300), widths=WIDTHS, half=st.booleans(), seed=st.integers(0, 99))
+def test_native_equals_its_twin(rows: int, widths: list[int], half: bool, seed: int) -> None:
     # Whole numbers, none above 2^24: every sum is exact in any order. With others, one near zero may fall on the other
     # side of relu, and all gradients of its row differ.
-    twin = passes(reference.TowerSpace, rows, widths, half=False, seed=seed, whole=True)
-    native = passes(tower.TowerSpace, rows, widths, half=False, seed=seed, whole=True)
+    twin = passes(reference.TowerSpace, rows, widths, half=half, seed=seed, whole=True)
+    native = passes(tower.TowerSpace, rows, widths, half=half, seed=seed, whole=True)
     for mine, theirs in zip(native, twin, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
@@ -119,3 +119,25 @@ def test_wrong_shapes_are_refused(x: tuple[int, int], weight: tuple[int, int], m
             np.zeros((1, 1), np.float32),
             False,
         )
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_backward_follows_a_forward_pass_of_its_precision(half: bool) -> None:
+    space = tower.TowerSpace(2, [3, 4, 1])
+    x, weights = np.ones((2, 3), np.float32), [np.ones((4, 3), np.float32), np.ones((1, 4), np.float32)]
+    biases, out = [np.ones(4, np.float32), np.ones(1, np.float32)], np.ones((2, 1), np.float32)
+
+    def backward() -> None:
+        space.backward(x, weights, out, [w.copy() for w in weights], [b.copy() for b in biases], None, half)
+
+    with pytest.raises(ValueError, match="backward follows a forward pass"):
+        backward()
+    space.forward(x, weights, biases, out, not half)
+    with pytest.raises(ValueError, match="backward follows a forward pass"):
+        backward()
+    space.forward(x, weights, biases, out, half)
+    backward()
+
+
+def test_half_is_measured_against_float32() -> None:
+    assert 0 < tower.half_speedup(rows=32, widths=(16, 8), rounds=1) < 1000

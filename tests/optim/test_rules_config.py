@@ -22,6 +22,7 @@ from sparsefleet.optim import schedule
         (lambda: optim.Adam(0.1, beta2=-0.1), "adam: beta2=-0.1 must be"),
         (lambda: optim.Adam(0.1, epsilon=0.0), "adam: epsilon=0.0 must be above 0"),
         (lambda: optim.Adagrad(0.1, epsilon=-1.0), "adagrad: epsilon=-1.0 must be above 0"),
+        (lambda: optim.RowwiseAdagrad(0.1, epsilon=1e-40), "rowwise_adagrad: epsilon=1e-40 must be above 0, and at"),
         (lambda: optim.Adagrad(0.1, initial_accumulator=-1.0), "adagrad: initial_accumulator=-1.0"),
         (lambda: optim.RowwiseAdagrad(0.1, weight_decay=-1.0), "rowwise_adagrad: weight_decay=-1.0"),
         (lambda: optim.FTRL(0.0), "ftrl: learning_rate=0.0 must be above 0"),

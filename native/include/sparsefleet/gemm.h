@@ -1,4 +1,5 @@
-// Matrix products for a tower of dense layers, on one core: as close to its peak as the shapes allow.
+// Matrix products of float32 for a tower of dense layers, on one core: as close to its peak as the shapes
+// allow.
 //
 // A library's sgemm comes to 75 to 85 % of the peak on the shapes of a click model (a few hundred columns, a
 // batch of a hundred to a thousand rows) and leaves bias, relu and its derivative to passes of their own.
@@ -25,15 +26,14 @@ struct Epilogue {
     const float* mask = nullptr;  // [M, N]: kMask keeps what stands where this is above zero
 };
 
-// Room for operands in another layout; kept from call to call.
+// Room for an operand in another layout; kept from call to call.
 struct GemmScratch {
     std::vector<float> panel;
-    std::vector<unsigned> left;
 };
 
-// out [M, N] = a [M, K] . b [K, N]; rows of out (and of the mask) are contiguous. `half`: a and b are rounded
-// to bfloat16, sums stay float32. A row of the result has the same bits whatever stands in the others.
+// out [M, N] = a [M, K] . b [K, N]; rows of out (and of the mask) are contiguous. A row of the result has the
+// same bits whatever stands in the others.
 void gemm(const Operand& a, const Operand& b, float* out, std::size_t m, std::size_t n, std::size_t k,
-          const Epilogue& epilogue, bool half, GemmScratch& scratch);
+          const Epilogue& epilogue, GemmScratch& scratch);
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

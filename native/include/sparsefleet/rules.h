@@ -17,8 +17,8 @@
 // The last is for a trainer's own copy of rows (RowTable::take, rebase): p is what nobody else knows of yet.
 //
 // All arithmetic on rows is IEEE float32 in the order written in rules.cpp, compiled without contraction to
-// fused multiply-adds: the bits are the same on every machine, in a row and in a block, and in the NumPy
-// twin.
+// fused multiply-adds, but that denormals are zero, operands and results (float_mode.h; the caller sets it):
+// the bits are the same on every machine, in a row and in a block, and in the NumPy twin.
 #pragma once
 
 #include <cstddef>

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "sparsefleet/gemm.h"
+#include "sparsefleet/half.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
@@ -23,17 +24,35 @@ class TowerSpace {
     void forward(const float* x, const std::vector<const float*>& weights,
                  const std::vector<const float*>& biases, float* out, bool half);
 
-    // After `forward` of the same x: gradients of all weights and biases, and of x where grad_x is given.
+    // Whether `forward` was called last with this `half`, as `backward` needs it.
+    bool went_forward(bool half) const { return half ? went_ == kHalf : went_ == kFloat; }
+
+    // After `forward` of the same x, with the same `half`: gradients of all weights and biases, and of x
+    // where grad_x is given.
     void backward(const float* x, const std::vector<const float*>& weights, const float* grad_out,
                   const std::vector<float*>& grad_weights, const std::vector<float*>& grad_biases,
                   float* grad_x, bool half);
 
   private:
+    void forward_half(const float* x, const std::vector<const float*>& weights,
+                      const std::vector<const float*>& biases, float* out);
+    void backward_half(const float* grad_out, const std::vector<float*>& grad_weights,
+                       const std::vector<float*>& grad_biases, float* grad_x);
+
     std::size_t rows_;
     std::vector<std::size_t> widths_;
+    enum { kNowhere, kFloat, kHalf } went_ = kNowhere;
     std::vector<std::vector<float>> hidden_;  // behind each relu
     std::vector<float> grads_[2];             // at two neighbouring layers
     GemmScratch scratch_;
+
+    // With `half`, per layer: what it got, its weights and the gradient of its output, each rounded once, in
+    // `forward` but for the last, and used by every product that it is in.
+    struct HalfLayer {
+        HalfRows input, weights, gradient, turned_gradient;
+    };
+    std::vector<HalfLayer> half_;
+    HalfPanels panels_;
 };
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

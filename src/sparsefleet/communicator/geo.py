@@ -26,6 +26,7 @@ from sparsefleet.communicator.base import Communicator, Lane, Parameters, StepGr
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.kernels.rows import unique_keys
 from sparsefleet.optim import SGD
 from sparsefleet.store.base import Done, GeoAnswer, ParameterStore, Pending
@@ -95,8 +96,9 @@ class GeoCommunicator(Communicator):
         """Send one of so many shares of what was learnt; `rows` False: of the dense block only."""
         self._take_in()  # of the last time, if it has been waited for by nobody
         sparse = {table: copy.take_delta(shares) if rows else copy.nothing() for table, copy in self._copies.items()}
-        delta = (self.parameters.dense_values - self._old_dense) / np.float32(shares)
-        self._old_dense += delta
+        with flushed():
+            delta = (self.parameters.dense_values - self._old_dense) / np.float32(shares)
+            self._old_dense += delta
         self._under_way = self.store.geo_exchange(sparse, self.parameters.dense_part(delta))
 
     def _take_in(self) -> None:
@@ -107,7 +109,9 @@ class GeoCommunicator(Communicator):
         for table, copy in self._copies.items():
             copy.receive(answer.sent[table], answer.changed.get(table))
         for values in answer.dense.values():
-            self._dense.add(values - self._old_dense)
+            with flushed():
+                news = values - self._old_dense
+            self._dense.add(news)
             self._old_dense = values.copy()
 
 

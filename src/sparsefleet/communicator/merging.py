@@ -8,7 +8,8 @@ import numpy as np
 
 from sparsefleet.communicator.base import Parameters, StepGradients
 from sparsefleet.core.keyed_rows import KeyedRows
-from sparsefleet.kernels.rows import sum_rows
+from sparsefleet.kernels.float_mode import flushed
+from sparsefleet.kernels.rows import sum_blocks, sum_rows
 from sparsefleet.optim import SGD
 from sparsefleet.optim.base import UpdateRule
 
@@ -20,7 +21,7 @@ def summed(parts: Sequence[StepGradients]) -> StepGradients:
     tables = parts[0].sparse
     return StepGradients(
         sparse={table: sum_rows([part.sparse[table] for part in parts]) for table in tables},
-        dense=np.sum([part.dense for part in parts], axis=0, dtype=np.float32),
+        dense=sum_blocks([part.dense for part in parts]),
     )
 
 
@@ -29,13 +30,14 @@ def merged(parts: Sequence[StepGradients], parameters: Parameters) -> StepGradie
     if len(parts) == 1:
         return parts[0]
     total = summed(parts)
-    return StepGradients(
-        sparse={
-            table: KeyedRows(rows.keys, rows.rows * _weight(parameters.tables[table].rule, len(parts)))
-            for table, rows in total.sparse.items()
-        },
-        dense=total.dense * _weight(parameters.dense_rule, len(parts)),
-    )
+    with flushed():
+        return StepGradients(
+            sparse={
+                table: KeyedRows(rows.keys, rows.rows * _weight(parameters.tables[table].rule, len(parts)))
+                for table, rows in total.sparse.items()
+            },
+            dense=total.dense * _weight(parameters.dense_rule, len(parts)),
+        )
 
 
 def _weight(rule: UpdateRule, parts: int) -> np.float32:

@@ -20,6 +20,8 @@ from torch import nn
 
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.manifest import DenseInput, EmbeddingInput, NetworkInfo
+from sparsefleet.export.onnx_session import open_session, run_session
+from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.nn.embedding import SparseEmbedding
 from sparsefleet.nn.objective import probability_graph
 
@@ -172,11 +174,7 @@ def _unchanged(model: nn.Module, proto: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _compare(wrapped: _FromPooled, graph: bytes, info: NetworkInfo, widths: list[int], dense_features: int) -> float:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = open_session(graph)
     random, worst = np.random.default_rng(0), 0.0
     for rows in CHECKED_ROWS:
         for scale in (0.0, 0.05, 1.0):
@@ -185,8 +183,8 @@ def _compare(wrapped: _FromPooled, graph: bytes, info: NetworkInfo, widths: list
             inputs = {entry.input: array for entry, array in zip(info.embeddings, pooled, strict=True)}
             if info.dense is not None:
                 inputs[info.dense.input] = dense
-            (got,) = session.run([info.output], inputs)
-            with torch.no_grad():
+            got = run_session(session, info.output, inputs)
+            with torch.no_grad(), flushed():
                 want = wrapped(torch.from_numpy(dense), [torch.from_numpy(array) for array in pooled]).numpy()
             if want.shape != (rows,):
                 raise BundleError(

@@ -10,8 +10,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import sparsefleet.kernels._native as _native
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.kernels import _native
 
 VARIABLE = "SPARSEFLEET_ISA"
 
@@ -92,12 +92,11 @@ def missing(level: Level, processor: Processor) -> str | None:
 
 def choose(processor: Processor, built: Sequence[str], forced: str | None = None) -> Choice:
     """The level to use out of those built. `forced`: what SPARSEFLEET_ISA holds."""
-    if NATIVE in built:
-        available, lacks = (NATIVE,), {}
-        reason = "the module was built for this machine only"
-    elif len(built) == 1:  # not x86-64: portable code
-        available, lacks = tuple(built), {}
-        reason = "the module was built with portable code only"
+    lacks: dict[str, str | None] = {}
+    if len(built) == 1:
+        available = tuple(built)
+        native = available == (NATIVE,)
+        reason = f"the module was built {'for this machine' if native else 'with portable code'} only"
     else:
         lacks = {level.name: missing(level, processor) for level in LEVELS if level.name in built}
         available = tuple(name for name, lack in lacks.items() if lack is None)

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, I64, U64
-from sparsefleet.kernels.levels import native as _native
 from sparsefleet.kernels.bundle_rows import U8, RowsLayout
+from sparsefleet.kernels.levels import native as _native
 
 U32 = npt.NDArray[np.uint32]
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.kernels.levels import native as _native
 
 I32 = npt.NDArray[np.int32]
@@ -72,6 +73,15 @@ def sum_rows(parts: Sequence[KeyedRows]) -> KeyedRows:
     total = np.zeros((len(unique), rows.shape[1]), np.float32)
     pool_backward(rows, inverse, np.arange(len(keys) + 1, dtype=np.int64), 1, _ONE_SLOT, False, total)
     return KeyedRows(unique, total)
+
+
+def sum_blocks(parts: Sequence[F32]) -> F32:
+    """Dense blocks added up, in the order of the parts."""
+    total = parts[0]
+    with flushed():
+        for part in parts[1:]:
+            total = total + part
+    return total
 
 
 def click_loss(logits: F32, labels: F32) -> tuple[float, F32, F32]:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparsefleet.kernels.levels import native as _native
 from sparsefleet.core.batch import F32, U64
+from sparsefleet.kernels.levels import native as _native
 
 F64 = npt.NDArray[np.float64]
 U32 = npt.NDArray[np.uint32]

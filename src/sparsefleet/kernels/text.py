@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparsefleet.kernels.levels import native as _native
 from sparsefleet.core.batch import I64, U64
+from sparsefleet.kernels.levels import native as _native
 from sparsefleet.kernels.rowtypes import MAX_LINE, U8, Block, Columns, Parsed, SlotEntry
 
 

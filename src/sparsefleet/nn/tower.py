@@ -4,8 +4,8 @@ What stands between plain torch and the processor on this network, as measured (
 three quarters of the core's peak, fresh memory for every activation and gradient (page faults), bias and relu as passes
 of their own, and the autograd graph's work per layer. So the whole tower is one autograd node over our own kernel
 (`kernels.tower`), which keeps its buffers from step to step, writes parameter gradients straight to where the trainer
-wants them, and runs without the GIL from start to end. The arithmetic is that of `nn.Linear` and `relu`; under autocast
-the products are bfloat16 and all else stays float32.
+wants them, and runs without the GIL from start to end. The arithmetic is that of `nn.Linear` and `relu`; with bf16
+(`nn.precision`) the products are bfloat16 and all else stays float32. Scoring takes the same kernels as training.
 
 Legend: B rows, `sizes` = widths from input to output.
 """
@@ -13,6 +13,7 @@ Legend: B rows, `sizes` = widths from input to output.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,10 @@ from torch.nn import functional
 from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.kernels.tower import TowerSpace
+from sparsefleet.nn.precision import tower_in_half
+
+SHARED_ROWS = 128
+"""Fewer rows than this are not worth a thread of their own."""
 
 GRADIENT_TARGET = "gradient_target"
 """A parameter's attribute of this name, where set, is the tensor that its gradient is to be written into."""
@@ -43,14 +48,38 @@ class DenseTower(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parameters = [p for layer in self.linear_layers() for p in (layer.weight, layer.bias)]
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling() and all(map(_plain, parameters)):
-            half = torch.is_autocast_enabled("cpu")
+        if not _traced(x) and all(map(_plain, parameters)):
+            half = tower_in_half()
+            if not torch.is_grad_enabled():
+                return self._scored(x, half, parameters)
             out: torch.Tensor = _Tower.apply(x, self._free, half, *parameters)  # type: ignore[no-untyped-call]
             return out
         for layer in self.layers[:-1]:
             x = functional.relu(layer(x))
         last: torch.Tensor = self.layers[-1](x)
         return last
+
+    def _scored(self, x: torch.Tensor, half: bool, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Without gradients, on as many threads as torch would use. A row has the same bits whoever computes it."""
+        arrays: list[F32] = [parameter.detach().numpy() for parameter in parameters]
+        rows: F32 = x.detach().float().contiguous().numpy()
+        out = torch.empty(len(x), parameters[-1].shape[0])
+        threads = max(1, min(torch.get_num_threads(), len(x) // SHARED_ROWS))
+        ends = [len(x) * i // threads for i in range(threads + 1)]
+
+        spaces = [_take(self._free, end - begin, parameters[0::2]) for begin, end in pairwise(ends)]
+
+        def score(part: int) -> None:
+            mine = slice(ends[part], ends[part + 1])
+            spaces[part].space.forward(rows[mine], arrays[0::2], arrays[1::2], out[mine].numpy(), half)
+
+        if threads == 1:
+            score(0)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(score, range(threads)))
+        self._free.extend(spaces)
+        return out
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_free": []}  # a copy of the module makes its own buffers
@@ -106,6 +135,12 @@ class _Tower(torch.autograd.Function):
         ctx.free.append(workspace)
         ctx.workspace = None
         return (grad_x, None, None, *[None] * len(gradients))
+
+
+def _traced(x: torch.Tensor) -> bool:
+    """Whether this call is to become a graph, for an exporter or a compiler."""
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return tracing or type(x) is not torch.Tensor or torch.compiler.is_compiling()
 
 
 def _plain(parameter: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparsefleet.optim.base import UpdateRule
+from sparsefleet.optim.base import A_DIVISOR, SMALLEST, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Adam(UpdateRule):
         super().__post_init__()
         self.require("beta1", 0 <= self.beta1 < 1, "0 or above and below 1")
         self.require("beta2", 0 <= self.beta2 < 1, "0 or above and below 1")
-        self.require("epsilon", self.epsilon > 0, "above 0")
+        self.require("epsilon", self.epsilon >= SMALLEST, A_DIVISOR)
         self.require("weight_decay", self.weight_decay >= 0, "0 or above")
 
     def state_width(self, dim: int) -> int:

@@ -17,6 +17,10 @@ from typing import Any, ClassVar
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.optim.schedule import Constant, Schedule
 
+SMALLEST = 2.0**-126
+"""Float32 arithmetic takes whatever is smaller for 0 (native/include/sparsefleet/float_mode.h)."""
+A_DIVISOR = "above 0, and at least 1.2e-38: arithmetic takes less for 0"
+
 
 @dataclass(frozen=True)
 class UpdateRule(ABC):

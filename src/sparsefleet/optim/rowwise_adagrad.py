@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sparsefleet.optim.adagrad import Adagrad
-from sparsefleet.optim.base import UpdateRule
+from sparsefleet.optim.base import A_DIVISOR, SMALLEST, UpdateRule
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RowwiseAdagrad(UpdateRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("epsilon", self.epsilon > 0, "above 0")
+        self.require("epsilon", self.epsilon >= SMALLEST, A_DIVISOR)
         self.require("initial_accumulator", self.initial_accumulator >= 0, "0 or above")
         self.require("weight_decay", self.weight_decay >= 0, "0 or above")
 

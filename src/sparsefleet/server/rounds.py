@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
-from sparsefleet.kernels.rows import sum_rows
+from sparsefleet.kernels.rows import sum_blocks, sum_rows
 from sparsefleet.server.cut import SLICE, CutGate, OnWait, PushLane
 from sparsefleet.server.holdings import Bound, BoundDense, BoundRows, apply_push
 from sparsefleet.server.sessions import Sessions
@@ -167,8 +167,5 @@ def merged(contributions: Sequence[Sequence[Bound]]) -> list[Bound]:
         total = sum_rows([KeyedRows(part.keys, part.values) for part in same])
         result.append(BoundRows(same[0].table, total.keys, total.rows))
     for same_block in dense.values():
-        values = same_block[0].values
-        for part in same_block[1:]:
-            values = values + part.values
-        result.append(BoundDense(same_block[0].block, values))
+        result.append(BoundDense(same_block[0].block, sum_blocks([part.values for part in same_block])))
     return result

@@ -16,6 +16,7 @@ from sparsefleet.core.batch import F32, I64, Batch
 from sparsefleet.core.errors import BundleError, ConfigError
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.manifest import EmbeddingInput
+from sparsefleet.export.onnx_session import open_session, run_session
 from sparsefleet.kernels.rows import I32, pool_forward, select_slots, unique_keys
 from sparsefleet.serving.mmap import MappedSource
 from sparsefleet.serving.rows import RowParser
@@ -109,8 +110,7 @@ class Predictor:
                 mean = embedding.pooling == "mean"
                 pool_forward(rows, inverse, offsets, len(table.slots), places, mean, pooled)
                 inputs[embedding.input] = pooled
-        (probabilities,) = self._session.run([network.output], inputs)
-        return Scores(probabilities, asked, missed)
+        return Scores(run_session(self._session, network.output, inputs), asked, missed)
 
     def close(self) -> None:
         self.source.close()
@@ -140,16 +140,9 @@ def _places(slots: tuple[str, ...], wanted: tuple[str, ...]) -> I32:
 
 def _open_session(bundle: Bundle, threads: int) -> Any:
     """The network in ONNX Runtime, with the inputs and the output that the bundle says it has."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 3
-    # Threads that wait should not burn the processor that other requests need.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     where = bundle.path / "model.onnx"
     try:
-        session = onnxruntime.InferenceSession(bundle.graph, options, providers=["CPUExecutionProvider"])
+        session = open_session(bundle.graph, threads)
     except Exception as error:  # ONNX Runtime raises types of its own
         raise BundleError(f"{where}: ONNX Runtime cannot load it: {str(error).splitlines()[0]}") from error
     network = bundle.network

@@ -11,6 +11,7 @@ import torch
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.stopwatch import lap
 from sparsefleet.data.base import BatchStream, Epoch
+from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.train.gate import Gate
 
 TICK_SECONDS = 0.1
@@ -50,7 +51,8 @@ def run_threads(
             begin()
             for batch in stream:
                 lap("reading")
-                with gate.step():
+                # Not for the thread's whole life: a Feeder reads its data here, and reading keeps denormals.
+                with gate.step(), flushed():
                     lap("waiting")
                     if stop.is_set():
                         break

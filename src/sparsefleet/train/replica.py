@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,15 +10,16 @@ from torch import nn
 
 from sparsefleet.communicator.base import Lane, StepGradients
 from sparsefleet.core.batch import F32, Batch
-from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.stopwatch import lap
+from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.direct_pass import direct_pass
 from sparsefleet.nn.embedding import attach as attach_source
 from sparsefleet.nn.objective import Judged, judge, probabilities_of
+from sparsefleet.nn.precision import computing_in, tower_in_half
 from sparsefleet.train.row_source import BatchRows, Pull
 
-PRECISIONS = ("float32", "bf16")
 SCORED_ROWS = 64
 """At least so many rows are scored at a time."""
 
@@ -36,20 +36,13 @@ class StepOutcome:
     """[B] clicks as predicted before the update."""
 
 
-def autocast(precision: str) -> AbstractContextManager[object]:
-    """What the dense network computes in; parameters and tables stay float32."""
-    if precision not in PRECISIONS:
-        raise ConfigError(f"precision={precision!r} is not a precision; choose {' or '.join(PRECISIONS)}")
-    return torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
-
-
 class Replica:
     def __init__(self, model: nn.Module, block: DenseBlock, lane: Lane, precision: str) -> None:
         self.model, self._lane, self._precision = model, lane, precision
         self._rows = BatchRows(model, lane.pull, training=True)
         self._dense = block.gradients_for(model)
-        with autocast(precision):
-            self._direct = direct_pass(model, self._dense, half=torch.is_autocast_enabled("cpu"))
+        with computing_in(precision):
+            self._direct = direct_pass(model, self._dense, half=tower_in_half())
         attach_source(model, self._rows)
 
     def step(self, batch: Batch) -> StepOutcome:
@@ -75,7 +68,7 @@ class Replica:
         if self._direct is not None:
             return self._direct.forward(self._rows.lookup(self._direct.table, batch), batch)
         self._dense.reset()
-        with autocast(self._precision):
+        with computing_in(self._precision):
             return judge(self.model, self.model(batch), batch.labels)
 
 
@@ -91,8 +84,8 @@ class Scorer:
         rows = len(batch)
         batch = _long_enough(batch)
         attach_source(self._model, self._rows)
-        with torch.no_grad():
-            with autocast(self._precision):
+        with torch.no_grad(), flushed():
+            with computing_in(self._precision):
                 output = self._model(batch)
             probabilities = probabilities_of(self._model, output)[:rows]
         self._rows.end()

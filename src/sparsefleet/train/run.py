@@ -18,6 +18,7 @@ from sparsefleet.data.base import Epoch, Reader
 from sparsefleet.metrics import ClickMetrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.models import registry
+from sparsefleet.nn.precision import computing_in
 from sparsefleet.store.base import RunFacts
 from sparsefleet.train.fetch import FetchHandler, check_names, fetch_values
 from sparsefleet.train.job import Job
@@ -25,7 +26,7 @@ from sparsefleet.train.loop import run_threads
 from sparsefleet.train.moment import RunMoment
 from sparsefleet.train.profile import Profiler, StepProfile
 from sparsefleet.train.progress import Progress
-from sparsefleet.train.replica import Replica, autocast
+from sparsefleet.train.replica import Replica
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.saving import SavePolicy, TrainingState, joint_facts, random_state_text
 from sparsefleet.train.session import Session
@@ -53,7 +54,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError(f"threads={self.threads} must be 1 or above")
-        autocast(self.precision)  # refuses an unknown one
+        computing_in(self.precision)  # refuses an unknown one, and tells what this machine makes of it
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""NumPy twins of `kernels.rows`."""
+"""NumPy twins of `kernels.rows`. Denormals are zero in pooling and loss, and numbers where clicks are counted."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from sparsefleet.core.batch import F32, I64, U64
+from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.kernels.rows import CLICK_PARTS, I32, ClickSums
 
 
@@ -29,7 +30,8 @@ def pool_forward(rows: F32, inverse: I32, offsets: I64, slots: int, chosen: I32,
     for b in range(len(out)):
         for place, slot in enumerate(chosen):
             bag = inverse[offsets[b * slots + slot] : offsets[b * slots + slot + 1]]
-            pooled = rows[bag].sum(axis=0) / (max(len(bag), 1) if mean else 1)
+            with flushed():
+                pooled = rows[bag].sum(axis=0) / (max(len(bag), 1) if mean else 1)
             out[b, place * dim : (place + 1) * dim] = pooled
 
 
@@ -38,16 +40,18 @@ def pool_backward(grad: F32, inverse: I32, offsets: I64, slots: int, chosen: I32
     for b in range(len(grad)):
         for place, slot in enumerate(chosen):
             bag = inverse[offsets[b * slots + slot] : offsets[b * slots + slot + 1]]
-            share = grad[b, place * dim : (place + 1) * dim] / (max(len(bag), 1) if mean else 1)
-            np.add.at(grad_rows, bag, share)
+            with flushed():
+                share = grad[b, place * dim : (place + 1) * dim] / (max(len(bag), 1) if mean else 1)
+                np.add.at(grad_rows, bag, share)
 
 
 def click_loss(logits: F32, labels: F32) -> tuple[float, F32, F32]:
-    z = (logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0]).astype(np.float64)
-    loss = float(np.sum(np.logaddexp(0.0, z) - labels * z))
-    probabilities = np.exp(-np.logaddexp(0.0, -z)).astype(np.float32)
-    delta = probabilities - labels
-    gradient = np.stack([-delta, delta], 1) if logits.shape[1] == 2 else delta[:, None]
+    with flushed():
+        z = (logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0]).astype(np.float64)
+        loss = float(np.sum(np.logaddexp(0.0, z) - labels * z))
+        probabilities = np.exp(-np.logaddexp(0.0, -z)).astype(np.float32)
+        delta = probabilities - labels
+        gradient = np.stack([-delta, delta], 1) if logits.shape[1] == 2 else delta[:, None]
     return loss, probabilities, gradient
 
 

@@ -1,4 +1,7 @@
-"""What `kernels.table` does, in plain NumPy; float32 in the order of rules.cpp, so the bits are equal."""
+"""What `kernels.table` does, in plain NumPy; float32 in the order of rules.cpp, so the bits are equal.
+
+Denormals are zero in updates, `take` and `rebase`; first values are made in plain IEEE arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from sparsefleet.core.batch import F32, U64
+from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.kernels.table import F64, U32, Bools, Scanned
 
 MASK = 2**64 - 1
@@ -93,12 +97,13 @@ ADAM = 3
 def _update(kind: int, lr: float, hyper: F64, step: int, w: F32, s: F32, g: F32) -> None:
     if step < 1:
         raise ValueError("step must be 1 or above")
-    if kind == ADAM:
-        _adam(w, s, g, lr, hyper, step)
-    elif kind in RULES:
-        RULES[kind](w, s, g, np.float32(lr), [*np.asarray(hyper, np.float32), *[np.float32(0)] * 6])
-    else:
-        raise ValueError(f"rule kind {kind} does not exist")
+    with flushed():
+        if kind == ADAM:
+            _adam(w, s, g, lr, hyper, step)
+        elif kind in RULES:
+            RULES[kind](w, s, g, np.float32(lr), [*np.asarray(hyper, np.float32), *[np.float32(0)] * 6])
+        else:
+            raise ValueError(f"rule kind {kind} does not exist")
 
 
 def _adam(w: F32, s: F32, g: F32, lr: float, hyper: F64, step: int) -> None:
@@ -170,8 +175,9 @@ class RowTable:
                 out[i] = 0.0
                 if key in self._rows:
                     noted = self._rows[key][1]
-                    out[i] = noted[0] / np.float32(shares)
-                    noted[0] -= out[i]
+                    with flushed():
+                        out[i] = noted[0] / np.float32(shares)
+                        noted[0] -= out[i]
 
     def rebase(self, keys: U64, values: F32, create: bool) -> None:
         self._expect_noted()
@@ -179,7 +185,8 @@ class RowTable:
             for i, key in enumerate(keys.tolist()):
                 if create or key in self._rows:
                     here, noted, _ = self._rows.get(key) or self._create(key)
-                    here[0] = values[i] + noted[0]
+                    with flushed():
+                        here[0] = values[i] + noted[0]
 
     def _expect_noted(self) -> None:
         if self.state_width != self.dim:

@@ -1,4 +1,4 @@
-"""NumPy twin of `kernels.tower`."""
+"""NumPy twin of `kernels.tower`. Denormals are zero."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparsefleet.core.batch import F32
+from sparsefleet.kernels.float_mode import flushed
 
 
 class TowerSpace:
@@ -15,11 +16,12 @@ class TowerSpace:
         """What each layer got."""
 
     def forward(self, x: F32, weights: Sequence[F32], biases: Sequence[F32], out: F32, half: bool) -> None:
-        self._inputs = [x]
-        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-            x = np.maximum(_product(x, weight.T, half) + bias, 0.0)
-            self._inputs.append(x)
-        out[:] = _product(x, weights[-1].T, half) + biases[-1]
+        with flushed():
+            self._inputs = [x]
+            for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+                x = np.maximum(_product(x, weight.T, half) + bias, 0.0)
+                self._inputs.append(x)
+            out[:] = _product(x, weights[-1].T, half) + biases[-1]
 
     def backward(
         self,
@@ -31,14 +33,15 @@ class TowerSpace:
         grad_x: F32 | None,
         half: bool,
     ) -> None:
-        grad = grad_out
-        for i in reversed(range(len(weights))):
-            grad_weights[i][:] = _product(grad.T, self._inputs[i], half)
-            grad_biases[i][:] = grad.sum(axis=0)
-            if i:
-                grad = _product(grad, weights[i], half) * (self._inputs[i] > 0)
-            elif grad_x is not None:
-                grad_x[:] = _product(grad, weights[0], half)
+        with flushed():
+            grad = grad_out
+            for i in reversed(range(len(weights))):
+                grad_weights[i][:] = _product(grad.T, self._inputs[i], half)
+                grad_biases[i][:] = grad.sum(axis=0)
+                if i:
+                    grad = _product(grad, weights[i], half) * (self._inputs[i] > 0)
+                elif grad_x is not None:
+                    grad_x[:] = _product(grad, weights[0], half)
 
 
 def _product(a: F32, b: F32, half: bool) -> F32:
