@@ -1,9 +1,24 @@
+#include <optional>
+
 #include "bindings.h"
 #include "sparsefleet/rows.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
+
+// Lets other threads run Python meanwhile, unless the work is over in some ten microseconds: getting the GIL
+// back from a thread that has taken it would cost more.
+class ReleaseUnlessShort {
+  public:
+    explicit ReleaseUnlessShort(std::size_t values) {
+        if (values > kShort) release_.emplace();
+    }
+
+  private:
+    static constexpr std::size_t kShort = 4096;
+    std::optional<nb::gil_scoped_release> release_;
+};
 
 // A matrix whose rows are contiguous but may lie apart: a slice of a wider one.
 using Strided = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
@@ -35,7 +50,7 @@ void bind_rows(nb::module_& m) {
               const std::size_t n = keys.shape(0);
               expect(unique.shape(0) >= n && inverse.shape(0) >= n, "unique_keys needs room for every key");
               expect(n < (std::size_t{1} << 31), "unique_keys takes fewer than 2^31 keys");
-              nb::gil_scoped_release release;
+              const ReleaseUnlessShort release(n);
               return unique_keys(keys.data(), n, unique.data(), inverse.data());
           });
     m.def("select_slots", [](In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets, std::size_t slots,
@@ -55,7 +70,7 @@ void bind_rows(nb::module_& m) {
         }
         expect(need <= static_cast<std::int64_t>(out_keys.shape(0)),
                "select_slots: not enough room for the keys");
-        nb::gil_scoped_release release;
+        const ReleaseUnlessShort release(keys.shape(0));
         return select_slots(keys.data(), offsets.data(), rows, slots, chosen.data(), chosen.shape(0),
                             out_keys.data(), out_offsets.data());
     });
@@ -64,7 +79,8 @@ void bind_rows(nb::module_& m) {
         expect_bags(inverse, offsets, chosen, slots);
         const std::size_t batch = (offsets.shape(0) - 1) / slots, dim = rows.shape(1);
         expect_rows(out, batch, chosen.shape(0) * dim);
-        const Computing scope;
+        const ReleaseUnlessShort release(inverse.shape(0));
+        const FlushDenormals mode;
         pool_forward(rows.data(), dim, inverse.data(), offsets.data(), batch, slots, chosen.data(),
                      chosen.shape(0), mean, out.data(), static_cast<std::size_t>(out.stride(0)));
     });
@@ -74,7 +90,8 @@ void bind_rows(nb::module_& m) {
         expect_bags(inverse, offsets, chosen, slots);
         const std::size_t batch = (offsets.shape(0) - 1) / slots, dim = grad_rows.shape(1);
         expect_rows(grad, batch, chosen.shape(0) * dim);
-        const Computing scope;
+        const ReleaseUnlessShort release(inverse.shape(0));
+        const FlushDenormals mode;
         pool_backward(grad.data(), static_cast<std::size_t>(grad.stride(0)), dim, inverse.data(),
                       offsets.data(), batch, slots, chosen.data(), chosen.shape(0), mean, grad_rows.data());
     });

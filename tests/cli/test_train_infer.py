@@ -232,6 +232,20 @@ def test_tensorboard(cli, clicks, tmp_path):
     assert {"train/auc", "train/loss", "test/auc", "test/logloss"} <= set(events.Tags()["scalars"])
 
 
+def test_where_the_time_went(cli, clicks):
+    result = cli("train", "--data", clicks / "train", "--profile", "--json", *SMALL)
+    assert result.exit_code == 0, result.output
+    said = last_json(result.stdout)
+    profile = said["profile"]
+    assert list(profile["parts"]) == ["reading", "rows", "forward", "backward", "push", "waiting", "other"]
+    assert profile["steps"] == said["steps"]
+    assert sum(part["percent"] for part in profile["parts"].values()) == pytest.approx(100)
+    assert sum(part["ms"] for part in profile["parts"].values()) == pytest.approx(profile["ms_per_step"])
+    for part in [*profile["parts"], "all"]:
+        assert re.search(rf"^{part} +\d+\.\d{{3}} +\d+\.\d ", result.stderr, re.MULTILINE), part
+    assert "profile" not in last_json(cli("train", "--data", clicks / "train", "--json", *SMALL).stdout)
+
+
 def test_a_schema_file(cli, clicks, tmp_path):
     """The one beside the data is taken; a given one wins; the model keeps it."""
     shutil.copytree(clicks, tmp_path / "data")
@@ -267,7 +281,7 @@ HELP = {
     ("train",): "--data --test-data --schema --reader --format --shuffle --pipe-command --on-bad-row --preset "
     "--embedding-size --hidden --init-range --sparse-feature-dim --epochs --batch-size --threads --optimizer "
     "--learning-rate --lr-decay --lr-decay-steps --warmup-steps --precision --seed --save --save-every --keep "
-    "--resume --json --log-dir --tensorboard",
+    "--resume --json --log-dir --profile --tensorboard",
     ("infer",): "--data --output --format --pipe-command --batch-size --threads --on-bad-row --unlabelled --precision "
     "--json",
     ("data", "synth"): "--rows --test-rows --parts --out --seed",

@@ -50,6 +50,16 @@ def test_geo_with_two_servers_and_two_trainers_and_no_script(shell: CommandLine,
     assert again["logloss"] == pytest.approx(result["test_logloss"], rel=1e-12)
 
 
+def test_the_first_worker_tells_where_its_time_went(shell: CommandLine, small_clicks: Path) -> None:
+    job = ("--servers", 1, "--workers", 2, "--mode", "sync", "--profile", "--json")
+    done = shell.run(*train(small_clicks, *job))
+    assert done.returncode == 0, done.stderr
+    profile = json.loads(done.stdout)["profile"]
+    assert (profile["steps"], profile["threads"]) == (10, 1)
+    assert profile["parts"]["waiting"]["ms"] > 0, "in sync a trainer waits for the other's part of each round"
+    assert re.search(r"^waiting +\d", done.stderr, re.MULTILINE)
+
+
 def test_a_run_is_resumed_on_other_servers_and_in_one_process(shell: CommandLine, small_clicks: Path) -> None:
     alone = ("--threads", 1, "--learning-rate", 0.01)
     first = shell.result(*train(small_clicks, *alone, "--save", "model"))

@@ -9,10 +9,19 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
 from sparsefleet import fleet, optim
 from sparsefleet.cli import train_checks
-from sparsefleet.cli.console import LOG_SECONDS, console, errors_to_exit, say, sigterm_interrupts
+from sparsefleet.cli.console import (
+    LOG_SECONDS,
+    add_figures,
+    console,
+    errors_to_exit,
+    figures,
+    say,
+    sigterm_interrupts,
+)
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import Role
 
@@ -71,6 +80,9 @@ def train(
         str | None,
         _output("Folder for metrics.jsonl (default: the --save folder) and for the logs of all processes (log)."),
     ] = None,
+    profile: Annotated[
+        bool, _output("After training, tell where the time of a step went (docs/tuning.md says what to do about it).")
+    ] = False,
     tensorboard: Annotated[str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")] = None,
     servers: Annotated[int | None, _many("Parameter servers to start on this host; with --workers.")] = None,
     workers: Annotated[int | None, _many("Trainers to start on this host; with --servers.")] = None,
@@ -128,7 +140,7 @@ def train(
     rows = schema_for(data, schema, sparse_feature_dim)
     if threads is None:
         threads = 2 if role.kind == "single" and not workers else 1
-    trainer = Trainer(job, threads=threads, precision=precision, seed=seed)
+    trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile)
     torch.manual_seed(seed)
     model = train_parts.network(rows, preset, embedding_size, hidden, init_range)
     reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
@@ -182,12 +194,25 @@ def _tell(summary: Mapping[str, Any], data: str) -> None:
         console.print(f"[bold]{summary['trainers']} trainers[/] together: {speed}")
     for lost in summary.get("lost", ()):
         say(f"[yellow]without[/] {escape(lost)}: rows that it had not trained are missing")
+    if summary.get("profile"):
+        console.print(_profile_table(summary["profile"]))
     if summary.get("test_auc") is not None:
         best = _best_possible(Path(data))
         beside = f"   best possible {best:.4f}" if best else ""
         console.print(f"[bold]test AUC {summary['test_auc']:.4f}[/]{beside}")
     if summary.get("model"):
         say(f"[bold]model[/] {escape(str(summary['model']))}")
+
+
+def _profile_table(profile: Mapping[str, Any]) -> Table:
+    from sparsefleet.train.profile import PARTS
+
+    table = figures("part of a step", ">ms", ">%", "what happens there")
+    for part, spent in profile["parts"].items():
+        add_figures(table, part, f"{spent['ms']:.3f}", f"{spent['percent']:.1f}", PARTS.get(part, ""))
+    mean = f"mean of {profile['steps']:,} steps, threads: {profile['threads']}"
+    add_figures(table, "all", f"{profile['ms_per_step']:.3f}", "100.0", mean)
+    return table
 
 
 def _best_possible(data: Path) -> float | None:

@@ -56,6 +56,8 @@ def rule(name: str, rate: float | None, preset: str, decay: float | None, decay_
 
 def metrics(result: FitResult, test_skipped: Mapping[str, int]) -> dict[str, object]:
     trained: dict[str, object] = {f"train_{name}": value for name, value in result.train.items() if name != "rows"}
+    if result.profile is not None:
+        trained["profile"] = result.profile.to_dict()
     if result.test is None:
         return trained
     tested = {f"test_{name}": value for name, value in result.test.items()}

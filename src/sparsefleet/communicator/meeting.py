@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from sparsefleet.communicator.base import StepGradients
 from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.core.stopwatch import lapped
 
 Act = Callable[[list[StepGradients]], None]
 
@@ -35,7 +36,8 @@ class Meeting:
             if len(self._parts) == self._members:
                 self._run()
             else:
-                self._changed.wait_for(lambda: self._round != mine or self._error is not None)
+                with lapped("push", "waiting"):
+                    self._changed.wait_for(lambda: self._round != mine or self._error is not None)
             self._check()
 
     def leave(self) -> None:

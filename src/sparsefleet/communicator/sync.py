@@ -10,6 +10,7 @@ from sparsefleet.communicator.base import Lane, StepGradients
 from sparsefleet.communicator.half_async import HalfAsyncCommunicator, MeetingLane
 from sparsefleet.communicator.meeting import Meeting
 from sparsefleet.communicator.merging import summed
+from sparsefleet.core.stopwatch import lapped
 
 
 class SyncCommunicator(HalfAsyncCommunicator):
@@ -25,6 +26,8 @@ class SyncCommunicator(HalfAsyncCommunicator):
     def _apply(self, parts: list[StepGradients]) -> None:
         step = summed(parts)
         parameters = self.parameters
-        self.store.sync_push(
+        handed_in = self.store.sync_push(
             step.sparse, parameters.dense_part(step.dense), steps=len(parts), fresh=parameters.fresh()
-        ).wait()
+        )
+        with lapped("push", "waiting"):  # the answer comes when all trainers have handed in theirs
+            handed_in.wait()

@@ -80,10 +80,10 @@ class Batch:
         position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) + np.repeat(starts, lengths)
         return self.keys[position], offsets
 
-    def rows(self, start: int, stop: int) -> Batch:
-        """Rows start..stop as views; marks are dropped, for they belong to the whole batch."""
+    def rows(self, start: int, stop: int, marks: Iterable[Mark] = ()) -> Batch:
+        """Rows start..stop as views, with marks of their own: this batch's belong to the whole of it."""
         width = len(self.slots)
-        first, last = self.offsets[start * width], self.offsets[stop * width]
+        first, last = int(self.offsets[start * width]), int(self.offsets[stop * width])
         offsets = self.offsets[start * width : stop * width + 1]
         return Batch(
             labels=self.labels[start:stop],
@@ -91,6 +91,7 @@ class Batch:
             keys=self.keys[first:last],
             offsets=offsets - first if first else offsets,
             slots=self.slots,
+            marks=tuple(marks),
         )
 
     def take(self, order: npt.NDArray[np.int64]) -> Batch:

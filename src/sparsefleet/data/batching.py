@@ -107,21 +107,23 @@ class Cutter:
         return batches, ()
 
     def _cut(self, rows: int) -> Batch:
-        pieces: list[Batch] = []
+        pieces: list[tuple[Batch, int, int]] = []
         marks: list[Mark] = []
         self._rows -= rows
         while rows:
             part = self._parts[0]
             stop = part.start + min(rows, len(part))
-            whole = part.start == 0 and stop == len(part.chunk.batch)
-            pieces.append(part.chunk.batch if whole else part.chunk.batch.rows(part.start, stop))
+            pieces.append((part.chunk.batch, part.start, stop))
             marks.append(part.mark(stop))
             rows -= stop - part.start
             part.start = stop
             if not len(part):
                 marks.extend(part.empty_units)
                 self._parts.popleft()
-        return Batch.concat(pieces).with_marks(_latest(marks))
+        if len(pieces) == 1:
+            ((batch, start, stop),) = pieces
+            return batch.rows(start, stop, _latest(marks))
+        return Batch.concat([batch.rows(start, stop) for batch, start, stop in pieces]).with_marks(_latest(marks))
 
 
 class WholeItems(Cutter):

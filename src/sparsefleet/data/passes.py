@@ -77,7 +77,12 @@ class Pass(ABC):
             raise ConfigError("this batch carries no marks: hand `consumed` the very batch that the stream gave")
         with self._lock:
             self._touched = True
-            line = next((line for line in self._handed_out.values() if batch.marks in line), None)
+            lines = self._handed_out.values()
+            for first in lines:
+                if first and first[0] is batch.marks and not self._ahead:  # in its turn, as nearly all are
+                    self._note(first.popleft())
+                    return
+            line = next((line for line in lines if batch.marks in line), None)
             if line is None:
                 self._note(batch.marks)
                 return
@@ -92,7 +97,10 @@ class Pass(ABC):
         before an earlier one: it is not in the position until that one is.
         """
         with self._lock:
-            self._handed_out.setdefault(stream, deque(maxlen=MOST_HANDED_OUT)).append(batch.marks)
+            line = self._handed_out.get(stream)
+            if line is None:
+                line = self._handed_out[stream] = deque(maxlen=MOST_HANDED_OUT)
+            line.append(batch.marks)
 
     def position(self) -> Position:
         with self._lock:

@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
-from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.initializer import Initializer, Uniform
 from sparsefleet.core.schema import CRITEO
-from sparsefleet.nn import DenseTower, SparseEmbedding, dense_input
+from sparsefleet.nn import DenseTower, PooledTower, SparseEmbedding
 
 TABLE = "SparseFeatFactors"
 
@@ -42,7 +40,7 @@ PRESETS = {
 """`paddle` is the seeds' network to the letter: plain Uniform() there means [-1, 1]."""
 
 
-class CTRDNN(nn.Module):
+class CTRDNN(PooledTower):
     """Batch -> [B, 2] softmax logits (no click, click)."""
 
     def __init__(
@@ -61,8 +59,3 @@ class CTRDNN(nn.Module):
         for layer in self.tower.linear_layers():
             nn.init.normal_(layer.weight, std=1 / math.sqrt(layer.in_features))
             nn.init.zeros_(layer.bias)
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        x = torch.cat([self.embedding(batch), dense_input(batch)], dim=1)
-        out: torch.Tensor = self.tower(x)
-        return out

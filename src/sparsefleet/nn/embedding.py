@@ -78,7 +78,7 @@ class _Pool(torch.autograd.Function):
         batch = (len(lookup.offsets) - 1) // len(lookup.slots)
         out = torch.empty(batch, len(slots) * rows.shape[1])
         kernels.pool_forward(
-            rows.detach().numpy(),
+            lookup.values,
             lookup.inverse,
             lookup.offsets,
             len(lookup.slots),

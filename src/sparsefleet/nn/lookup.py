@@ -6,14 +6,14 @@ A model declares tables through `SparseEmbedding`; whoever runs the model (a tra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from sparsefleet.core.batch import I64, U64, Batch
+from sparsefleet.core.batch import F32, I64, U64, Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.kernels.rows import I32
 
@@ -24,14 +24,34 @@ class Lookup:
 
     keys: U64
     """[U] unique."""
-    rows: torch.Tensor
-    """[U, D]; a leaf: after backward its gradient is what the batch asks of these keys."""
+    values: F32
+    """[U, D] the rows of these keys."""
     inverse: I32
     """[N] place in `keys` of each feature value."""
     offsets: I64
     """[B*S+1] bags of the table's slots, row-major."""
     slots: tuple[str, ...]
     """The S slots that `offsets` speaks of."""
+    trained: bool = False
+    """Whether gradients are wanted."""
+    direct_gradient: F32 | None = None
+    """[U, D] left here by whoever went backward without autograd."""
+    _leaf: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """[U, D] `values` as a leaf of autograd's graph."""
+        if self._leaf is None:
+            self._leaf = torch.from_numpy(self.values).requires_grad_(self.trained)
+        return self._leaf
+
+    @property
+    def gradient(self) -> F32 | None:
+        """[U, D] after backward, what the batch asks of these keys; None if the model did not use them."""
+        if self._leaf is None or self._leaf.grad is None:
+            return self.direct_gradient
+        gradient: F32 = self._leaf.grad.numpy()
+        return gradient
 
 
 class RowSource(Protocol):

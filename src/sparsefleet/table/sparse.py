@@ -71,7 +71,7 @@ class SparseTable:
 
     def pull(self, keys: U64, create: bool = True) -> F32:
         """Rows [U, D]. Missing ones are created, or with create=False read as zeros and counted as misses."""
-        keys = self._checked("keys", keys, np.uint64, (None,))
+        keys = self._checked("keys", keys, np.uint64)
         out = np.empty((len(keys), self.spec.dim), np.float32)
         missing = self._rows.pull(keys, out, create)
         with self._counts:
@@ -85,7 +85,7 @@ class SparseTable:
 
         Keys must be unique: one that comes twice is updated twice.
         """
-        keys = self._checked("keys", keys, np.uint64, (None,))
+        keys = self._checked("keys", keys, np.uint64)
         grads = self._checked("grads", grads, np.float32, (len(keys), self.spec.dim))
         with self._counts:
             self._step += 1
@@ -96,7 +96,7 @@ class SparseTable:
 
     def add(self, keys: U64, deltas: F32) -> None:
         """Add to the values of these rows, missing ones created first; one step. Only for rules without state."""
-        keys = self._checked("keys", keys, np.uint64, (None,))
+        keys = self._checked("keys", keys, np.uint64)
         deltas = self._checked("deltas", deltas, np.float32, (len(keys), self.spec.dim))
         if self.state_width:
             raise StoreError(
@@ -109,7 +109,7 @@ class SparseTable:
         self._rows.push(keys, deltas, SGD.kind, -1.0, np.empty(0, np.float64), step)
 
     def contains(self, keys: U64) -> Bools:
-        return self._rows.contains(self._checked("keys", keys, np.uint64, (None,)))
+        return self._rows.contains(self._checked("keys", keys, np.uint64))
 
     def scan(self, batch_rows: int = 65536) -> Iterator[TableRows]:
         """All rows, in no special order. They are of one moment if nobody writes meanwhile."""
@@ -124,7 +124,7 @@ class SparseTable:
 
     def insert(self, rows: TableRows) -> None:
         """Write whole rows, new or over old ones."""
-        keys = self._checked("keys", rows.keys, np.uint64, (None,))
+        keys = self._checked("keys", rows.keys, np.uint64)
         self._rows.insert(
             keys,
             self._checked("values", rows.values, np.float32, (len(keys), self.spec.dim)),
@@ -148,14 +148,17 @@ class SparseTable:
         }
 
     def _checked(
-        self, what: str, array: npt.NDArray[Any], dtype: type[np.generic], shape: tuple[int | None, ...]
+        self, what: str, array: npt.NDArray[Any], dtype: type[np.generic], shape: tuple[int, ...] | None = None
     ) -> npt.NDArray[Any]:
-        """The array, contiguous, or an error that names this table, what came and what it should be."""
+        """The array, contiguous, or an error that names this table, what came and what it should be.
+
+        shape None: one dimension, of any length.
+        """
         if not isinstance(array, np.ndarray) or array.dtype != dtype:
             came = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
             raise StoreError(f"table {self.spec.name!r}: {what} must be an array of {dtype.__name__}; got {came}")
-        if len(array.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
-            wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        if array.ndim != 1 if shape is None else array.shape != shape:
+            wanted = "any" if shape is None else ", ".join(map(str, shape))
             raise StoreError(
                 f"table {self.spec.name!r} (dim {self.spec.dim}, {self.spec.rule.name} state "
                 f"{self.state_width}): {what} must have shape [{wanted}]; got {list(array.shape)}"

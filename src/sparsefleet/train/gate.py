@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 PARKED_SECONDS = 0.01
 """How often whoever wants to be alone looks for threads that have parked."""
@@ -21,17 +21,11 @@ class Gate:
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
         self._mine = threading.local()
+        self._step = _Step(self)
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> AbstractContextManager[None]:
         """One step; waits while somebody is alone."""
-        self._enter()
-        self._mine.inside = True
-        try:
-            yield
-        finally:
-            self._mine.inside = False
-            self._leave()
+        return self._step
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -95,7 +89,8 @@ class Gate:
     def _enter(self, again: bool = False) -> None:
         """again: to end a step that was begun before."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._closed or self._failure is not None)
+            while self._closed and self._failure is None:
+                self._changed.wait()
             if self._failure is not None and not again:
                 raise self._failure
             self._inside += 1
@@ -104,3 +99,18 @@ class Gate:
         with self._changed:
             self._inside -= 1
             self._changed.notify_all()
+
+
+class _Step:
+    """What `with gate.step()` enters; one for all threads, for each notes its own step in `gate._mine`."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def __enter__(self) -> None:
+        self._gate._enter()
+        self._gate._mine.inside = True
+
+    def __exit__(self, *error: object) -> None:
+        self._gate._mine.inside = False
+        self._gate._leave()

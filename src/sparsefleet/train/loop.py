@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from sparsefleet.core.batch import Batch
+from sparsefleet.core.stopwatch import lap
 from sparsefleet.data.base import BatchStream, Epoch
 from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.train.gate import Gate
@@ -29,13 +30,14 @@ def run_threads(
     gate: Gate,
     tick: Callable[[], None],
     leave: Callable[[int, BaseException | None], None] = lambda index, error: None,
+    begin: Callable[[], None] = lambda: None,
 ) -> None:
     """One thread per stream; each takes its batches through `work`, a step of `gate`. Returns when all have ended.
 
     The first error of any thread ends the others between two steps and is raised here. So is Ctrl-C: the calling
     thread never blocks for long. Once this returns or raises, no thread makes a step any more; only where
-    `gate.quiet` is False, one has not ended the step it was in. `leave` is called by each thread as it ends,
-    with its error if it has failed.
+    `gate.quiet` is False, one has not ended the step it was in. `begin` is called by each thread as it starts,
+    `leave` as it ends, with its error if it has failed.
     """
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -46,12 +48,16 @@ def run_threads(
             # torch keeps this per thread: a new thread would otherwise use every core inside each operation, and the
             # training threads would fight over them.
             torch.set_num_threads(1)
+            begin()
             for batch in stream:
+                lap("reading")
                 # Not for the thread's whole life: a Feeder reads its data here, and reading keeps denormals.
                 with gate.step(), flushed():
+                    lap("waiting")
                     if stop.is_set():
                         break
                     work(index, batch)
+                lap("other")
         except BaseException as error:
             failed = error
             failures.append(error)

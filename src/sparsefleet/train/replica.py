@@ -11,11 +11,13 @@ from torch import nn
 from sparsefleet.communicator.base import Lane, StepGradients
 from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.core.stopwatch import lap
 from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.nn.dense_block import DenseBlock
+from sparsefleet.nn.direct_pass import direct_pass
 from sparsefleet.nn.embedding import attach as attach_source
-from sparsefleet.nn.objective import judge, probabilities_of
-from sparsefleet.nn.precision import computing_in
+from sparsefleet.nn.objective import Judged, judge, probabilities_of
+from sparsefleet.nn.precision import computing_in, tower_in_half
 from sparsefleet.train.row_source import BatchRows, Pull
 
 SCORED_ROWS = 64
@@ -39,23 +41,35 @@ class Replica:
         self.model, self._lane, self._precision = model, lane, precision
         self._rows = BatchRows(model, lane.pull, training=True)
         self._dense = block.gradients_for(model)
+        with computing_in(precision):
+            self._direct = direct_pass(model, self._dense, half=tower_in_half())
         attach_source(model, self._rows)
 
     def step(self, batch: Batch) -> StepOutcome:
         """Pull, forward, backward, push."""
         self._rows.begin(batch)
-        self._dense.reset()
-        with computing_in(self._precision):
-            judged = judge(self.model, self.model(batch), batch.labels)
+        lap("rows")
+        judged = self._forward(batch)
+        lap("forward")
         if not math.isfinite(judged.loss):
             # Before the push: the tables stay as they were.
             raise DivergedError(
                 f"the loss became {judged.loss}: lower the learning rate, or look for dense values out of range"
             )
         judged.backward()
-        self._lane.push(StepGradients(self._rows.gradients(), self._dense.collect()))
+        lap("backward")
+        dense = self._dense.collect() if self._direct is None else self._dense.flat
+        self._lane.push(StepGradients(self._rows.gradients(), dense))
         self._rows.end()
+        lap("push")
         return StepOutcome(judged.loss, judged.probabilities)
+
+    def _forward(self, batch: Batch) -> Judged:
+        if self._direct is not None:
+            return self._direct.forward(self._rows.lookup(self._direct.table, batch), batch)
+        self._dense.reset()
+        with computing_in(self._precision):
+            return judge(self.model, self.model(batch), batch.labels)
 
 
 class Scorer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from torch import nn
 
 from sparsefleet.core.batch import F32, U64, Batch
@@ -45,10 +44,11 @@ class BatchRows:
         self._lookups = {
             table: Lookup(
                 keys=unique,
-                rows=torch.from_numpy(answer.wait()).requires_grad_(self._training),
+                values=answer.wait(),
                 inverse=inverse,
                 offsets=offsets,
                 slots=slots,
+                trained=self._training,
             )
             for table, slots, unique, inverse, offsets, answer in asked
         }
@@ -69,10 +69,10 @@ class BatchRows:
 
 
 def _gradients(found: Lookup) -> KeyedRows:
-    if found.rows.grad is None:
+    gradient = found.gradient
+    if gradient is None:
         # The model did not use this table for this batch. Zeros would still move rows, by Adam's momentum.
-        return KeyedRows(found.keys[:0], np.empty((0, found.rows.shape[1]), np.float32))
-    gradient: F32 = found.rows.grad.numpy()
+        return KeyedRows(found.keys[:0], np.empty((0, found.values.shape[1]), np.float32))
     return KeyedRows(found.keys, gradient)
 
 

@@ -24,6 +24,7 @@ from sparsefleet.train.fetch import FetchHandler, check_names, fetch_values
 from sparsefleet.train.job import Job
 from sparsefleet.train.loop import run_threads
 from sparsefleet.train.moment import RunMoment
+from sparsefleet.train.profile import Profiler, StepProfile
 from sparsefleet.train.progress import Progress
 from sparsefleet.train.replica import Replica
 from sparsefleet.train.reporting.base import Reporter
@@ -47,6 +48,8 @@ class RunConfig:
     """Buckets of the AUC histograms, less one."""
     slide_steps: int = SLIDE_STEPS
     """Batches in the sliding-window AUC."""
+    profile: bool = False
+    """Measure where the time of steps goes."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -71,6 +74,8 @@ class FitResult:
     """The last checkpoint written."""
     lost: tuple[str, ...] = ()
     """Trainers of the job that died and that the others went on without."""
+    profile: StepProfile | None = None
+    """Where the time of this trainer's steps went, if asked for."""
 
     @property
     def samples_per_s(self) -> float:
@@ -109,7 +114,8 @@ class Run:
         """Where a trainer of the job stood when this run began."""
         self.reporters, self.handlers = tuple(reporters), tuple(fetch)
         self.progress = Progress(epochs, config.num_thresholds, config.slide_steps)
-        self.progress.step = state.step
+        self.progress.step = self._first_step = state.step
+        self._profiler = Profiler(config.threads) if config.profile else None
         if state.metrics:
             self.progress.metrics = ClickMetrics.from_dict(state.metrics)
         self.status = StatusReports(session.store, self.progress)
@@ -185,7 +191,8 @@ class Run:
             with Epoch([]) if self._nothing_left else self.data.epoch(threads) as epoch:
                 if progress.done_before is None:
                     progress.done_before = number + (self.data.progress() or 0.0)
-                run_threads(epoch, step, gate, self.tick, leave=leave)
+                begin = self._profiler.begin_thread if self._profiler else lambda: None
+                run_threads(epoch, step, gate, self.tick, leave=leave, begin=begin)
             for index in range(len(epoch.streams), threads):
                 leave(index, None)
             self._nothing_left = False
@@ -341,6 +348,7 @@ class Run:
             skipped=self.data.skipped(),
             checkpoint=self.checkpoint,
             lost=tuple(self.lost),
+            profile=self._profiler.result(self.progress.step - self._first_step) if self._profiler else None,
         )
 
 

@@ -47,9 +47,11 @@ class Trainer:
         reporters: Sequence[Reporter] = (),
         num_thresholds: int = NUM_THRESHOLDS,
         slide_steps: int = SLIDE_STEPS,
+        profile: bool = False,
     ) -> None:
         """`optimizer`: for the dense parameters, and for every table that has no rule of its own; or what
-        `fleet.distributed_optimizer` made of it: then store and communicator are the job's.
+        `fleet.distributed_optimizer` made of it: then store and communicator are the job's. `profile`: measure where
+        the time of steps goes, for `FitResult.profile`.
         """
         if isinstance(optimizer, Job):
             if store is not None or communicator is not DirectCommunicator:
@@ -58,7 +60,7 @@ class Trainer:
             optimizer.trainer = self
         else:
             self.job = LocalJob(optimizer, store, communicator)
-        self.config = RunConfig(threads, precision, num_thresholds, slide_steps)
+        self.config = RunConfig(threads, precision, num_thresholds, slide_steps, profile)
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed={seed} must be 0 to 2**64 - 1")
         self.seed = seed

@@ -1,0 +1,176 @@
+"""The pass without autograd: the same bits as through it, and only for models that it knows in full."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparsefleet.communicator import DirectCommunicator
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.models import CTRDNN, CTRDNNConfig
+from sparsefleet.nn import DenseTower, PooledTower, SparseEmbedding
+from sparsefleet.nn.precision import Half
+from sparsefleet.optim import Adam
+from sparsefleet.store import LocalStore
+from sparsefleet.train.replica import Replica
+from sparsefleet.train.session import Session
+
+SLOTS = ("a", "b", "c")
+TABLE = "SparseFeatFactors"
+KEYS = 40
+
+
+def batches(sizes, seed=0, dense=2):
+    draw = np.random.default_rng(seed)
+    for rows in sizes:
+        offsets = np.concatenate([[0], np.cumsum(draw.integers(0, 4, rows * len(SLOTS)))]).astype(np.int64)
+        yield Batch(
+            labels=(draw.random(rows) < 0.4).astype(np.float32),
+            dense=draw.random((rows, dense)).astype(np.float32),
+            keys=draw.integers(0, KEYS, offsets[-1]).astype(np.uint64),
+            offsets=offsets,
+            slots=SLOTS,
+        )
+
+
+class ByAutograd(CTRDNN):
+    def forward(self, batch):
+        return super().forward(batch)
+
+
+class OneLogit(PooledTower):
+    def __init__(self):
+        super().__init__()
+        self.embedding = SparseEmbedding(TABLE, 5, ["c", "a"])
+        self.tower = DenseTower([12, 7, 1])
+
+
+class OneLogitByAutograd(OneLogit):
+    def forward(self, batch):
+        return super().forward(batch)
+
+
+def network(kind=CTRDNN, pooling="sum"):
+    torch.manual_seed(0)
+    return kind(SLOTS, 2, CTRDNNConfig(embedding_size=4, hidden=(16, 9), pooling=pooling))
+
+
+def replica(model, precision="float32"):
+    store = LocalStore()
+    session = Session(model, store, Adam(1e-2), seed=3)
+    communicator = DirectCommunicator(store)
+    communicator.start(session.parameters)
+    (lane,) = communicator.begin_epoch(0, 1)
+    return Replica(model, session.block, lane, precision), store, session
+
+
+def trained(model, precision):
+    """All bits of a model after some steps over batches of several sizes."""
+    runner, store, session = replica(model, precision)
+    outcomes = [runner.step(batch) for batch in batches([32, 32, 7, 1, 33, 34, 35, 32])]
+    rows = store.pull(TABLE, np.arange(KEYS, dtype=np.uint64)).wait()
+    return (
+        runner._direct is not None,
+        [outcome.loss for outcome in outcomes],
+        [outcome.probabilities.tobytes() for outcome in outcomes],
+        session.block.values.tobytes(),
+        rows.tobytes(),
+    )
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_the_same_bits_as_through_autograd(pooling, precision, monkeypatch):
+    monkeypatch.setattr("sparsefleet.nn.precision.this_machine", lambda: Half(tower=True, autocast=False, note=None))
+    direct, *mine = trained(network(CTRDNN, pooling), precision)
+    other, *theirs = trained(network(ByAutograd, pooling), precision)
+    assert (direct, other) == (True, False)
+    assert mine == theirs
+
+
+def test_some_slots_and_one_logit():
+    torch.manual_seed(0)
+    direct, *mine = trained(OneLogit(), "float32")
+    torch.manual_seed(0)
+    other, *theirs = trained(OneLogitByAutograd(), "float32")
+    assert (direct, other) == (True, False)
+    assert mine == theirs
+
+
+class OwnLoss(CTRDNN):
+    def loss(self, output, labels):
+        return output.sum()
+
+
+def with_hook():
+    model = network()
+    model.tower.register_forward_hook(lambda module, given, out: None)
+    return model
+
+
+def with_frozen_layer():
+    model = network()
+    model.tower.layers[0].requires_grad_(False)
+    return model
+
+
+def with_more_parameters():
+    model = network()
+    model.more = nn.Linear(2, 2)
+    return model
+
+
+def with_another_layer():
+    class Other(nn.Linear):
+        pass
+
+    model = network()
+    model.tower.layers[1] = Other(16, 9)
+    return model
+
+
+def with_its_own_call():
+    model = network()
+    model.embedding.forward = lambda batch: None
+    return model
+
+
+def with_tied_layers():
+    torch.manual_seed(0)
+    model = CTRDNN(SLOTS, 2, CTRDNNConfig(embedding_size=4, hidden=(9, 9, 9)))
+    model.tower.layers[2] = model.tower.layers[1]
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: network(ByAutograd),
+        lambda: network(OwnLoss),
+        with_hook,
+        with_frozen_layer,
+        with_more_parameters,
+        with_another_layer,
+        with_its_own_call,
+        with_tied_layers,
+    ],
+)
+def test_any_other_model_goes_through_autograd(make):
+    runner, *_ = replica(make())
+    assert runner._direct is None
+
+
+def test_gradients_are_where_autograd_leaves_them():
+    model = network()
+    runner, *_ = replica(model)
+    runner.step(next(batches([32])))
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+def test_an_input_of_another_width_is_refused():
+    runner, *_ = replica(network())
+    with pytest.raises(ConfigError, match="made for 2 dense features; the input has 1"):
+        runner.step(next(batches([4], dense=1)))
