@@ -10,13 +10,19 @@ MODE   ?= async
 # Tests that mostly wait for processes and files, or need no quiet: two at a time, with one thread of torch's own each.
 TOGETHER := $(addprefix tests/,checkpoint cli communicator data distributed docs examples fleet kernels launch server store train verify)
 
-.PHONY: help setup train train-distributed test test-all lint redis bench native clean
+# Each one is run, whichever fail (scripts/all_of.sh).
+LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports" \
+	"$(BIN)/clang-format --dry-run --Werror native/*/*.cpp native/bindings/*.h native/include/sparsefleet/*.h"
+
+.PHONY: help setup train train-distributed test test-all test-levels lint redis bench native clean
 
 help:
 	@echo "make train               set up, generate Criteo-like data, train, evaluate, say where the model is"
 	@echo "make train-distributed   the same on 2 servers and 2 trainers of this host (MODE=async)"
 	@echo "make test                set up, lint, type-check, run the tests"
 	@echo "make test-all            the tests that take longer too"
+	@echo "make test-levels         tests of kernels, networks and training on every processor level that this machine has"
+	@echo "make lint                style, types, import layers and the format of C++; all of them, whichever fail"
 	@echo "make redis               install redis-server for the tests that need one, where that is allowed"
 	@echo "make bench               print the table of speed ratios (benchmarks/local.py)"
 	@echo "make native              build the native module in place, for work on the sources"
@@ -25,7 +31,8 @@ help:
 $(VENV)/.ready: $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/python scripts/build_tools.py
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[test]'
 	@touch $@
 
 setup: $(VENV)/.ready
@@ -40,20 +47,21 @@ train-distributed: setup $(DATA)/schema.json
 	$(BIN)/sparsefleet train --servers 2 --workers 2 --mode $(MODE) --data $(DATA)/train --test-data $(DATA)/test --save $(MODEL)-$(MODE) --log-dir runs/quickstart/log
 
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@sh scripts/all_of.sh $(LINT)
 
 redis:
 	@sh scripts/redis_for_tests.sh
 
-test: lint redis
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 $(TOGETHER)
-	$(BIN)/python -m pytest -m "not slow" $(addprefix --ignore=,$(TOGETHER)) tests
+test: setup redis
+	@sh scripts/all_of.sh $(LINT) \
+		"OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 $(TOGETHER)" \
+		"$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(TOGETHER)) tests"
 
-test-all: lint redis
-	$(BIN)/python -m pytest tests
+test-all: setup redis
+	@sh scripts/all_of.sh $(LINT) "$(BIN)/python -m pytest tests"
+
+test-levels: setup
+	$(BIN)/python scripts/test_levels.py
 
 bench: setup
 	$(BIN)/python benchmarks/local.py
