@@ -1,6 +1,6 @@
 """DirectPass: forward and backward of a `PooledTower` by our kernels alone, without torch.
 
-At batch 100, autograd and the small operations around our kernels took a quarter of a step, and all that time the GIL
+At batch 100, autograd and the small operations around our kernels took a fifth of a step, and all that time the GIL
 that the other training threads wait for. Values and gradients are the same to the bit as through `model(batch)`.
 
 Legend: B rows, W width of the tower's input, U unique keys, D values a row.
