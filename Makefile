@@ -14,7 +14,7 @@ TOGETHER := $(addprefix tests/,checkpoint cli communicator data distributed docs
 LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports" \
 	"$(BIN)/clang-format --dry-run --Werror native/*/*.cpp native/bindings/*.h native/include/sparsefleet/*.h"
 
-.PHONY: help setup train train-distributed test test-all test-levels lint redis bench native clean
+.PHONY: help setup train train-distributed test test-all test-levels test-native lint redis bench wheel native clean
 
 help:
 	@echo "make train               set up, generate Criteo-like data, train, evaluate, say where the model is"
@@ -22,9 +22,11 @@ help:
 	@echo "make test                set up, lint, type-check, run the tests"
 	@echo "make test-all            the tests that take longer too"
 	@echo "make test-levels         tests of kernels, networks and training on every processor level that this machine has"
+	@echo "make test-native         tests of kernels on a module with address and undefined-behaviour sanitizers"
 	@echo "make lint                style, types, import layers and the format of C++; all of them, whichever fail"
 	@echo "make redis               install redis-server for the tests that need one, where that is allowed"
 	@echo "make bench               print the table of speed ratios (benchmarks/local.py)"
+	@echo "make wheel               wheels for Linux x86-64 into dist/, for all Pythons from 3.11 on"
 	@echo "make native              build the native module in place, for work on the sources"
 	@echo "make clean               remove the environment and everything built"
 
@@ -63,8 +65,14 @@ test-all: setup redis
 test-levels: setup
 	$(BIN)/python scripts/test_levels.py
 
+test-native: setup
+	$(BIN)/python scripts/test_native.py
+
 bench: setup
 	$(BIN)/python benchmarks/local.py
+
+wheel:
+	$(PYTHON) scripts/wheel.py
 
 native:
 	cmake -S . -B build/inplace -DPython_EXECUTABLE=$$(command -v python) >/dev/null
@@ -72,4 +80,4 @@ native:
 	cp build/inplace/_native*.so src/sparsefleet/kernels/
 
 clean:
-	rm -rf $(VENV) build runs src/sparsefleet/kernels/_native*.so
+	rm -rf $(VENV) build dist runs src/sparsefleet/kernels/_native*.so

@@ -79,15 +79,16 @@ void bind_request(nb::module_& m) {
     bind_parser(m);
     m.def("hash_column", [](nb::object values, const nb::bytes& prefix, std::uint64_t seed, std::uint64_t dim,
                             Out<std::uint64_t, 1> out) {
+        // Functions, not the macros of the same purpose: the stable ABI has no macros.
         const bool list = PyList_Check(values.ptr()), tuple = PyTuple_Check(values.ptr());
         expect(list || tuple, "hash_column takes a list or a tuple");
         const auto count =
-            static_cast<std::size_t>(list ? PyList_GET_SIZE(values.ptr()) : PyTuple_GET_SIZE(values.ptr()));
+            static_cast<std::size_t>(list ? PyList_Size(values.ptr()) : PyTuple_Size(values.ptr()));
         expect(out.shape(0) == count, "one key per text");
         const PrefixHash hash(std::string(prefix.c_str(), prefix.size()), seed);
         const Fold fold(dim);
         for (std::size_t i = 0; i < count; ++i) {
-            PyObject* value = list ? PyList_GET_ITEM(values.ptr(), i) : PyTuple_GET_ITEM(values.ptr(), i);
+            PyObject* value = list ? PyList_GetItem(values.ptr(), i) : PyTuple_GetItem(values.ptr(), i);
             if (!PyUnicode_Check(value)) return false;
             Py_ssize_t size = 0;
             const char* text = PyUnicode_AsUTF8AndSize(value, &size);
