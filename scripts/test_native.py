@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sparsefleet.kernels import levels
+
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitized"
 INSTALLED = BUILD / "installed"
@@ -20,6 +22,9 @@ SETTINGS = {
     "cmake.define.SPARSEFLEET_SANITIZE": "address,undefined",
     "install.strip": "false",  # reports name functions and lines
 }
+POOR_LEVELS = ("baseline", "avx2")
+"""Where the machine has no richer one, the others are left out: nothing would run them, and they take long to build."""
+
 RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so")
 """Python itself is compiled without sanitizers, so they must be there before it. The last: for exceptions in C++."""
 
@@ -38,7 +43,10 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 def install() -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--upgrade"]
-    given = [f"--config-settings={name}={value}" for name, value in SETTINGS.items()]
+    settings = dict(SETTINGS)
+    if levels.chosen.level in POOR_LEVELS:
+        settings["cmake.define.SPARSEFLEET_LEVELS"] = ";".join(POOR_LEVELS)
+    given = [f"--config-settings={name}={value}" for name, value in settings.items()]
     subprocess.run([*pip, f"--target={INSTALLED}", *given, "."], cwd=ROOT, check=True)
 
 

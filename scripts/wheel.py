@@ -1,0 +1,154 @@
+"""Builds wheels for Linux x86-64 into dist/: one for Python 3.11, and one for 3.12 and all later (stable ABI).
+
+    python scripts/wheel.py                       for all Pythons that are found
+    python scripts/wheel.py --python python3.12   for this one only
+
+The compiler is Zig's clang, which comes from PyPI: it knows the symbols of old C libraries and links its own C++
+library into the module, so what is built on a new Linux runs on old ones, without a container. auditwheel confirms it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build" / "wheel"
+TOOLS = ROOT / "scripts" / "wheel_tools.txt"
+COMPILER = ROOT / "scripts" / "zig_cxx.sh"
+
+GLIBC = "2.17"
+PLATFORM = f"manylinux_{GLIBC.replace('.', '_')}_x86_64"
+"""What auditwheel must find the wheel to be."""
+
+OLDEST = (3, 11)
+STABLE_ABI = (3, 12)
+"""The first Python whose stable ABI has all that nanobind needs: a wheel for it is one for all later."""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    path: Path
+    version: tuple[int, int]
+
+    @property
+    def tag(self) -> str:
+        return "cp{}{}".format(*self.version)
+
+
+def candidates() -> list[Path]:
+    """Whatever may be a Python: on the PATH by its versioned name, or among pyenv's."""
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    named = [path for folder in folders for path in sorted(folder.glob("python3.*"))]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    return [path for path in named if re.fullmatch(r"python3\.\d+", path.name)] + sorted(
+        pyenv.glob("versions/3.*/bin/python")
+    )
+
+
+def ask_version(path: Path) -> tuple[int, int] | None:
+    """None where it is no CPython that runs (a shim of pyenv for a version that is not active, say)."""
+    code = "import sys; print(sys.implementation.name, *sys.version_info[:2], getattr(sys, 'abiflags', ''))"
+    try:
+        answer = subprocess.run([path, "-c", code], capture_output=True, text=True, timeout=30)
+    except OSError:
+        return None
+    words = answer.stdout.split()
+    if answer.returncode or len(words) != 3 or words[0] != "cpython":  # a fourth word: free-threaded, a debug build
+        return None
+    return int(words[1]), int(words[2])
+
+
+def found(paths: Iterable[Path]) -> list[Interpreter]:
+    """The first interpreter of each version, oldest version first."""
+    versions: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        version = ask_version(path)
+        if version is not None:
+            versions.setdefault(version, path)
+    return [Interpreter(path, version) for version, path in sorted(versions.items())]
+
+
+def builders(interpreters: Iterable[Interpreter]) -> list[Interpreter]:
+    """Those that a wheel is built with: each version before the stable ABI, and the first that has it."""
+    usable = [one for one in interpreters if one.version >= OLDEST]
+    stable = [one for one in usable if one.version >= STABLE_ABI]
+    return [one for one in usable if one.version < STABLE_ABI] + stable[:1]
+
+
+def settings(interpreter: Interpreter) -> list[str]:
+    """What the build is told beyond pyproject.toml."""
+    given = {
+        "build-dir": str(BUILD / interpreter.tag),
+        "cmake.define.CMAKE_CXX_COMPILER": str(COMPILER),
+        # nanobind's sources use it, and neither the stable ABI's headers nor Zig's C++ library bring it along.
+        "cmake.define.CMAKE_CXX_FLAGS": "-include stdio.h -Wno-macro-redefined",
+        "cmake.define.CMAKE_TRY_COMPILE_CONFIGURATION": "Release",  # Zig compiles its C++ library anew for each kind
+        "cmake.define.CMAKE_MODULE_LINKER_FLAGS": "-s",  # no symbols: a third of the size
+    }
+    if interpreter.version >= STABLE_ABI:
+        given["wheel.py-api"] = "cp{}{}".format(*STABLE_ABI)
+    return [f"--config-settings={name}={value}" for name, value in given.items()]
+
+
+def environment(python: Path) -> dict[str, str]:
+    """For commands of the build's own virtual environment."""
+    code = "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / 'zig')"
+    zig = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)]),
+        "ZIG": zig,
+        "ZIG_TARGET": f"x86_64-linux-gnu.{GLIBC}",
+        "ZIG_GLOBAL_CACHE_DIR": str(BUILD / "zig"),
+    }
+
+
+def build(interpreter: Interpreter, out: Path) -> Path:
+    """One wheel, checked by auditwheel, in `out`."""
+    tools, raw = BUILD / f"tools-{interpreter.tag}", BUILD / f"raw-{interpreter.tag}"
+    python = tools / "bin" / "python"
+    if not python.exists():
+        subprocess.run([interpreter.path, "-m", "venv", tools], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", TOOLS], check=True)
+    shutil.rmtree(raw, ignore_errors=True)
+    run = {"check": True, "cwd": ROOT, "env": environment(python)}
+    pip = [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, f"--wheel-dir={raw}", *settings(interpreter), "."], **run)
+    (built,) = raw.glob("*.whl")
+    # Refuses where anything in it asks for a newer system than the platform's name promises.
+    audit = [python, "-m", "auditwheel"]
+    checked = raw / "checked"
+    subprocess.run([*audit, "repair", f"--plat={PLATFORM}", f"--wheel-dir={checked}", built], **run)
+    (wheel,) = checked.glob("*.whl")
+    subprocess.run([*audit, "show", wheel], **run)
+    out.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(wheel, out))
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    arguments.add_argument("--python", action="append", type=Path, help="build with this one; may be repeated")
+    arguments.add_argument("--out", type=Path, default=ROOT / "dist", help="where wheels go")
+    given = arguments.parse_args()
+    chosen = builders(found([Path(shutil.which(path) or path) for path in given.python or candidates()]))
+    if not chosen:
+        print("no Python 3.11 or newer was found to build with; name one with --python", file=sys.stderr)
+        return 1
+    made = [build(interpreter, given.out) for interpreter in chosen]
+    for wheel in made:
+        print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
+    if all(one.version >= STABLE_ABI for one in chosen) or all(one.version < STABLE_ABI for one in chosen):
+        print("!!! NOT ALL WHEELS: it takes both a Python 3.11 and one of 3.12 or later to build them", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
