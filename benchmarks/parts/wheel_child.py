@@ -1,4 +1,4 @@
-"""One install of the package, measured by benchmarks/wheel.py: per line of input, a part's name, prints its processor seconds.
+"""One install of the package, measured by benchmarks/wheel.py: for each part named on its input, its processor seconds.
 
 Its arguments are the folder of the install and that of the data.
 """

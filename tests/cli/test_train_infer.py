@@ -18,6 +18,8 @@ import pytest
 from sparsefleet.checkpoint import diff
 from sparsefleet.cli.app import COMMANDS
 from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.nn import precision
+from sparsefleet.nn.precision import Half
 
 SMALL = ("--hidden", "16,16", "--embedding-size", 4, "--batch-size", 100, "--learning-rate", 0.01)
 
@@ -192,11 +194,10 @@ def test_every_optimizer_learns(cli, more_clicks, optimizer, rate):
     assert last_json(result.stdout)["test_auc"] > 0.6
 
 
-def test_bf16_and_decay_and_warmup_and_presets(cli, clicks):
+def test_decay_and_warmup_and_presets(cli, clicks):
     base = ("train", "--data", clicks / "train", "--test-data", clicks / "test", "--json", "--threads", 1, *SMALL)
     plain = last_json(cli(*base).stdout)
     for more in (
-        ("--precision", "bf16"),
         ("--lr-decay", 0.5, "--lr-decay-steps", 10),
         ("--warmup-steps", 30),
         ("--preset", "paddle"),
@@ -210,6 +211,24 @@ def test_bf16_and_decay_and_warmup_and_presets(cli, clicks):
         said = last_json(result.stdout)
         assert said["test_logloss"] != plain["test_logloss"], more  # the option does something
         assert 0.4 < said["test_auc"] < 1
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_bf16(cli, clicks, monkeypatch, gains):
+    """Where the processor gains by it, it changes the arithmetic; elsewhere it says that it does not."""
+    note = None if gains else "bf16: this processor gains nothing by it"
+    monkeypatch.setattr(precision, "decide", lambda *_: Half(gains, False, note))
+    precision.this_machine.cache_clear()
+    base = ("train", "--data", clicks / "train", "--test-data", clicks / "test", "--json", "--threads", 1, *SMALL)
+    try:
+        plain, half = cli(*base), cli(*base, "--precision", "bf16")
+    finally:
+        precision.this_machine.cache_clear()
+    assert half.exit_code == 0, half.output
+    assert ("gains nothing" in half.output) == (not gains)
+    same = last_json(half.stdout)["test_logloss"] == last_json(plain.stdout)["test_logloss"]
+    assert same == (not gains)
+    assert 0.4 < last_json(half.stdout)["test_auc"] < 1
 
 
 def test_the_same_seed_gives_the_same_model_in_another_process(cli, clicks, children, tmp_path):
