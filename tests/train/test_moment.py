@@ -64,3 +64,16 @@ def test_pausing_twice_is_pausing_once():
     moment.resume()
     assert moment.gate.quiet
     moment.resume()
+
+
+def test_it_stands_still_only_where_the_position_holds_every_step():
+    """A thread that took a batch from another's queue was faster than that queue's own thread."""
+    progress, looks = SimpleNamespace(step=0), iter([False, False, True])
+    store = SimpleNamespace(holds_pushes=False)
+    moment = RunMoment(store, progress, lambda: TrainingState(step=progress.step), lambda: next(looks))
+    moment.communicator = SimpleNamespace(parked=lambda: 0, keeps_back=False, flush=lambda: None)
+    moment.pause()
+    assert next(looks, None) is None
+    assert not moment.gate.quiet
+    moment.resume()
+    assert moment.gate.quiet

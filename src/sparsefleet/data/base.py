@@ -67,6 +67,14 @@ class Reader(ABC):
     def position(self) -> dict[str, Any]:
         """What has been consumed of the epoch under way; empty before its first batch and after its last."""
 
+    def settled(self) -> bool:
+        """Whether `position` holds every batch consumed so far.
+
+        A thread whose own input has ended takes batches from another's queue, and may be done with one while an earlier
+        one of that queue has not begun: until that one is consumed, the position leaves out both.
+        """
+        return True
+
     @abstractmethod
     def seek(self, position: Mapping[str, Any]) -> None:
         """Make the next epoch start from `position`, as `position()` gave it; {} means the beginning."""

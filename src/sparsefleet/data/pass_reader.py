@@ -157,6 +157,9 @@ class PassReader(Reader):
                 return dict(self._sought)
             return self._pass.position()
 
+    def settled(self) -> bool:
+        return self._pass is None or self._pass.settled()
+
     def seek(self, position: Mapping[str, Any]) -> None:
         with self._guard:
             if self._under_way:

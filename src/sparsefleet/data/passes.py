@@ -106,6 +106,11 @@ class Pass(ABC):
         with self._lock:
             return self._position() if self._touched else dict(self._sought)
 
+    def settled(self) -> bool:
+        """Whether the position holds all that is consumed."""
+        with self._lock:
+            return not self._ahead
+
     def enter(self, stream: object) -> None:
         """One more stream takes part."""
         with self._lock:

@@ -18,6 +18,8 @@ from sparsefleet.train.saving import TrainingState
 ACCOUNT_SECONDS = 60.0
 """Between a step's arrival on the servers and its entry in the reader's position lie microseconds, not this."""
 LOOK_EVERY = 0.002
+SETTLE_SECONDS = 2.0
+"""How long a thread that stands at the gate with a batch may take to pass it; in a run that was interrupted none does."""
 
 
 class RunMoment:
@@ -27,11 +29,19 @@ class RunMoment:
     still answers. It goes on when both have resumed.
     """
 
-    def __init__(self, store: ParameterStore, progress: Progress, state: Callable[[], TrainingState]) -> None:
+    def __init__(
+        self,
+        store: ParameterStore,
+        progress: Progress,
+        state: Callable[[], TrainingState],
+        settled: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`settled`: whether the reader's position holds every step that is done."""
         self.communicator: Communicator | None = None
         """Of the run under way; None: nothing is."""
         self.gate = Gate(lambda: self.communicator.parked() if self.communicator else 0)
         self._store, self._progress, self._state = store, progress, state
+        self._settled = settled
         self._steps_before = progress.step
         self._standing_for: set[int] = set()
         """Threads that have paused the run."""
@@ -50,12 +60,22 @@ class RunMoment:
                 return
             if not self._standing_for:
                 try:
-                    self.gate.close()
+                    self._close_gate()
                 except BaseException:  # Ctrl-C while it waited
                     self.gate.open()
                     raise
             self._standing_for.add(me)
             communicator.flush()
+
+    def _close_gate(self) -> None:
+        """Close it at a moment whose steps are all in the reader's position."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        self.gate.close()
+        while not self._settled() and time.monotonic() < deadline:
+            # A thread stands at the gate with a batch that others have overtaken: let it make its step.
+            self.gate.open()
+            time.sleep(LOOK_EVERY)
+            self.gate.close()
 
     def report(self, applied: int | None) -> dict[str, Any]:
         # A thread may have had its step's answer and not told the reader yet.

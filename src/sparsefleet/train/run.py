@@ -124,7 +124,7 @@ class Run:
         self.lost: list[str] = []
         """Trainers that the others went on without."""
         self.checkpoint: str | None = None
-        self.moment = RunMoment(session.store, self.progress, self.state)
+        self.moment = RunMoment(session.store, self.progress, self.state, data.settled)
         """This run's part in checkpoints, its own and those of the job's other trainers."""
         # Resumed within an epoch, it is under way: a checkpoint from before the first step must not begin it anew.
         self._at = _Place(state.epoch, under_way=bool(state.position) or state.finished, stepped=state.finished)
