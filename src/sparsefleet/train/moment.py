@@ -19,7 +19,7 @@ ACCOUNT_SECONDS = 60.0
 """Between a step's arrival on the servers and its entry in the reader's position lie microseconds, not this."""
 LOOK_EVERY = 0.002
 SETTLE_SECONDS = 2.0
-"""How long a thread that stands at the gate with a batch may take to pass it; in a run that was interrupted none does."""
+"""How long a thread that stands at the gate with a batch may take to pass it; in an interrupted run none does."""
 
 
 class RunMoment:
