@@ -1,4 +1,4 @@
-"""One install of the package, measured by benchmarks/wheel.py: per line of input, a part's name, prints its processor seconds.
+"""One install of the package, measured by benchmarks/wheel.py: reads names of parts, answers with processor seconds.
 
 Its arguments are the folder of the install and that of the data.
 """
