@@ -2,6 +2,7 @@
 #include "sparsefleet/rules.h"
 
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -165,7 +166,11 @@ std::size_t RuleStep::state_width(std::size_t dim) const {
 
 template <typename Visitor>
 void RuleStep::visit(Visitor&& visitor) const {
-    const auto f = [](double x) { return static_cast<float>(x); };
+    // A denormal constant is zero, said here: a compiler may compare the double instead, which is not.
+    const auto f = [](double x) {
+        const float value = static_cast<float>(x);
+        return std::fabs(value) < std::numeric_limits<float>::min() ? 0.0f : value;
+    };
     const double* h = hyper_;
     switch (kind_) {
         case RuleKind::kSgd:
