@@ -53,24 +53,44 @@ def ends(child, signum) -> tuple[float, str]:
     return time.monotonic() - begun, errors
 
 
+def wait_for_another_checkpoint(folder, child) -> None:
+    before = newest(folder)
+    wait_for(lambda: newest(folder) > before, child, "another checkpoint")
+    time.sleep(0.1)  # some steps more: it is to save where it stands then
+
+
+def stopped_between_saves(interrupt, folder, planned) -> Checkpoint:
+    """Interrupt a run, and go on with it, until it stood at none of its `planned` saves.
+
+    In the middle of one a run is not seldom: it takes as long as a hundred of these small steps.
+    """
+    for again in range(5):
+        interrupt(again)
+        found = Checkpoint.open(latest(folder))
+        found.verify()
+        if all(found.manifest.step % every for every in planned):
+            return found
+    pytest.fail(f"interrupted five times, saved at a planned step each time, at last at {found.manifest.step}")
+
+
 @pytest.mark.parametrize(("signum", "reader"), [(signal.SIGINT, "queue"), (signal.SIGTERM, "memory")])
 def test_an_interrupted_run_saves_and_goes_on_to_the_same_bits(cli, clicks, children, tmp_path, signum, reader):
     """Stopped at some step nobody chose, resumed: tables, state, parameters and metrics as if never stopped."""
     shuffle = ("--shuffle",) if reader == "memory" else ()
     base = ("train", "--data", clicks / "train", "--reader", reader, *shuffle, "--threads", 1, *SMALL)
-    child = children.start(*base, "--epochs", 10_000, "--save", tmp_path / "M", "--save-every", 1000, "--keep", 2)
-    wait_for(lambda: (tmp_path / "M" / "latest").exists(), child, "checkpoint")
-    time.sleep(0.3)  # some steps more: it is to save where it stands then
-    took, errors = ends(child, signum)
-    assert child.returncode == 130, errors
-    assert "interrupted" in errors
-    assert "Traceback" not in errors
-    assert took < limit()
-    found = Checkpoint.open(latest(tmp_path / "M"))
-    found.verify()
-    step, epoch = found.manifest.step, found.manifest.extra["training"]["epoch"]
-    assert step % 1000, "saved where it stood"
-    epochs = epoch + 1
+    saved = ("--save", tmp_path / "M", "--save-every", 1000, "--keep", 2)
+
+    def interrupt(again):
+        child = children.start(*base, "--epochs", 10_000, *saved, *(("--resume", tmp_path / "M") if again else ()))
+        wait_for_another_checkpoint(tmp_path / "M", child)
+        took, errors = ends(child, signum)
+        assert child.returncode == 130, errors
+        assert "interrupted" in errors
+        assert "Traceback" not in errors
+        assert took < limit()
+
+    found = stopped_between_saves(interrupt, tmp_path / "M", planned=(300, 1000))
+    step, epochs = found.manifest.step, found.manifest.extra["training"]["epoch"] + 1
     resumed = cli(*base, "--epochs", epochs, "--save", tmp_path / "M", "--resume", tmp_path / "M", "--json")
     assert resumed.exit_code == 0, resumed.output
     whole = cli(*base, "--epochs", epochs, "--save", tmp_path / "W", "--json")
@@ -86,21 +106,22 @@ def test_an_interrupted_run_saves_and_goes_on_to_the_same_bits(cli, clicks, chil
 def test_an_interrupted_job_of_many_processes_saves_and_goes_on(clicks, shell, signum, mode):
     job = ("--servers", 2, "--workers", 2, "--mode", mode, *SMALL, "--batch-size", 2)
     base = ("train", "--data", clicks / "train", *job, "--save", "M")
-    child = shell.start(*base, "--epochs", 10_000, "--save-every", 500, "--keep", 2)
-    wait_for(lambda: (shell.folder / "M" / "latest").exists(), child, "checkpoint")
-    time.sleep(0.5)  # some steps more: it is to save where it stands then
-    child.send_signal(signum)
-    ended = shell.finish(child, 60)
-    assert ended.returncode == 128 + signum, ended.stderr
-    may = "workers may end by themselves, and save if their script does, up to 70 s (once more: at once)"
-    assert f"{signum.name}: {may}" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    found = Checkpoint.open(latest(shell.folder / "M"))
-    found.verify()
-    assert f"go on with: --resume M (checkpoint {found.location.name})\n" in ended.stderr
-    assert shell.left() == []
+
+    def interrupt(again):
+        resume = ("--resume", "M") if again else ()
+        child = shell.start(*base, "--epochs", 10_000, "--save-every", 500, "--keep", 2, *resume)
+        wait_for_another_checkpoint(shell.folder / "M", child)
+        child.send_signal(signum)
+        ended = shell.finish(child, 60)
+        assert ended.returncode == 128 + signum, ended.stderr
+        may = "workers may end by themselves, and save if their script does, up to 70 s (once more: at once)"
+        assert f"{signum.name}: {may}" in ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert f"go on with: --resume M (checkpoint {latest(shell.folder / 'M').name})\n" in ended.stderr
+        assert shell.left() == []
+
+    found = stopped_between_saves(interrupt, shell.folder / "M", planned=(500,))
     step, epoch = found.manifest.step, found.manifest.extra["training"]["epoch"]
-    assert step % 500, "saved where it stood"
     resumed = shell.result(*base, "--epochs", epoch + 1, "--resume", "M")
     assert resumed["steps"] > step
     assert resumed["rows"] <= 6000
