@@ -1,7 +1,7 @@
 // out is made in tiles of kRows rows by kVectors vectors, whose sums stay in registers. The right operand is
 // laid out anew, one panel (a block of the inner dimension, one tile wide) at a time: it then fits the
 // first-level cache and is used by all rows. The left operand is read where it stands, one broadcast per row
-// and step.
+// and step; only one that is turned is laid out anew too.
 #include "sparsefleet/gemm.h"
 
 #include <algorithm>
@@ -16,14 +16,13 @@ namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
 // A tile's sums, a row of the panel and a broadcast fill the registers: 25 + 5 + 1 of 32, or 12 + 2 + 1
-// of 16. A panel of kDepth steps fills most of the first-level cache. If the left operand is turned, each
-// step loads a cache line of it, which shares that cache with the panel: a panel is then less deep.
+// of 16. A panel of kDepth steps fills most of the first-level cache.
 #if defined(__AVX512F__)
-constexpr std::size_t kLanes = 16, kRows = 5, kVectors = 5, kDepth = 80, kTurnedDepth = 48;
+constexpr std::size_t kLanes = 16, kRows = 5, kVectors = 5, kDepth = 80;
 #elif defined(__AVX2__)
-constexpr std::size_t kLanes = 8, kRows = 6, kVectors = 2, kDepth = 400, kTurnedDepth = 200;
+constexpr std::size_t kLanes = 8, kRows = 6, kVectors = 2, kDepth = 400;
 #else
-constexpr std::size_t kLanes = 4, kRows = 6, kVectors = 2, kDepth = 400, kTurnedDepth = 200;
+constexpr std::size_t kLanes = 4, kRows = 6, kVectors = 2, kDepth = 400;
 #endif
 constexpr std::size_t kWidth = kLanes * kVectors;
 // Rows of the result at a time: they and their operands fit the second-level cache.
@@ -56,6 +55,9 @@ void multiply(const float* a, std::size_t row, std::size_t col, const float* pan
               const Tile& tile, std::size_t width) {
     for (std::size_t r = 0; r < R; ++r)  // wanted only when the sums are done
         for (std::size_t v = 0; v < V; ++v) __builtin_prefetch(tile.out + r * tile.stride + v * kLanes, 1);
+    if (tile.mask)
+        for (std::size_t r = 0; r < R; ++r)
+            for (std::size_t v = 0; v < V; ++v) __builtin_prefetch(tile.mask + r * tile.stride + v * kLanes);
     Vector sums[R][V] = {};
 #if !defined(__AVX512F__)  // a step is short there: its counting shows
 #pragma GCC unroll 4
@@ -129,18 +131,49 @@ void lay_out(const Operand& b, std::size_t k, std::size_t depth, std::size_t col
             std::fill(panel + i * kWidth + width, panel + (i + 1) * kWidth, 0.0f);
 }
 
-void all_rows(const Operand& a, const float* panel, std::size_t depth, std::size_t m, std::size_t width,
-              Tile tile) {
+// The left operand of a block; `tile` steps lead from one tile's rows to the next one's.
+struct Left {
+    const float* data;
+    std::size_t row, col, tile;
+};
+
+// A turned left operand as tiles [depth, kRows]: a step's values stand side by side, and steps one after the
+// other. Where they stand in the matrix, each step is a cache line of its own.
+Left lay_out_turned(const Operand& a, std::size_t m, std::size_t depth, float* tiles) {
+    constexpr std::size_t kCopied = 8;  // at a time: what is too much is overwritten by the next step's
+    static_assert(kRows <= kCopied);
+    float* to = tiles;
+    for (std::size_t i = 0; i < m; i += kRows, to += depth * kRows) {
+        const float* from = a.data + i;
+        if (i + kCopied <= m) {
+            for (std::size_t k = 0; k < depth; ++k)
+                std::memcpy(to + k * kRows, from + k * a.col, kCopied * 4);
+        } else {
+            const std::size_t rows = std::min(kRows, m - i);
+            for (std::size_t k = 0; k < depth; ++k)
+                for (std::size_t r = 0; r < rows; ++r) to[k * kRows + r] = from[k * a.col + r];
+        }
+    }
+    return {tiles, 1, kRows, depth * kRows};
+}
+
+// `fetch`: nobody has read these rows lately; the next tile's are asked for while one is being made.
+void all_rows(const Left& a, const float* panel, std::size_t depth, std::size_t m, std::size_t width,
+              Tile tile, bool fetch) {
     using Rows = std::make_index_sequence<kRows>;
     const std::size_t vectors = (width + kLanes - 1) / kLanes;
     const Multiply whole = pick(kRows, vectors, Rows{});
+    const float* rows = a.data;
     std::size_t i = 0;
-    for (; i + kRows <= m; i += kRows) {
-        whole(a.data + i * a.row, a.row, a.col, panel, depth, tile, width);
+    for (; i + kRows <= m; i += kRows, rows += a.tile) {
+        if (fetch)
+            for (std::size_t r = kRows; r < std::min(m - i, 2 * kRows); ++r)
+                for (std::size_t k = 0; k < depth; k += 16) __builtin_prefetch(rows + r * a.row + k);
+        whole(rows, a.row, a.col, panel, depth, tile, width);
         tile.out += kRows * tile.stride;
         if (tile.mask) tile.mask += kRows * tile.stride;
     }
-    if (i < m) pick(m - i, vectors, Rows{})(a.data + i * a.row, a.row, a.col, panel, depth, tile, width);
+    if (i < m) pick(m - i, vectors, Rows{})(rows, a.row, a.col, panel, depth, tile, width);
 }
 
 float* aligned(std::vector<float>& room, std::size_t count) {
@@ -151,13 +184,17 @@ float* aligned(std::vector<float>& room, std::size_t count) {
 
 void some_rows(const Operand& a, const Operand& b, float* out, std::size_t m, std::size_t n, std::size_t k,
                const Epilogue& epilogue, GemmScratch& scratch) {
-    const std::size_t most = a.col == 1 ? kDepth : kTurnedDepth;
     // Even blocks; nothing to sum up is one block too, for the epilogue.
-    const std::size_t blocks = std::max<std::size_t>(1, (k + most - 1) / most);
+    const std::size_t blocks = std::max<std::size_t>(1, (k + kDepth - 1) / kDepth);
     const std::size_t depth = std::max<std::size_t>(1, (k + blocks - 1) / blocks);
     float* panel = aligned(scratch.panel, depth * kWidth);
     for (std::size_t from = 0; from < std::max<std::size_t>(k, 1); from += depth) {
         const std::size_t count = std::min(depth, k - from);
+        const bool turned = a.col != 1;
+        Left left{a.data + from * a.col, a.row, a.col, kRows * a.row};
+        if (turned)
+            left = lay_out_turned({left.data, a.row, a.col}, m, count,
+                                  aligned(scratch.tiles, (m + kRows) * count + 8));
         for (std::size_t column = 0; column < n; column += kWidth) {
             const std::size_t width = std::min(kWidth, n - column);
             const Tile tile{out + column,
@@ -168,7 +205,7 @@ void some_rows(const Operand& a, const Operand& b, float* out, std::size_t m, st
                             from + depth >= k,
                             epilogue.after};
             lay_out(b, from, count, column, width, panel);
-            all_rows({a.data + from * a.col, a.row, a.col}, panel, count, m, width, tile);
+            all_rows(left, panel, count, m, width, tile, column == 0 && !turned);
         }
     }
 }

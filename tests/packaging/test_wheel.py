@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -87,15 +88,35 @@ def run(command: list[object], **settings: object) -> str:
     return ended.stdout + ended.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.skipif(sys.platform != "linux", reason="wheels are built for Linux")
-def test_a_wheel_runs_where_there_is_no_compiler(script, tmp_path):
-    dist = tmp_path / "dist"
+@pytest.fixture(scope="module")
+def wheel(script, tmp_path_factory) -> Path:
+    if sys.platform != "linux":
+        pytest.skip("wheels are built for Linux")
+    dist = tmp_path_factory.mktemp("dist")
     said = run([sys.executable, ROOT / "scripts" / "wheel.py", f"--python={sys.executable}", f"--out={dist}"])
     assert f'platform tag:\n"{script.PLATFORM}"' in said
-    (wheel,) = dist.glob("*.whl")
+    (built,) = dist.glob("*.whl")
+    return built
 
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_what_the_wheels_compiler_made_computes_as_the_twins_do(wheel, tmp_path):
+    """Another compiler than the one that these tests run with otherwise: its code is tested like the other's."""
+    unpacked = tmp_path / "unpacked"
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(unpacked)
+    # Without `site` (-S) this environment's own install of the package is not found.
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join([str(unpacked), *filter(None, sys.path)])}
+    found = [sys.executable, "-S", "-c", "import sparsefleet.kernels; print(sparsefleet.kernels.__file__)"]
+    assert run(found, env=given).startswith(str(unpacked))
+    said = run([sys.executable, "-S", "-m", "pytest", "-q", "tests/kernels"], env=given, cwd=ROOT)
+    assert int(re.findall(r"(\d+) passed", said)[-1]) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_wheel_runs_where_there_is_no_compiler(wheel, tmp_path):
     run([sys.executable, "-m", "venv", tmp_path / "venv"])
     bin = tmp_path / "venv" / "bin"
     # Nothing but this environment's programs is found: no compiler, no CMake.

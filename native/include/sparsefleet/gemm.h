@@ -23,12 +23,12 @@ enum class After { kNothing, kRelu, kMask };
 struct Epilogue {
     const float* bias = nullptr;  // [N], added to every row
     After after = After::kNothing;
-    const float* mask = nullptr;  // [M, N]: kMask keeps what stands where this is above zero
+    const float* mask = nullptr;   // [M, N]: kMask keeps what stands where this is above zero
 };
 
-// Room for an operand in another layout; kept from call to call.
+// Room for operands in another layout; kept from call to call.
 struct GemmScratch {
-    std::vector<float> panel;
+    std::vector<float> panel, tiles;
 };
 
 // out [M, N] = a [M, K] . b [K, N]; rows of out (and of the mask) are contiguous. A row of the result has the
