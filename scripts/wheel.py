@@ -58,7 +58,7 @@ def ask_version(path: Path) -> tuple[int, int] | None:
     code = "import sys; print(sys.implementation.name, *sys.version_info[:2], getattr(sys, 'abiflags', ''))"
     try:
         answer = subprocess.run([path, "-c", code], capture_output=True, text=True, timeout=30)
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return None
     words = answer.stdout.split()
     if answer.returncode or len(words) != 3 or words[0] != "cpython":  # a fourth word: free-threaded, a debug build

@@ -11,14 +11,15 @@ namespace {
 // back from a thread that has taken it would cost more.
 class ReleaseUnlessShort {
   public:
-    explicit ReleaseUnlessShort(std::size_t values) {
-        if (values > kShort) release_.emplace();
+    explicit ReleaseUnlessShort(std::size_t values, std::size_t most = 4096) {
+        if (values > most) release_.emplace();
     }
 
   private:
-    static constexpr std::size_t kShort = 4096;
     std::optional<nb::gil_scoped_release> release_;
 };
+
+constexpr std::size_t kShortPooling = 40960;  // floats
 
 // A matrix whose rows are contiguous but may lie apart: a slice of a wider one.
 using Strided = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
@@ -45,77 +46,100 @@ void expect_bags(const In<std::int32_t, 1>& inverse, const In<std::int64_t, 1>& 
 }  // namespace
 
 void bind_rows(nb::module_& m) {
-    m.def("unique_keys",
-          [](In<std::uint64_t, 1> keys, Out<std::uint64_t, 1> unique, Out<std::int32_t, 1> inverse) {
-              const std::size_t n = keys.shape(0);
-              expect(unique.shape(0) >= n && inverse.shape(0) >= n, "unique_keys needs room for every key");
-              expect(n < (std::size_t{1} << 31), "unique_keys takes fewer than 2^31 keys");
-              const ReleaseUnlessShort release(n);
-              return unique_keys(keys.data(), n, unique.data(), inverse.data());
-          });
-    m.def("select_slots", [](In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets, std::size_t slots,
-                             In<std::int32_t, 1> chosen, Out<std::uint64_t, 1> out_keys,
-                             Out<std::int64_t, 1> out_offsets) {
-        expect(slots > 0 && offsets.shape(0) >= 1 && (offsets.shape(0) - 1) % slots == 0,
-               "offsets do not fit the slots");
-        const std::size_t rows = (offsets.shape(0) - 1) / slots;
-        expect(offsets(offsets.shape(0) - 1) == static_cast<std::int64_t>(keys.shape(0)),
-               "offsets must end at the keys");
-        expect(out_offsets.shape(0) == rows * chosen.shape(0) + 1, "select_slots: wrong number of offsets");
-        std::int64_t need = 0;
-        for (std::size_t c = 0; c < chosen.shape(0); ++c) {
-            expect(chosen(c) >= 0 && static_cast<std::size_t>(chosen(c)) < slots, "chosen slot out of range");
-            for (std::size_t r = 0; r < rows; ++r)
-                need += offsets(r * slots + chosen(c) + 1) - offsets(r * slots + chosen(c));
-        }
-        expect(need <= static_cast<std::int64_t>(out_keys.shape(0)),
-               "select_slots: not enough room for the keys");
-        const ReleaseUnlessShort release(keys.shape(0));
-        return select_slots(keys.data(), offsets.data(), rows, slots, chosen.data(), chosen.shape(0),
-                            out_keys.data(), out_offsets.data());
-    });
-    m.def("pool_forward", [](In<float, 2> rows, In<std::int32_t, 1> inverse, In<std::int64_t, 1> offsets,
-                             std::size_t slots, In<std::int32_t, 1> chosen, bool mean, Strided out) {
-        expect_bags(inverse, offsets, chosen, slots);
-        const std::size_t batch = (offsets.shape(0) - 1) / slots, dim = rows.shape(1);
-        expect_rows(out, batch, chosen.shape(0) * dim);
-        const ReleaseUnlessShort release(inverse.shape(0));
-        const FlushDenormals mode;
-        pool_forward(rows.data(), dim, inverse.data(), offsets.data(), batch, slots, chosen.data(),
-                     chosen.shape(0), mean, out.data(), static_cast<std::size_t>(out.stride(0)));
-    });
-    m.def("pool_backward", [](StridedIn grad, In<std::int32_t, 1> inverse, In<std::int64_t, 1> offsets,
-                              std::size_t slots, In<std::int32_t, 1> chosen, bool mean,
-                              Out<float, 2> grad_rows) {
-        expect_bags(inverse, offsets, chosen, slots);
-        const std::size_t batch = (offsets.shape(0) - 1) / slots, dim = grad_rows.shape(1);
-        expect_rows(grad, batch, chosen.shape(0) * dim);
-        const ReleaseUnlessShort release(inverse.shape(0));
-        const FlushDenormals mode;
-        pool_backward(grad.data(), static_cast<std::size_t>(grad.stride(0)), dim, inverse.data(),
-                      offsets.data(), batch, slots, chosen.data(), chosen.shape(0), mean, grad_rows.data());
-    });
-    m.def("click_loss", [](In<float, 2> logits, In<float, 1> labels, Out<float, 1> probabilities,
-                           Out<float, 2> grad) {
-        const std::size_t n = logits.shape(0), width = logits.shape(1);
-        expect(width == 1 || width == 2, "click_loss takes one or two logits a row");
-        expect(labels.shape(0) == n && probabilities.shape(0) == n, "one label and one probability per row");
-        expect(grad.shape(0) == n && grad.shape(1) == width, "the gradient has the logits' shape");
-        // A few microseconds: giving the GIL away and waiting to get it back would cost more.
-        const FlushDenormals mode;
-        return click_loss(logits.data(), n, width, labels.data(), probabilities.data(), grad.data());
-    });
-    m.def("count_clicks", [](In<float, 1> probabilities, In<float, 1> labels, Out<std::int64_t, 1> positive,
-                             Out<std::int64_t, 1> negative) {
-        expect(probabilities.shape(0) == labels.shape(0), "one label per probability");
-        expect(positive.shape(0) == negative.shape(0) && positive.shape(0) >= 2,
-               "two histograms of one size, at least 2");
-        // Like click_loss: too short to give the GIL away for.
-        const KeepDenormals mode;
-        const ClickSums sums = count_clicks(probabilities.data(), labels.data(), labels.shape(0),
-                                            positive.data(), negative.data(), positive.shape(0));
-        return nb::make_tuple(sums.log_loss, sums.predicted, sums.clicks, sums.correct, sums.bad);
-    });
+    // A converted copy of an array would swallow what is written to it.
+    const auto written = nb::arg().noconvert();
+    m.def(
+        "unique_keys",
+        [](In<std::uint64_t, 1> keys, Out<std::uint64_t, 1> unique, Out<std::int32_t, 1> inverse) {
+            const std::size_t n = keys.shape(0);
+            expect(unique.shape(0) >= n && inverse.shape(0) >= n, "unique_keys needs room for every key");
+            expect(n < (std::size_t{1} << 31), "unique_keys takes fewer than 2^31 keys");
+            const ReleaseUnlessShort release(n);
+            return unique_keys(keys.data(), n, unique.data(), inverse.data());
+        },
+        nb::arg(), written, written);
+    m.def(
+        "select_slots",
+        [](In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets, std::size_t slots,
+           In<std::int32_t, 1> chosen, Out<std::uint64_t, 1> out_keys, Out<std::int64_t, 1> out_offsets) {
+            expect(slots > 0 && offsets.shape(0) >= 1 && (offsets.shape(0) - 1) % slots == 0,
+                   "offsets do not fit the slots");
+            const std::size_t rows = (offsets.shape(0) - 1) / slots;
+            expect(offsets(offsets.shape(0) - 1) == static_cast<std::int64_t>(keys.shape(0)),
+                   "offsets must end at the keys");
+            expect(out_offsets.shape(0) == rows * chosen.shape(0) + 1,
+                   "select_slots: wrong number of offsets");
+            std::int64_t need = 0;
+            for (std::size_t c = 0; c < chosen.shape(0); ++c) {
+                expect(chosen(c) >= 0 && static_cast<std::size_t>(chosen(c)) < slots,
+                       "chosen slot out of range");
+                for (std::size_t r = 0; r < rows; ++r)
+                    need += offsets(r * slots + chosen(c) + 1) - offsets(r * slots + chosen(c));
+            }
+            expect(need <= static_cast<std::int64_t>(out_keys.shape(0)),
+                   "select_slots: not enough room for the keys");
+            const ReleaseUnlessShort release(keys.shape(0));
+            return select_slots(keys.data(), offsets.data(), rows, slots, chosen.data(), chosen.shape(0),
+                                out_keys.data(), out_offsets.data());
+        },
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), written, written);
+    m.def(
+        "pool_forward",
+        [](In<float, 2> rows, In<std::int32_t, 1> inverse, In<std::int64_t, 1> offsets, std::size_t slots,
+           In<std::int32_t, 1> chosen, bool mean, Strided out) {
+            expect_bags(inverse, offsets, chosen, slots);
+            const std::size_t batch = (offsets.shape(0) - 1) / slots, dim = rows.shape(1);
+            expect_rows(out, batch, chosen.shape(0) * dim);
+            const ReleaseUnlessShort release(inverse.shape(0) * dim, kShortPooling);
+            const FlushDenormals mode;
+            pool_forward(rows.data(), dim, inverse.data(), offsets.data(), batch, slots, chosen.data(),
+                         chosen.shape(0), mean, out.data(), static_cast<std::size_t>(out.stride(0)));
+        },
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), written);
+    m.def(
+        "pool_backward",
+        [](StridedIn grad, In<std::int32_t, 1> inverse, In<std::int64_t, 1> offsets, std::size_t slots,
+           In<std::int32_t, 1> chosen, bool mean, Out<float, 2> grad_rows) {
+            expect_bags(inverse, offsets, chosen, slots);
+            const std::size_t batch = (offsets.shape(0) - 1) / slots, dim = grad_rows.shape(1);
+            expect_rows(grad, batch, chosen.shape(0) * dim);
+            const ReleaseUnlessShort release(inverse.shape(0) * dim, kShortPooling);
+            const FlushDenormals mode;
+            pool_backward(grad.data(), static_cast<std::size_t>(grad.stride(0)), dim, inverse.data(),
+                          offsets.data(), batch, slots, chosen.data(), chosen.shape(0), mean,
+                          grad_rows.data());
+        },
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), written);
+    m.def(
+        "click_loss",
+        [](In<float, 2> logits, In<float, 1> labels, Out<float, 1> probabilities, Out<float, 2> grad) {
+            const std::size_t n = logits.shape(0), width = logits.shape(1);
+            expect(width == 1 || width == 2, "click_loss takes one or two logits a row");
+            expect(labels.shape(0) == n && probabilities.shape(0) == n,
+                   "one label and one probability per row");
+            expect(grad.shape(0) == n && grad.shape(1) == width, "the gradient has the logits' shape");
+            const ReleaseUnlessShort release(n);
+            const FlushDenormals mode;
+            return click_loss(logits.data(), n, width, labels.data(), probabilities.data(), grad.data());
+        },
+        nb::arg(), nb::arg(), written, written);
+    m.def(
+        "count_clicks",
+        [](In<float, 1> probabilities, In<float, 1> labels, Out<std::int64_t, 1> positive,
+           Out<std::int64_t, 1> negative) {
+            expect(probabilities.shape(0) == labels.shape(0), "one label per probability");
+            expect(positive.shape(0) == negative.shape(0) && positive.shape(0) >= 2,
+                   "two histograms of one size, at least 2");
+            ClickSums sums;
+            {
+                const ReleaseUnlessShort release(labels.shape(0));
+                const KeepDenormals mode;
+                sums = count_clicks(probabilities.data(), labels.data(), labels.shape(0), positive.data(),
+                                    negative.data(), positive.shape(0));
+            }
+            return nb::make_tuple(sums.log_loss, sums.predicted, sums.clicks, sums.correct, sums.bad);
+        },
+        nb::arg(), nb::arg(), written, written);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

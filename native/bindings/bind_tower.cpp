@@ -27,6 +27,7 @@ std::vector<const float*> weights_of(const TowerSpace& space, const Matrices& we
 
 }  // namespace
 
+// noconvert: a converted copy of an array would swallow what is written to it.
 void bind_tower(nb::module_& m) {
     nb::class_<TowerSpace>(m, "TowerSpace")
         .def("__init__",
@@ -35,23 +36,25 @@ void bind_tower(nb::module_& m) {
                  for (const std::size_t width : widths) expect(width > 0, "widths are above 0");
                  new (self) TowerSpace(rows, std::move(widths));
              })
-        .def("forward",
-             [](TowerSpace& self, In<float, 2> x, const Matrices& weights, const Vectors& biases,
-                Out<float, 2> out, bool half) {
-                 const auto& widths = self.widths();
-                 expect(x.shape(0) == self.rows() && x.shape(1) == widths.front(), "x has the wrong shape");
-                 expect(out.shape(0) == self.rows() && out.shape(1) == widths.back(),
-                        "out has the wrong shape");
-                 const auto matrices = weights_of(self, weights);
-                 expect(biases.size() == weights.size(), "one bias per layer");
-                 std::vector<const float*> vectors;
-                 for (std::size_t i = 0; i < biases.size(); ++i) {
-                     expect(biases[i].shape(0) == widths[i + 1], "bias has the wrong length");
-                     vectors.push_back(biases[i].data());
-                 }
-                 const Computing scope;
-                 self.forward(x.data(), matrices, vectors, out.data(), half);
-             })
+        .def(
+            "forward",
+            [](TowerSpace& self, In<float, 2> x, const Matrices& weights, const Vectors& biases,
+               Out<float, 2> out, bool half) {
+                const auto& widths = self.widths();
+                expect(x.shape(0) == self.rows() && x.shape(1) == widths.front(), "x has the wrong shape");
+                expect(out.shape(0) == self.rows() && out.shape(1) == widths.back(),
+                       "out has the wrong shape");
+                const auto matrices = weights_of(self, weights);
+                expect(biases.size() == weights.size(), "one bias per layer");
+                std::vector<const float*> vectors;
+                for (std::size_t i = 0; i < biases.size(); ++i) {
+                    expect(biases[i].shape(0) == widths[i + 1], "bias has the wrong length");
+                    vectors.push_back(biases[i].data());
+                }
+                const Computing scope;
+                self.forward(x.data(), matrices, vectors, out.data(), half);
+            },
+            nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("out").noconvert(), nb::arg("half"))
         .def(
             "backward",
             [](TowerSpace& self, In<float, 2> x, const Matrices& weights, In<float, 2> grad_out,
@@ -80,8 +83,8 @@ void bind_tower(nb::module_& m) {
                 self.backward(x.data(), matrices, grad_out.data(), out_weights, out_biases,
                               grad_x ? grad_x->data() : nullptr, half);
             },
-            nb::arg("x"), nb::arg("weights"), nb::arg("grad_out"), nb::arg("grad_weights"),
-            nb::arg("grad_biases"), nb::arg("grad_x").none(), nb::arg("half"));
+            nb::arg("x"), nb::arg("weights"), nb::arg("grad_out"), nb::arg("grad_weights").noconvert(),
+            nb::arg("grad_biases").noconvert(), nb::arg("grad_x").none().noconvert(), nb::arg("half"));
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -73,8 +73,8 @@ class IntoGradient final : public HalfSink {
             const float* sums = block.sums + r * block.stride;
             const std::uint16_t* output = output_.row(block.i + r) + block.j;
             for (std::size_t c = 0; c < block.columns; ++c) {
-                // Behind a relu nothing is below zero.
-                row[c] = output[c] != 0 ? sums[c] : 0.0f;
+                // Behind a relu nothing is below zero, but there may be a zero with a sign.
+                row[c] = (output[c] & 0x7fff) != 0 ? sums[c] : 0.0f;
                 bias[c] += row[c];
             }
             round_to_half(row, block.columns, out_.row(block.i + r) + block.j);

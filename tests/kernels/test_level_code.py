@@ -24,6 +24,7 @@ REFERENCE = re.compile(r"\b([0-9a-f]+) <(.+)>$")
 BMI = "andn|bextr|blsi|blsmsk|blsr|bzhi|lzcnt|movbe|mulx|pdep|pext|rorx|sarx|shlx|shrx"
 NEEDS = {
     "amx": re.compile(r"%tmm\d|^(ldtilecfg|sttilecfg|tilerelease)\b"),
+    "bf16": re.compile(r"^v(dpbf16ps|cvtne2?ps2bf16)"),
     "avx512": re.compile(r"%zmm\d|%k[0-7]\b|%[xy]mm(1[6-9]|2\d|3[01])\b"),
     "avx2": re.compile(rf"%ymm\d|^v|^({BMI})[bwlq]?\b"),
 }
@@ -31,8 +32,8 @@ HAS = {
     "baseline": set(),
     "avx2": {"avx2"},
     "avx512": {"avx2", "avx512"},
-    "avx512bf16": {"avx2", "avx512"},
-    "amx": {"avx2", "avx512", "amx"},
+    "avx512bf16": {"avx2", "avx512", "bf16"},
+    "amx": {"avx2", "avx512", "bf16", "amx"},
 }
 
 
@@ -105,8 +106,9 @@ def functions() -> list[Function]:
         assert process.stdout is not None
         found = list(disassembled(process.stdout))
     assert process.returncode == 0
-    if not any(function.level == "avx2" for function in found):
-        pytest.skip("NOT TESTED: the module is stripped of its names, or has one level only")
+    if not any(function.level == "baseline" for function in found):
+        # A wheel's. What this finds is a matter of link order, which CMakeLists.txt gives to every compiler alike.
+        pytest.skip("NOT TESTED: the module is stripped of its names")
     return found
 
 

@@ -26,8 +26,6 @@ PRODUCTS = 8
 WANTED_OF_TORCH = 0.6
 WANTED_BY_BASELINE = 0.1
 """Torch uses AVX2 or better, which is four times as fast at the least."""
-HALF_LEVELS = ("avx512bf16", "amx")
-"""Levels with instructions for bfloat16; at the others it is slower than float32."""
 WANTED_OF_HALF = 1.1
 TABLE_ROWS, CALL, DIM = 500_000, 20_000, 10
 WANTED_PULL, WANTED_PUSH = 6e6, 4e6
@@ -64,7 +62,7 @@ def dense_layers(load: Load) -> Iterator[Finding]:
         yield Finding("dense, float32", f"{speed:.0f} GFLOP/s; without torch nothing to compare with", facts=facts)
     facts = {"gflops": round(half_speed, 1)}
     text = f"{half_speed:.0f} GFLOP/s"
-    if levels.chosen.level in HALF_LEVELS:
+    if levels.chosen.half:
         yield _judged("dense, bf16", text, half_speed >= WANTED_OF_HALF * speed, load, facts)
     else:
         text += f"; level {levels.chosen.level} has no instructions for it: train in float32"

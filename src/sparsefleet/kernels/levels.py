@@ -32,6 +32,8 @@ class Level:
     """What the processor must have, named as in /proc/cpuinfo."""
     saved_state: int
     """Bits of XCR0 that the operating system must have set."""
+    half: bool = False
+    """Has instructions for products of bfloat16. Without, they are slower than those of float32."""
     tiles: bool = False
     """Uses tile registers, which a Linux process has to ask for."""
 
@@ -40,8 +42,14 @@ LEVELS = (
     Level("baseline", BASELINE_FEATURES, 0),
     Level("avx2", AVX2_FEATURES, YMM_SAVED),
     Level("avx512", AVX512_FEATURES, ZMM_SAVED),
-    Level("avx512bf16", (*AVX512_FEATURES, "avx512_bf16"), ZMM_SAVED),
-    Level("amx", (*AVX512_FEATURES, "avx512_bf16", "amx_tile", "amx_bf16"), ZMM_SAVED | TILES_SAVED, tiles=True),
+    Level("avx512bf16", (*AVX512_FEATURES, "avx512_bf16"), ZMM_SAVED, half=True),
+    Level(
+        "amx",
+        (*AVX512_FEATURES, "avx512_bf16", "amx_tile", "amx_bf16"),
+        ZMM_SAVED | TILES_SAVED,
+        half=True,
+        tiles=True,
+    ),
 )
 """Poorest first. CMakeLists.txt has the compiler's options for each."""
 
@@ -67,6 +75,8 @@ class Choice:
     """Levels that were built and that this machine runs, poorest first."""
     reason: str
     """Why this one, in words."""
+    half: bool = False
+    """It has instructions for products of bfloat16."""
 
 
 def this_processor() -> Processor:
@@ -108,13 +118,15 @@ def choose(processor: Processor, built: Sequence[str], forced: str | None = None
             )
         above = [f"{name}: {lack}" for name, lack in lacks.items() if lack is not None]
         reason = f"not {above[0]}" if above else "the richest there is"
+    # A module of the level `native` may use tiles, and nobody knows whether it does.
+    with_half = [level.name for level in LEVELS if level.half] + [NATIVE] * (processor.tiles_error is None)
     if not forced:
-        return Choice(available[-1], available, reason)
+        return Choice(available[-1], available, reason, available[-1] in with_half)
     if forced not in available:
         known = [level.name for level in LEVELS]
         lack = lacks.get(forced) or ("it was not built" if forced in known else f"levels are {', '.join(known)}")
         raise ConfigError(f"{VARIABLE}={forced}: {lack}; this machine runs {', '.join(available)}")
-    return Choice(forced, available, f"{VARIABLE}={forced}")
+    return Choice(forced, available, f"{VARIABLE}={forced}", forced in with_half)
 
 
 chosen = choose(this_processor(), _native.built_levels(), os.environ.get(VARIABLE))

@@ -117,8 +117,8 @@ class DirectPass:
         return Judged(loss, probabilities, backward)
 
     def _make(self, rows: int) -> _Buffers:
-        if len(self._kept) == KEPT_SIZES:
-            del self._kept[next(iter(self._kept))]
+        if len(self._kept) == KEPT_SIZES:  # the one that was made last: the sizes before it are the usual ones
+            self._kept.popitem()
         made = self._kept[rows] = _Buffers(rows, self._widths, self._pooled)
         return made
 

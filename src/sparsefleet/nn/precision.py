@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 PRECISIONS = ("float32", "bf16")
 WORTH = 1.05
 """Below this, bfloat16 is not worth its rounding."""
-NEVER_FASTER = ("baseline", "avx2", "avx512")
-"""Levels of the processor without an instruction for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +46,11 @@ _thread = threading.local()
 
 def tower_in_half() -> bool:
     """Whether DenseTower is to multiply in bfloat16 now, in this thread."""
-    wanted = getattr(_thread, "half", False) or torch.is_autocast_enabled("cpu")
-    return wanted and this_machine().tower
+    cast = torch.is_autocast_enabled("cpu")  # by `computing_in` or by the model itself, which may switch it off too
+    if not cast and not getattr(_thread, "half", False):
+        return False
+    machine = this_machine()
+    return machine.tower and (cast or not machine.autocast)
 
 
 def computing_in(precision: str) -> AbstractContextManager[object]:
@@ -65,15 +66,16 @@ def computing_in(precision: str) -> AbstractContextManager[object]:
 @lru_cache(maxsize=1)
 def this_machine() -> Half:
     """Found out once, by trying; told once, where it is not what was asked for."""
-    half = decide(levels.chosen.level, half_speedup, torch_bf16_error)
+    half = decide(levels.chosen, half_speedup, torch_bf16_error)
     if half.note:
         logger.warning("%s", half.note)
     return half
 
 
-def decide(level: str, speedup: Callable[[], float], torch_error: Callable[[], str | None]) -> Half:
-    if level in NEVER_FASTER:
-        return Half(False, False, f"bf16: this processor (level {level}) gains nothing by it; computing in float32")
+def decide(choice: levels.Choice, speedup: Callable[[], float], torch_error: Callable[[], str | None]) -> Half:
+    if not choice.half:
+        note = f"bf16: this processor (level {choice.level}) gains nothing by it; computing in float32"
+        return Half(False, False, note)
     measured = speedup()
     if measured < WORTH:
         return Half(

@@ -28,6 +28,8 @@ from sparsefleet.nn.precision import tower_in_half
 
 SHARED_ROWS = 128
 """Fewer rows than this are not worth a thread of their own."""
+SCORED_ROWS = 1024
+"""At a time, by one thread."""
 
 GRADIENT_TARGET = "gradient_target"
 """A parameter's attribute of this name, where set, is the tensor that its gradient is to be written into."""
@@ -47,8 +49,15 @@ class DenseTower(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parameters = [p for layer in self.linear_layers() for p in (layer.weight, layer.bias)]
+        layers = self.linear_layers()
+        parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
         if not _traced(x) and all(map(_plain, parameters)):
+            if x.shape[-1:] != (layers[0].in_features,):
+                raise ConfigError(
+                    f"this DenseTower takes rows of {layers[0].in_features} values; the input is {list(x.shape)}"
+                )
+            if x.dim() != 2:
+                return self(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], layers[-1].out_features)  # type: ignore[no-any-return]
             half = tower_in_half()
             if not torch.is_grad_enabled():
                 return self._scored(x, half, parameters)
@@ -63,22 +72,24 @@ class DenseTower(nn.Module):
         """Without gradients, on as many threads as torch would use. A row has the same bits whoever computes it."""
         arrays: list[F32] = [parameter.detach().numpy() for parameter in parameters]
         rows: F32 = x.detach().float().contiguous().numpy()
-        out = torch.empty(len(x), parameters[-1].shape[0])
+        out = _empty(len(x), parameters[-1].shape[0])
         threads = max(1, min(torch.get_num_threads(), len(x) // SHARED_ROWS))
-        ends = [len(x) * i // threads for i in range(threads + 1)]
+        # Blocks of one size, but for the last: a long input takes no more room than a short one.
+        block = max(1, min(SCORED_ROWS, -(-len(x) // threads)))
 
-        spaces = [_take(self._free, end - begin, parameters[0::2]) for begin, end in pairwise(ends)]
+        def score(begin: int) -> None:
+            mine = slice(begin, min(begin + block, len(x)))
+            workspace = _take(self._free, mine.stop - begin, parameters[0::2])
+            workspace.space.forward(rows[mine], arrays[0::2], arrays[1::2], out[mine].numpy(), half)
+            self._free.append(workspace)
 
-        def score(part: int) -> None:
-            mine = slice(ends[part], ends[part + 1])
-            spaces[part].space.forward(rows[mine], arrays[0::2], arrays[1::2], out[mine].numpy(), half)
-
+        begins = range(0, len(x), block)
         if threads == 1:
-            score(0)
+            for begin in begins:
+                score(begin)
         else:
             with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(score, range(threads)))
-        self._free.extend(spaces)
+                list(pool.map(score, begins))
         return out
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,7 +118,7 @@ class _Tower(torch.autograd.Function):
         arrays: list[F32] = [parameter.detach().numpy() for parameter in parameters]
         workspace = _take(free, len(x), parameters[0::2])
         rows: F32 = x.detach().float().contiguous().numpy()
-        out = torch.empty(len(x), parameters[-1].shape[0])
+        out = _empty(len(x), parameters[-1].shape[0])
         workspace.space.forward(rows, arrays[0::2], arrays[1::2], out.numpy(), half)
         ctx.rows, ctx.workspace, ctx.free, ctx.half = rows, workspace, free, half
         ctx.parameters, ctx.weights = parameters, arrays[0::2]
@@ -120,7 +131,7 @@ class _Tower(torch.autograd.Function):
             raise RuntimeError("backward through the same DenseTower output twice: its buffers are in use again")
         gradients = [_Gradient(p, workspace, index) for index, p in enumerate(ctx.parameters)]
         buffers: list[F32] = [gradient.buffer.numpy() for gradient in gradients]
-        grad_x = torch.empty(ctx.rows.shape) if ctx.needs_input_grad[0] else None
+        grad_x = _empty(*ctx.rows.shape) if ctx.needs_input_grad[0] else None
         workspace.space.backward(
             ctx.rows,
             ctx.weights,
@@ -137,6 +148,11 @@ class _Tower(torch.autograd.Function):
         return (grad_x, None, None, *[None] * len(gradients))
 
 
+def _empty(*shape: int) -> torch.Tensor:
+    """For a kernel to write to: float32, whatever torch's default is."""
+    return torch.empty(shape, dtype=torch.float32)
+
+
 def _traced(x: torch.Tensor) -> bool:
     """Whether this call is to become a graph, for an exporter or a compiler."""
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -150,11 +166,15 @@ def _plain(parameter: torch.Tensor) -> bool:
 
 def _take(free: list[_Workspace], rows: int, weights: Sequence[torch.Tensor]) -> _Workspace:
     """A free workspace of this size, or a new one: a second forward before the first's backward gets its own."""
-    for index, workspace in enumerate(free):
+    for workspace in list(free):
         if workspace.rows == rows:
-            return free.pop(index)
+            try:
+                free.remove(workspace)
+            except ValueError:  # another thread was faster
+                continue
+            return workspace
     if len(free) > 4:  # sizes that come no more, such as an epoch's short last batch
-        free.pop(0)
+        del free[:1]
     return _Workspace(rows, weights)
 
 

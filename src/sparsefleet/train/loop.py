@@ -11,7 +11,6 @@ import torch
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.stopwatch import lap
 from sparsefleet.data.base import BatchStream, Epoch
-from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.train.gate import Gate
 
 TICK_SECONDS = 0.1
@@ -51,8 +50,7 @@ def run_threads(
             begin()
             for batch in stream:
                 lap("reading")
-                # Not for the thread's whole life: a Feeder reads its data here, and reading keeps denormals.
-                with gate.step(), flushed():
+                with gate.step():
                     lap("waiting")
                     if stop.is_set():
                         break

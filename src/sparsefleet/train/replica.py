@@ -13,11 +13,11 @@ from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.stopwatch import lap
 from sparsefleet.kernels.float_mode import flushed
+from sparsefleet.nn import precision as precisions
 from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.direct_pass import direct_pass
 from sparsefleet.nn.embedding import attach as attach_source
 from sparsefleet.nn.objective import Judged, judge, probabilities_of
-from sparsefleet.nn.precision import computing_in, tower_in_half
 from sparsefleet.train.row_source import BatchRows, Pull
 
 SCORED_ROWS = 64
@@ -41,12 +41,15 @@ class Replica:
         self.model, self._lane, self._precision = model, lane, precision
         self._rows = BatchRows(model, lane.pull, training=True)
         self._dense = block.gradients_for(model)
-        with computing_in(precision):
-            self._direct = direct_pass(model, self._dense, half=tower_in_half())
+        self._direct = direct_pass(model, self._dense, half=precision == "bf16" and precisions.this_machine().tower)
         attach_source(model, self._rows)
 
     def step(self, batch: Batch) -> StepOutcome:
         """Pull, forward, backward, push."""
+        with flushed():  # no longer than this: data is read and a user's handlers run in the same thread
+            return self._step(batch)
+
+    def _step(self, batch: Batch) -> StepOutcome:
         self._rows.begin(batch)
         lap("rows")
         judged = self._forward(batch)
@@ -68,7 +71,7 @@ class Replica:
         if self._direct is not None:
             return self._direct.forward(self._rows.lookup(self._direct.table, batch), batch)
         self._dense.reset()
-        with computing_in(self._precision):
+        with precisions.computing_in(self._precision):
             return judge(self.model, self.model(batch), batch.labels)
 
 
@@ -85,7 +88,7 @@ class Scorer:
         batch = _long_enough(batch)
         attach_source(self._model, self._rows)
         with torch.no_grad(), flushed():
-            with computing_in(self._precision):
+            with precisions.computing_in(self._precision):
                 output = self._model(batch)
             probabilities = probabilities_of(self._model, output)[:rows]
         self._rows.end()
