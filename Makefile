@@ -7,9 +7,6 @@ DATA   ?= runs/quickstart/data
 MODEL  ?= runs/quickstart/model
 MODE   ?= async
 
-# Tests that mostly wait for processes and files, or need no quiet: two at a time, with one thread of torch's own each.
-TOGETHER := $(addprefix tests/,checkpoint cli communicator data distributed docs examples fleet kernels launch server store train verify)
-
 # Each one is run, whichever fail (scripts/all_of.sh).
 LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports" \
 	"$(BIN)/clang-format --dry-run --Werror native/*/*.cpp native/bindings/*.h native/include/sparsefleet/*.h"
@@ -56,8 +53,7 @@ redis:
 
 test: setup redis
 	@sh scripts/all_of.sh $(LINT) \
-		"OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 $(TOGETHER)" \
-		"$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(TOGETHER)) tests"
+		"OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadgroup tests"
 
 test-all: setup redis
 	@sh scripts/all_of.sh $(LINT) "$(BIN)/python -m pytest tests"

@@ -117,7 +117,9 @@ def test_what_cannot_work_is_refused(model: Path, small_clicks: Path, words: lis
     assert message in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGINT, signal.SIGKILL))]
+)
 def test_no_worker_and_no_folder_outlives_the_command(
     shell: CommandLine, model: Path, small_clicks: Path, how: signal.Signals
 ) -> None:

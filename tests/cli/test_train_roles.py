@@ -26,6 +26,7 @@ def train(small_clicks: Path, *more: object) -> tuple[object, ...]:
     return ("train", "--data", small_clicks / "train", "--test-data", small_clicks / "test", *SMALL, *more)
 
 
+@pytest.mark.slow
 def test_geo_with_two_servers_and_two_trainers_and_no_script(shell: CommandLine, small_clicks: Path) -> None:
     job = ("--servers", 2, "--workers", 2, "--mode", "geo", "--k-steps", 5, "--save", "model", "--json")
     done = shell.run(*train(small_clicks, *job))
@@ -60,6 +61,7 @@ def test_the_first_worker_tells_where_its_time_went(shell: CommandLine, small_cl
     assert re.search(r"^waiting +\d", done.stderr, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_on_other_servers_and_in_one_process(shell: CommandLine, small_clicks: Path) -> None:
     alone = ("--threads", 1, "--learning-rate", 0.01)
     first = shell.result(*train(small_clicks, *alone, "--save", "model"))

@@ -121,6 +121,7 @@ def test_a_bundle_of_a_running_job_is_what_its_servers_hold(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
+@pytest.mark.slow
 def test_a_bundle_saved_while_others_train_opens_and_scores(tmp_path):
     class SaveBundles(FetchHandler):
         def handler(self, fetched):

@@ -92,6 +92,7 @@ def in_four_shells(data, folder, mode, endpoints):
     return json.loads(said[2].splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_by_hand_and_by_the_launcher_sync_gives_the_same(data, tmp_path):
     launched, hand = by_launcher(data, tmp_path / "launched", "sync"), by_hand(data, tmp_path / "hand", "sync")
     assert {"test_auc", "samples_per_s"} <= launched.keys()

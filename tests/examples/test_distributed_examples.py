@@ -34,6 +34,7 @@ def run(folder: Path, *command: object, **variables: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_a_cluster_by_hand_then_its_model_scored(tmp_path: Path) -> None:
     synth(tmp_path / "data", SynthSpec(rows=1000, test_rows=300, parts=2, seed=3))
     with HeldEndpoints.free(1) as held:
@@ -54,6 +55,7 @@ def test_a_cluster_by_hand_then_its_model_scored(tmp_path: Path) -> None:
     assert values["logloss"] == pytest.approx(result["test_logloss"], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_script_alone_tells_how_it_goes_and_what_is_wrong(tmp_path: Path) -> None:
     synth(tmp_path / "data", SynthSpec(rows=1000, test_rows=300, parts=2, seed=3))
     train = (sys.executable, EXAMPLES / "train.py", "--batch-size", 100, "--data")

@@ -16,6 +16,7 @@ from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.data.tools.synth import SynthSpec, synth
 
 ROWS = "SparseFeatFactors"
+pytestmark = pytest.mark.xdist_group("verify distributed")  # `made` takes long: once is enough
 
 
 @pytest.fixture(scope="module")
