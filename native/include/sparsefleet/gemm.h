@@ -23,7 +23,7 @@ enum class After { kNothing, kRelu, kMask };
 struct Epilogue {
     const float* bias = nullptr;  // [N], added to every row
     After after = After::kNothing;
-    const float* mask = nullptr;   // [M, N]: kMask keeps what stands where this is above zero
+    const float* mask = nullptr;  // [M, N]: kMask keeps what stands where this is above zero
 };
 
 // Room for operands in another layout; kept from call to call.
