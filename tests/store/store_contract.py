@@ -182,6 +182,8 @@ class StoreContract:
             store.pull_dense("net", np.zeros(9, np.float32)).wait(LIMIT)
         with pytest.raises(StoreError, match=r"'net' exists with another rule.*SGD.*Adam"):
             store.create_dense("net", np.zeros(10, np.float32), optim.Adam(), [("w", (10,))])
+        with pytest.raises(StoreError, match=r"'net' exists with another layout: w \[10\] there, w \[5, 2\] here"):
+            store.create_dense("net", np.zeros(10, np.float32), optim.SGD(0.5), [("w", (5, 2))])
 
     def test_a_barrier_of_one_trainer_returns(self, store):
         store.barrier("epoch", timeout=LIMIT)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fit_jobs import TABLE, assert_same_bits, dense_values, everything, network, rows_of, table_rows, trainer
 
-from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.core.errors import ConfigError, DataError, StoreError
 from sparsefleet.data import Feeder
 from sparsefleet.optim import SGD, Adam
 from sparsefleet.train import DivergedError, FetchHandler
@@ -160,6 +160,16 @@ def test_a_loss_that_is_not_a_number_ends_the_run_before_it_spoils_the_tables(cl
         assert np.isfinite(rows.values).all()
         assert np.isfinite(rows.state).all()
     assert job.store.dense_tables()["dense"].step == 7
+
+
+def test_a_row_without_a_label_is_named_as_such(clicks):
+    def unlabelled():
+        for batch in _batches(rows_of(clicks)):
+            batch.labels[:2] = math.nan
+            yield batch
+
+    with pytest.raises(DataError, match=r"2 of the \d+ rows of a batch have no label, and training needs one for each"):
+        trainer().fit(network(), Feeder(rows_of(clicks).schema, unlabelled))
 
 
 def test_an_absurd_learning_rate_diverges_with_a_word(clicks):

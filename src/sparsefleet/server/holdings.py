@@ -19,7 +19,7 @@ from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import Disagreement, StoreError
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.server.cut import SLICE, OnWait
-from sparsefleet.store.base import Layout
+from sparsefleet.store.base import Layout, differing_layouts
 from sparsefleet.store.partition import dense_cut, server_of
 from sparsefleet.store.saving import HeldBlock, load_block, load_blocks, load_table, load_tables
 from sparsefleet.store.wire import Part, WireError
@@ -124,8 +124,8 @@ class Holdings:
             on_wait(f"dense block {name!r} is being made")
         if block.table.rule != rule.for_dense():
             raise Disagreement(f"dense block {name!r} exists with another rule: {block.table.rule} there, {rule} here")
-        if _plain(block.layout) != _plain(layout):
-            raise Disagreement(f"dense block {name!r} exists with another layout: {_differing(block.layout, layout)}")
+        if differing := differing_layouts(block.layout, layout):
+            raise Disagreement(f"dense block {name!r} exists with another layout: {differing}")
         return block, False
 
     def table(self, name: str) -> SparseTable:
@@ -212,14 +212,3 @@ def apply_push(bound: Bound) -> None:
         bound.table.push(bound.keys, bound.values)
     else:
         bound.block.table.push(bound.values)
-
-
-def _plain(layout: Layout) -> list[tuple[str, tuple[int, ...]]]:
-    return [(name, tuple(shape)) for name, shape in layout]
-
-
-def _differing(there: Layout, here: Layout) -> str:
-    for one, other in zip(_plain(there), _plain(here), strict=False):
-        if one != other:
-            return f"{one[0]} {list(one[1])} there, {other[0]} {list(other[1])} here"
-    return f"{len(there)} parameters there, {len(here)} here"

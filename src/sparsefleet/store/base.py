@@ -79,6 +79,14 @@ Layout = Sequence[tuple[str, Sequence[int]]]
 """The parameters that lie in a dense block one after the other: (name, shape)."""
 
 
+def differing_layouts(there: Layout, here: Layout) -> str:
+    """Where two layouts part, in words; empty where they do not."""
+    for (name, shape), (other, other_shape) in zip(there, here, strict=False):
+        if name != other or list(shape) != list(other_shape):
+            return f"{name} {list(shape)} there, {other} {list(other_shape)} here"
+    return "" if len(there) == len(here) else f"{len(there)} parameters there, {len(here)} here"
+
+
 @dataclass(frozen=True)
 class RunFacts:
     """What a checkpoint knows of a run besides its parameters. All but `buffers` is plain JSON data."""

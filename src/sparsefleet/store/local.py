@@ -13,7 +13,7 @@ from sparsefleet.checkpoint import Checkpoint, TableInfo, begin, commit, latest,
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.store.base import Done, Layout, ParameterStore, RunFacts
+from sparsefleet.store.base import Done, Layout, ParameterStore, RunFacts, differing_layouts
 from sparsefleet.store.saving import HeldBlock, facts_of, load_blocks, load_tables, manifest_of, write_shards
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.sparse import SparseTable
@@ -44,6 +44,8 @@ class LocalStore(ParameterStore):
                 return
         if present.rule != rule.for_dense():
             raise StoreError(f"dense block {name!r} exists with another rule: {present.rule} there, {rule} here")
+        if differing := differing_layouts(self._layouts[name], layout):
+            raise StoreError(f"dense block {name!r} exists with another layout: {differing}")
         self.pull_dense(name, values)
         present.values = values  # adopted in place of the array before: whoever bound last sees updates at once
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
 from sparsefleet.communicator.base import Lane, StepGradients
 from sparsefleet.core.batch import F32, Batch
-from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.core.errors import DataError, SparseFleetError
 from sparsefleet.core.stopwatch import lap
 from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.nn import precision as precisions
@@ -56,6 +57,11 @@ class Replica:
         lap("forward")
         if not math.isfinite(judged.loss):
             # Before the push: the tables stay as they were.
+            unlabelled = int(np.isnan(batch.labels).sum())
+            if unlabelled:
+                raise DataError(
+                    f"{unlabelled} of the {len(batch)} rows of a batch have no label, and training needs one for each"
+                )
             raise DivergedError(
                 f"the loss became {judged.loss}: lower the learning rate, or look for dense values out of range"
             )
