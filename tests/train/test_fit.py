@@ -162,6 +162,11 @@ def test_a_loss_that_is_not_a_number_ends_the_run_before_it_spoils_the_tables(cl
     assert job.store.dense_tables()["dense"].step == 7
 
 
+def test_a_precision_that_is_none_is_refused(clicks):
+    with pytest.raises(ConfigError, match="precision='fp8' is not a precision; choose float32 or bf16"):
+        trainer(precision="fp8").fit(network(), rows_of(clicks))
+
+
 def test_a_row_without_a_label_is_named_as_such(clicks):
     def unlabelled():
         for batch in _batches(rows_of(clicks)):

@@ -53,11 +53,16 @@ def tower_in_half() -> bool:
     return machine.tower and (cast or not machine.autocast)
 
 
-def computing_in(precision: str) -> AbstractContextManager[object]:
-    """Inside, this thread's dense networks compute in `precision`, as far as this machine gains by it."""
+def is_half(precision: str) -> bool:
+    """Whether bfloat16 is asked for; what is neither that nor float32 is refused."""
     if precision not in PRECISIONS:
         raise ConfigError(f"precision={precision!r} is not a precision; choose {' or '.join(PRECISIONS)}")
-    if precision == "float32":
+    return precision == "bf16"
+
+
+def computing_in(precision: str) -> AbstractContextManager[object]:
+    """Inside, this thread's dense networks compute in `precision`, as far as this machine gains by it."""
+    if not is_half(precision):
         return nullcontext()
     half = this_machine()
     return _InHalf(half.autocast) if half.tower else nullcontext()

@@ -42,7 +42,9 @@ class Replica:
         self.model, self._lane, self._precision = model, lane, precision
         self._rows = BatchRows(model, lane.pull, training=True)
         self._dense = block.gradients_for(model)
-        self._direct = direct_pass(model, self._dense, half=precision == "bf16" and precisions.this_machine().tower)
+        self._direct = direct_pass(
+            model, self._dense, half=precisions.is_half(precision) and precisions.this_machine().tower
+        )
         attach_source(model, self._rows)
 
     def step(self, batch: Batch) -> StepOutcome:
@@ -60,7 +62,8 @@ class Replica:
             unlabelled = int(np.isnan(batch.labels).sum())
             if unlabelled:
                 raise DataError(
-                    f"{unlabelled} of the {len(batch)} rows of a batch have no label, and training needs one for each"
+                    f"{unlabelled} of the {len(batch)} rows of a batch have no label, and training needs one for each: "
+                    "leave such rows out, or score them with predict"
                 )
             raise DivergedError(
                 f"the loss became {judged.loss}: lower the learning rate, or look for dense values out of range"
