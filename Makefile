@@ -9,7 +9,7 @@ MODE   ?= async
 
 # Each one is run, whichever fail (scripts/all_of.sh).
 LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports" \
-	"$(BIN)/clang-format --dry-run --Werror native/*/*.cpp native/bindings/*.h native/include/sparsefleet/*.h"
+	"$(BIN)/clang-format --dry-run --Werror $(shell find native -name '*.cpp' -o -name '*.h')"
 
 .PHONY: help setup train train-distributed test test-all test-levels test-native lint redis bench wheel native clean
 

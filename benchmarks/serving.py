@@ -93,7 +93,7 @@ def requests(raw: list[dict[str, Any]], whole: bool, count: int = 50) -> list[by
 def _alone(path: Path, raw: list[dict[str, Any]], seconds: float, callers: int, threads: int) -> float:
     """Requests' worth of rows a second."""
     predictor = Predictor(path, threads=threads)
-    batch = predictor.parser.rows(raw[:CANDIDATES])
+    batch = predictor.parser.samples(raw[:CANDIDATES])
     random = np.random.default_rng(0)
     network = predictor.bundle.network
     inputs = {

@@ -1,6 +1,8 @@
-"""Sparse tables: rows/s of create, pull and push, and bytes a row, beside a plain C++ loop over an array.
+"""Sparse tables: rows/s of create, pull and push, bytes a row, beside a plain C++ loop over an array; the cost of cuts.
 
     python benchmarks/tables.py [--rows 10000000] [--dim 10] [--rule adam]
+
+Figures of one machine are in tables.md.
 
 The ceiling is what the machine can do with random rows when there is nothing to find and nothing to lock: row
 numbers are known, rows lie in one array of huge pages, each is prefetched ahead of its turn. It needs a C++
@@ -85,6 +87,34 @@ def rate(work: Callable[[np.ndarray], object], batches: list[np.ndarray], repeat
     return sum(map(len, batches)) / best / 1e6
 
 
+def cost_of_cuts(table: SparseTable, batches: list[np.ndarray], grads: np.ndarray) -> None:
+    """Pushes of the same rows without a cut, with one (each row is copied aside once), and again (all are aside)."""
+
+    def nanoseconds() -> float:
+        start = time.thread_time()
+        for batch in batches:
+            table.push(batch, grads[: len(batch)])
+        return (time.thread_time() - start) / sum(map(len, batches)) * 1e9
+
+    begin, plain, first, again, memory = [], [], [], [], []
+    for _ in range(7):
+        nanoseconds()
+        plain.append(nanoseconds())
+        before, start = table.memory_bytes, time.perf_counter()
+        with table.begin_cut():
+            begin.append(time.perf_counter() - start)
+            first.append(nanoseconds())
+            memory.append(table.memory_bytes - before)
+            again.append(nanoseconds())
+    touched = len(np.unique(np.concatenate(batches)))
+    aside = min(memory) / touched
+    print(f"cut      begun in {min(begin) * 1e6:.0f} us; {aside:.0f} bytes aside for each row changed")
+    print(
+        f"push     {min(plain):.0f} ns a row without a cut; with one {min(first):.0f} the first time, "
+        f"{min(again):.0f} ({min(again) / min(plain):.2f}) after that"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
@@ -101,11 +131,13 @@ def main() -> None:
     for first in range(0, rows, 26_000):
         table.pull(keys[first : first + 26_000])
     created = table.rows / (time.thread_time() - start) / 1e6
-    needed = 8 + 4 * dim + 4 * rule.state_width(dim)
+    needed = 8 + 8 + 4 * dim + 4 * rule.state_width(dim)
     taken = table.memory_bytes / table.rows
     print(f"{table.rows:,} rows x {dim} floats, {rule.name}; one thread; million rows/s")
-    print(f"memory   {taken:.1f} bytes/row = {taken / needed:.3f} x (key + values + state = {needed})")
+    print(f"memory   {taken:.1f} bytes/row = {taken / needed:.3f} x (head + values + state = {needed})")
     print(f"create   {created:.1f}")
+    few = [keys[rng.permutation(np.unique(rng.integers(0, rows, 2_600)))] for _ in range(200)]
+    cost_of_cuts(table, few, rng.standard_normal((2_600, dim)).astype(np.float32) * np.float32(0.01))
     print(f"{'keys/call':>9} {'pull':>7} {'push':>7}   ceiling (adam): {'pull':>7} {'push':>7}")
     with tempfile.TemporaryDirectory() as folder:
         try:

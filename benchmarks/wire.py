@@ -176,7 +176,7 @@ def _client(endpoint: str, worker: int, workers: int, seconds: float, results: A
     rng = np.random.default_rng(worker)
     keys = rng.choice(1 << 20, KEYS, replace=False).astype(np.uint64)
     grads = rng.standard_normal((KEYS, DIM)).astype(np.float32)
-    store.barrier("start")
+    store.crew.barrier("start")
     pulls, pushes, end = [], [], time.perf_counter() + seconds
     while time.perf_counter() < end:
         start = time.perf_counter()
@@ -186,7 +186,7 @@ def _client(endpoint: str, worker: int, workers: int, seconds: float, results: A
         pulls.append(middle - start)
         pushes.append(time.perf_counter() - middle)
     results.put((pulls, pushes))
-    store.barrier("end")
+    store.crew.barrier("end")
     store.close()
 
 

@@ -8,7 +8,7 @@ Python salts anew in every process. Its keys are those of the native Criteo read
 generator for rows of a shape that no format here knows.
 """
 
-import sparsefleet.data.generator as dg
+import sparsefleet as dg
 
 cont_min_ = [0, -3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
 cont_max_ = [20, 600, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50]

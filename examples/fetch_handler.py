@@ -17,19 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsefleet.core.errors import plain_errors
-from sparsefleet.core.schema import CRITEO
-from sparsefleet.data.open import open_reader
-from sparsefleet.data.tools.synth import SynthSpec, synth
-from sparsefleet.models import CTRDNN
-from sparsefleet.optim import Adam
-from sparsefleet.train import FetchHandler, Trainer
+import sparsefleet as sf
 
 BIAS = "tower.layers.3.bias"
 """Of the last layer; the names are those of `model.named_parameters()`."""
 
 
-class Watch(FetchHandler):
+class Watch(sf.FetchHandler):
     """Called every so many seconds or batches, with one value per name of its list; never twice at once."""
 
     def handler(self, fetched: list[Any]) -> None:
@@ -48,10 +42,10 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as made_up:
         if given.data is None:
-            synth(Path(made_up), SynthSpec(given.rows, 0, 2, 1))
-        rows = open_reader(given.data or f"{made_up}/train", CRITEO, batch_size=250)
+            sf.synth(Path(made_up), sf.SynthSpec(given.rows, 0, 2, 1))
+        rows = sf.open_reader(given.data or f"{made_up}/train", sf.CRITEO, batch_size=250)
         torch.manual_seed(0)
-        model, trainer = CTRDNN(), Trainer(Adam(1e-3))
+        model, trainer = sf.CTRDNN(), sf.Trainer(sf.optim.Adam(1e-3))
         names = ["step", "auc", BIAS]
 
         print("by batches")
@@ -66,5 +60,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    plain_errors()
+    sf.plain_errors()
     main()

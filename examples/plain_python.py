@@ -15,17 +15,11 @@ from typing import Any
 
 import torch
 
-from sparsefleet.core.errors import plain_errors
-from sparsefleet.core.schema import DenseFeature, Schema, Slot
-from sparsefleet.data import Feeder, PyReader
-from sparsefleet.models import CTRDNN, CTRDNNConfig
-from sparsefleet.optim import Adagrad
-from sparsefleet.train import Trainer
-from sparsefleet.train.reporting import console_reporter
+import sparsefleet as sf
 
-SCHEMA = Schema(
-    dense=(DenseFeature("age", minimum=18.0, diff=60.0),),
-    slots=(Slot("city"), Slot("tags")),
+SCHEMA = sf.Schema(
+    dense=(sf.DenseFeature("age", minimum=18.0, diff=60.0),),
+    slots=(sf.Slot("city"), sf.Slot("tags")),
     label="clicked",
     sparse_feature_dim=0,
 )
@@ -49,22 +43,22 @@ def main() -> None:
     given = options.parse_args()
 
     # A function that returns a fresh generator: every epoch calls it once, in a thread of its own.
-    train = PyReader(SCHEMA, lambda: views(given.rows, seed=1), batch_size=200)
+    train = sf.PyReader(SCHEMA, lambda: views(given.rows, seed=1), batch_size=200)
     # Nothing in the background: batches are made when they are asked for.
-    test = Feeder(SCHEMA, list(views(max(given.rows // 10, 1000), seed=2)), batch_size=200)
+    test = sf.Feeder(SCHEMA, list(views(max(given.rows // 10, 1000), seed=2)), batch_size=200)
 
     torch.manual_seed(0)
-    model = CTRDNN(SCHEMA.slot_names, len(SCHEMA.dense), CTRDNNConfig(embedding_size=4, hidden=(32, 16)))
-    trainer = Trainer(Adagrad(0.05), reporters=[console_reporter()])
+    model = sf.CTRDNN(SCHEMA.slot_names, len(SCHEMA.dense), sf.CTRDNNConfig(embedding_size=4, hidden=(32, 16)))
+    trainer = sf.Trainer(sf.optim.Adagrad(0.05), reporters=[sf.console_reporter()])
     result = trainer.fit(model, train, epochs=2, test=test)
     assert result.test is not None
     print(f"test AUC {result.test['auc']:.4f}")
 
-    one = Feeder(SCHEMA, [{"age": 24, "city": "Oslo", "tags": ["music"]}])
+    one = sf.Feeder(SCHEMA, [{"age": 24, "city": "Oslo", "tags": ["music"]}])
     for _, probabilities in trainer.predict(model, one):
         print(f"click probability {probabilities[0]:.3f}")
 
 
 if __name__ == "__main__":
-    plain_errors()
+    sf.plain_errors()
     main()

@@ -20,18 +20,11 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from sparsefleet.core.batch import Batch
-from sparsefleet.core.errors import plain_errors
-from sparsefleet.core.schema import DenseFeature, Schema, Slot
-from sparsefleet.data.open import open_reader
-from sparsefleet.nn import DenseTower, Normal, SparseEmbedding, dense_input
-from sparsefleet.optim import Adam, RowwiseAdagrad
-from sparsefleet.train import SavePolicy, Trainer
-from sparsefleet.train.reporting import console_reporter
+import sparsefleet as sf
 
-SCHEMA = Schema(
-    dense=(DenseFeature("price", minimum=0.0, diff=50.0),),
-    slots=(Slot("user"), Slot("ad"), Slot("history")),
+SCHEMA = sf.Schema(
+    dense=(sf.DenseFeature("price", minimum=0.0, diff=50.0),),
+    slots=(sf.Slot("user"), sf.Slot("ad"), sf.Slot("history")),
     sparse_feature_dim=0,  # keep all 64 bits of a key: no collisions, the tables grow
 )
 USERS, ADS, HISTORY = 4000, 500, 8
@@ -43,14 +36,19 @@ class TwoTables(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         # This table has no rule of its own, so it takes the trainer's.
-        self.ids = SparseEmbedding("ids", 8, ["user", "ad"], pooling="sum")
-        self.history = SparseEmbedding(
-            "history", 4, ["history"], pooling="mean", initializer=Normal(0.0, 0.05), optimizer=RowwiseAdagrad(0.05)
+        self.ids = sf.nn.SparseEmbedding("ids", 8, ["user", "ad"], pooling="sum")
+        self.history = sf.nn.SparseEmbedding(
+            "history",
+            4,
+            ["history"],
+            pooling="mean",
+            initializer=sf.nn.Normal(0.0, 0.05),
+            optimizer=sf.optim.RowwiseAdagrad(0.05),
         )
-        self.tower = DenseTower([2 * 8 + 4 + 1, 64, 32, 1])
+        self.tower = sf.nn.DenseTower([2 * 8 + 4 + 1, 64, 32, 1])
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        x = torch.cat([self.ids(batch), self.history(batch), dense_input(batch)], dim=1)
+    def forward(self, batch: sf.Batch) -> torch.Tensor:
+        x = torch.cat([self.ids(batch), self.history(batch), sf.nn.dense_input(batch)], dim=1)
         return self.tower(x).squeeze(1)
 
 
@@ -99,14 +97,14 @@ def main() -> None:
         folder = given.data or Path(made_up)
         if given.data is None:
             write_data(folder, given.rows, max(given.rows // 10, 1000))
-        schema = Schema.load(folder / "schema.json")
-        train = open_reader(folder / "train", schema, batch_size=given.batch_size, threads=given.threads)
-        test = open_reader(folder / "test", schema, batch_size=given.batch_size, threads=given.threads)
+        schema = sf.Schema.load(folder / "schema.json")
+        train = sf.open_reader(folder / "train", schema, batch_size=given.batch_size, threads=given.threads)
+        test = sf.open_reader(folder / "test", schema, batch_size=given.batch_size, threads=given.threads)
 
         torch.manual_seed(0)
         model = TwoTables()
-        trainer = Trainer(Adam(1e-3), threads=given.threads, reporters=[console_reporter()])
-        save = SavePolicy(given.save) if given.save else None
+        trainer = sf.Trainer(sf.optim.Adam(1e-3), threads=given.threads, reporters=[sf.console_reporter()])
+        save = sf.SavePolicy(given.save) if given.save else None
         result = trainer.fit(model, train, given.epochs, test=test, save=save)
 
     assert result.test is not None
@@ -117,5 +115,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    plain_errors()
+    sf.plain_errors()
     main()

@@ -9,7 +9,7 @@ from pathlib import Path
 from parts.common import Line, Scale, criteo_files, in_turn
 from peers import user_script
 from sparsefleet.data.files import list_files
-from sparsefleet.data.formats.base import BadRows
+from sparsefleet.data.formats.base import BadSamples
 from sparsefleet.data.formats.criteo import CriteoFormat
 
 
@@ -20,7 +20,7 @@ def lines(folder: Path, scale: Scale) -> Iterator[Line]:
         begin, rows = time.perf_counter(), 0
         format = CriteoFormat()
         for unit in format.plan(files, 1):
-            for chunk in format.read(unit, BadRows()):
+            for chunk in format.read(unit, BadSamples()):
                 rows += len(chunk.batch)
         return rows / (time.perf_counter() - begin)
 

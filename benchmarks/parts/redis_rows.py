@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sparsefleet.export import Bundle
-from sparsefleet.kernels.redis_rows import encode_buckets
+from sparsefleet.serving.kernels.redis_rows import encode_buckets
 from sparsefleet.serving.redis import RedisAddress, publish
 from sparsefleet.serving.redis.connection import Connection
 from sparsefleet.serving.redis.record import Names, VersionRecord

@@ -18,7 +18,7 @@ import sparsefleet
 from sparsefleet import optim
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.files import list_files
-from sparsefleet.data.formats.base import BadRows
+from sparsefleet.data.formats.base import BadSamples
 from sparsefleet.data.formats.criteo import CriteoFormat
 from sparsefleet.data.open import open_reader
 from sparsefleet.kernels import levels
@@ -85,7 +85,7 @@ def reading(data: Path) -> dict[str, Callable[[], None]]:
     def read() -> None:
         format = CriteoFormat()
         for unit in format.plan(files * 10, 1):
-            for _ in format.read(unit, BadRows()):
+            for _ in format.read(unit, BadSamples()):
                 pass
 
     return {"read Criteo text": read}

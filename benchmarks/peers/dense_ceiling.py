@@ -70,7 +70,7 @@ def replicas_in_threads(batch: int, seconds: float, cores: int = 2, **how: bool)
     rates, start = [0.0] * cores, time.time() + 0.5
 
     def body(index: int) -> None:
-        torch.set_num_threads(1)  # per thread: see train/loop.py
+        torch.set_num_threads(1)  # per thread: see train/threads.py
         torch.set_flush_denormal(True)
         rates[index] = _count(steps[index], batch, seconds, start)
 

@@ -9,14 +9,8 @@
 import argparse
 import json
 
-from sparsefleet import fleet, optim
-from sparsefleet.checkpoint import Checkpoint, latest
-from sparsefleet.core.errors import plain_errors
-from sparsefleet.core.schema import Schema
-from sparsefleet.data.files import list_files
-from sparsefleet.data.open import open_reader
-from sparsefleet.models import registry
-from sparsefleet.train import Trainer
+import sparsefleet as sf
+from sparsefleet import fleet
 
 
 def arguments() -> argparse.Namespace:
@@ -32,22 +26,21 @@ def main() -> None:
     args = arguments()
     fleet.init()
     # Nothing is trained: with SGD no row carries optimizer state.
-    optimizer = fleet.distributed_optimizer(optim.SGD())
+    optimizer = fleet.distributed_optimizer(sf.optim.SGD())
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
     fleet.init_worker()
-    saved = Checkpoint.open(latest(args.model)).manifest
-    model = registry.build(saved.model)
-    trainer = Trainer(optimizer, threads=args.threads)
+    model, schema = sf.saved_model(args.model)
+    trainer = sf.Trainer(optimizer, threads=args.threads)
     trainer.load(model, args.model, values_only=True)
-    files = fleet.split_files(list_files(args.data))
-    rows = open_reader(files, Schema.from_dict(saved.schema), batch_size=args.batch_size)
+    files = fleet.split_files(sf.list_files(args.data))
+    rows = sf.open_reader(files, schema, batch_size=args.batch_size)
     values = fleet.infer_from_dataset(model, rows)
     fleet.stop_worker()
     print(json.dumps(values), flush=True)
 
 
 if __name__ == "__main__":
-    plain_errors()
+    sf.plain_errors()
     main()

@@ -10,14 +10,8 @@ import logging
 
 import torch
 
-from sparsefleet import fleet, optim
-from sparsefleet.core.errors import plain_errors
-from sparsefleet.core.schema import CRITEO
-from sparsefleet.data.files import list_files
-from sparsefleet.data.open import open_reader
-from sparsefleet.models import CTRDNN
-from sparsefleet.train import Trainer
-from sparsefleet.train.reporting import console_reporter
+import sparsefleet as sf
+from sparsefleet import fleet
 
 
 def arguments() -> argparse.Namespace:
@@ -44,26 +38,28 @@ def main() -> None:
     name = args.optimizer or ("sgd" if args.mode == "geo" else "adam")
     rate = (3e-4 if name == "sgd" else 1e-3) if args.learning_rate is None else args.learning_rate
     strategy = fleet.DistributedStrategy(mode=args.mode, timeout=args.timeout)
-    optimizer = fleet.distributed_optimizer(optim.by_name(name, rate), strategy)
+    optimizer = fleet.distributed_optimizer(sf.optim.by_name(name, rate), strategy)
     if fleet.is_server():
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")  # who comes and goes
         fleet.init_server(args.model)
         fleet.run_server()
     fleet.init_worker()
     torch.manual_seed(0)
-    model = CTRDNN()
-    trainer = Trainer(optimizer, threads=args.threads, reporters=[console_reporter()])
+    model = sf.CTRDNN()
+    trainer = sf.Trainer(optimizer, threads=args.threads, reporters=[sf.console_reporter()])
     if args.model and fleet.server_num() == 0:
         trainer.load(model, args.model)
-    rows = open_reader(fleet.split_files(list_files(args.data)), CRITEO, kind=args.reader, batch_size=args.batch_size)
+    rows = sf.open_reader(
+        fleet.split_files(sf.list_files(args.data)), sf.CRITEO, kind=args.reader, batch_size=args.batch_size
+    )
     test = None
     if args.test_data:
-        test = open_reader(fleet.split_files(list_files(args.test_data)), CRITEO, batch_size=1000)
+        test = sf.open_reader(fleet.split_files(sf.list_files(args.test_data)), sf.CRITEO, batch_size=1000)
     result = trainer.fit(model, rows, args.epochs, test=test)
     # Metrics are of all trainers; rows and time are each one's own, until those who are left put them together.
-    parts = trainer.store.reduce("result", {"rows": result.rows, "seconds": result.seconds})
+    parts = trainer.crew.reduce("result", {"rows": result.rows, "seconds": result.seconds})
     trained, seconds = sum(part["rows"] for part in parts), max(part["seconds"] for part in parts)
-    lost = trainer.store.lost_trainers()
+    lost = trainer.crew.lost()
     if args.save and fleet.is_first_worker():
         fleet.save_persistables(args.save)
     if args.bundle and fleet.is_first_worker():
@@ -79,5 +75,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    plain_errors()
+    sf.plain_errors()
     main()

@@ -1,9 +1,11 @@
 // Sparse tables, update rules, initial values. Shapes are checked here so that no kernel ever runs past an
 // array.
 #include <limits>
+#include <optional>
 #include <tuple>
 
 #include "bindings.h"
+#include "nanobind/stl/optional.h"
 #include "nanobind/stl/tuple.h"
 #include "sparsefleet/dense.h"
 #include "sparsefleet/init.h"
@@ -48,47 +50,54 @@ void apply_rule(int kind, double lr, const In<double, 1>& hyper, std::uint64_t s
 }
 
 std::size_t table_pull(RowTable& table, const In<std::uint64_t, 1>& keys, const Out<float, 2>& out,
-                       bool create) {
+                       bool create, std::uint32_t clock) {
     const std::size_t count = keys.shape(0);
     expect(out.shape(0) == count && out.shape(1) == table.dim(), "pull: out must be [keys, dim]");
     const std::uint64_t* k = keys.data();
     float* o = out.data();
     const Reading scope;
-    return table.pull(k, count, o, create);
+    return table.pull(k, count, o, create, clock);
 }
 
-void table_push(RowTable& table, const In<std::uint64_t, 1>& keys, const In<float, 2>& grads, int kind,
-                double lr, const In<double, 1>& hyper, std::uint64_t step) {
+void table_push(RowTable& table, const In<std::uint64_t, 1>& keys, const In<float, 2>& grads,
+                const std::optional<In<std::uint32_t, 1>>& occurrences, int kind, double lr,
+                const In<double, 1>& hyper, std::uint64_t step, std::uint32_t clock) {
     const std::size_t count = keys.shape(0);
+    expect(!occurrences || occurrences->shape(0) == count, "push: one count per key");
     expect(grads.shape(0) == count && grads.shape(1) == table.dim(), "push: grads must be [keys, dim]");
     const RuleStep rule = rule_step(kind, lr, hyper, step);
     const std::uint64_t* k = keys.data();
     const float* g = grads.data();
+    const std::uint32_t* n = occurrences ? occurrences->data() : nullptr;
     const Computing scope;
-    table.push(k, count, g, rule);
+    table.push(k, count, g, n, rule, clock);
 }
 
 void table_insert(RowTable& table, const In<std::uint64_t, 1>& keys, const In<float, 2>& values,
-                  const In<float, 2>& state, const In<std::uint32_t, 1>& seen) {
+                  const In<float, 2>& state, const In<std::uint32_t, 1>& seen,
+                  const In<std::uint32_t, 1>& touched) {
     const std::size_t count = keys.shape(0);
     expect(values.shape(0) == count && values.shape(1) == table.dim(), "insert: values must be [keys, dim]");
     expect(state.shape(0) == count && state.shape(1) == table.state_width(),
            "insert: state must be [keys, width]");
-    expect(seen.shape(0) == count, "insert: one `seen` per key");
+    expect(seen.shape(0) == count && touched.shape(0) == count, "insert: one `seen` and `touched` per key");
     const std::uint64_t* k = keys.data();
     const float *v = values.data(), *s = state.data();
-    const std::uint32_t* n = seen.data();
+    const std::uint32_t *n = seen.data(), *t = touched.data();
     const nb::gil_scoped_release release;
-    table.insert(k, count, v, s, n);
+    table.insert(k, count, v, s, n, t);
 }
 
-void table_take(RowTable& table, const In<std::uint64_t, 1>& keys, float shares, const Out<float, 2>& out) {
+void table_take(RowTable& table, const In<std::uint64_t, 1>& keys, float shares, const Out<float, 2>& out,
+                const Out<std::uint32_t, 1>& occurrences) {
     const std::size_t count = keys.shape(0);
+    expect(occurrences.shape(0) == count, "take: one count per key");
     expect(out.shape(0) == count && out.shape(1) == table.dim(), "take: out must be [keys, dim]");
     const std::uint64_t* k = keys.data();
     float* o = out.data();
+    std::uint32_t* n = occurrences.data();
     const Computing scope;
-    table.take(k, count, shares, o);
+    table.take(k, count, shares, o, n);
 }
 
 void table_rebase(RowTable& table, const In<std::uint64_t, 1>& keys, const In<float, 2>& values,
@@ -111,22 +120,38 @@ void table_contains(const RowTable& table, const In<std::uint64_t, 1>& keys,
     table.contains(k, count, f);
 }
 
-// Returns (rows copied, next cursor).
-std::tuple<std::size_t, std::uint64_t> table_scan(const RowTable& table, std::uint64_t cursor,
-                                                  const Out<std::uint64_t, 1>& keys,
-                                                  const Out<float, 2>& values, const Out<float, 2>& state,
-                                                  const Out<std::uint32_t, 1>& seen) {
+RowArrays row_arrays(const RowTable& table, const Out<std::uint64_t, 1>& keys, const Out<float, 2>& values,
+                     const Out<float, 2>& state, const Out<std::uint32_t, 1>& seen,
+                     const Out<std::uint32_t, 1>& touched) {
     const std::size_t capacity = keys.shape(0);
     expect(values.shape(0) == capacity && values.shape(1) == table.dim(), "scan: values must be [keys, dim]");
     expect(state.shape(0) == capacity && state.shape(1) == table.state_width(),
            "scan: state must be [keys, width]");
-    expect(seen.shape(0) == capacity, "scan: one `seen` per key");
-    std::uint64_t* k = keys.data();
-    float *v = values.data(), *s = state.data();
-    std::uint32_t* n = seen.data();
+    expect(seen.shape(0) == capacity && touched.shape(0) == capacity,
+           "scan: one `seen` and `touched` per key");
+    return {keys.data(), values.data(), state.data(), seen.data(), touched.data()};
+}
+
+// Returns (rows copied, next cursor).
+std::tuple<std::size_t, std::uint64_t> table_scan(const RowTable& table, std::uint64_t cursor,
+                                                  const Out<std::uint64_t, 1>& keys,
+                                                  const Out<float, 2>& values, const Out<float, 2>& state,
+                                                  const Out<std::uint32_t, 1>& seen,
+                                                  const Out<std::uint32_t, 1>& touched) {
+    const std::size_t capacity = keys.shape(0);
+    const RowArrays out = row_arrays(table, keys, values, state, seen, touched);
     const nb::gil_scoped_release release;
-    const std::size_t copied = table.scan(cursor, capacity, k, v, s, n);
+    const std::size_t copied = table.scan(cursor, capacity, out);
     return {copied, cursor};
+}
+
+std::size_t table_scan_cut(RowTable& table, const Out<std::uint64_t, 1>& keys, const Out<float, 2>& values,
+                           const Out<float, 2>& state, const Out<std::uint32_t, 1>& seen,
+                           const Out<std::uint32_t, 1>& touched) {
+    const std::size_t capacity = keys.shape(0);
+    const RowArrays out = row_arrays(table, keys, values, state, seen, touched);
+    const nb::gil_scoped_release release;
+    return table.scan_cut(capacity, out);
 }
 
 }  // namespace
@@ -145,16 +170,23 @@ void bind_table(nb::module_& m) {
                 double a, double b, float initial_state) {
                  new (self) RowTable(dim, state_width, make_initializer(kind, a, b, seed), initial_state);
              })
-        .def("pull", &table_pull, nb::arg("keys").noconvert(), nb::arg("out").noconvert(), "create"_a)
-        .def("push", &table_push, nb::arg("keys").noconvert(), nb::arg("grads").noconvert(), "kind"_a, "lr"_a,
-             nb::arg("hyper").noconvert(), "step"_a)
+        .def("pull", &table_pull, nb::arg("keys").noconvert(), nb::arg("out").noconvert(), "create"_a,
+             "clock"_a)
+        .def("push", &table_push, nb::arg("keys").noconvert(), nb::arg("grads").noconvert(),
+             nb::arg("occurrences").noconvert().none(), "kind"_a, "lr"_a, nb::arg("hyper").noconvert(),
+             "step"_a, "clock"_a)
         .def("insert", &table_insert, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
-             nb::arg("state").noconvert(), nb::arg("seen").noconvert())
-        .def("take", &table_take, nb::arg("keys").noconvert(), "shares"_a, nb::arg("out").noconvert())
+             nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert())
+        .def("take", &table_take, nb::arg("keys").noconvert(), "shares"_a, nb::arg("out").noconvert(),
+             nb::arg("occurrences").noconvert())
         .def("rebase", &table_rebase, nb::arg("keys").noconvert(), nb::arg("values").noconvert(), "create"_a)
         .def("contains", &table_contains, nb::arg("keys").noconvert(), nb::arg("found").noconvert())
         .def("scan", &table_scan, "cursor"_a, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
-             nb::arg("state").noconvert(), nb::arg("seen").noconvert())
+             nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert())
+        .def("begin_cut", &RowTable::begin_cut, nb::call_guard<nb::gil_scoped_release>())
+        .def("scan_cut", &table_scan_cut, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
+             nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert())
+        .def("end_cut", &RowTable::end_cut, nb::call_guard<nb::gil_scoped_release>())
         .def("rows", &RowTable::rows)
         .def("memory_bytes", &RowTable::memory_bytes, nb::call_guard<nb::gil_scoped_release>())
         .def("clear", &RowTable::clear, nb::call_guard<nb::gil_scoped_release>());

@@ -54,7 +54,8 @@ void bind_tower(nb::module_& m) {
                 const Computing scope;
                 self.forward(x.data(), matrices, vectors, out.data(), half);
             },
-            nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("out").noconvert(), nb::arg("half"))
+            nb::arg("x").noconvert(), nb::arg("weights").noconvert(), nb::arg("biases").noconvert(),
+            nb::arg("out").noconvert(), nb::arg("half"))
         .def(
             "backward",
             [](TowerSpace& self, In<float, 2> x, const Matrices& weights, In<float, 2> grad_out,
@@ -83,8 +84,10 @@ void bind_tower(nb::module_& m) {
                 self.backward(x.data(), matrices, grad_out.data(), out_weights, out_biases,
                               grad_x ? grad_x->data() : nullptr, half);
             },
-            nb::arg("x"), nb::arg("weights"), nb::arg("grad_out"), nb::arg("grad_weights").noconvert(),
-            nb::arg("grad_biases").noconvert(), nb::arg("grad_x").none().noconvert(), nb::arg("half"));
+            nb::arg("x").noconvert(), nb::arg("weights").noconvert(), nb::arg("grad_out").noconvert(),
+            nb::arg("grad_weights").noconvert(), nb::arg("grad_biases").noconvert(),
+            nb::arg("grad_x").none().noconvert(), nb::arg("half"));
+    bind_pooled_pass(m);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -21,8 +21,9 @@ using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 template <typename T, std::size_t N>
 using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 
-// Kernels never allocate for Python: the caller (kernels/__init__.py) hands in NumPy arrays of the right
-// size. A wrong size here is our own bug, not the user's, but must never write out of bounds.
+// Kernels never allocate for Python: the caller (a face in kernels/, export/kernels/ or serving/kernels/)
+// hands in NumPy arrays of the right size. A wrong size here is our own bug, not the user's, but must never
+// write out of bounds.
 inline void expect(bool ok, const char* what) {
     if (!ok) throw std::invalid_argument(std::string("native kernel: ") + what);
 }
@@ -37,12 +38,16 @@ struct Reading {
     KeepDenormals mode;
 };
 
-void bind_text(nb::module_& m);     // hashing and parsing of rows
+void bind_text(nb::module_& m);     // hashing and parsing of samples
 void bind_rows(nb::module_& m);     // unique keys, pooling, metrics
 void bind_tower(nb::module_& m);    // dense layers
 void bind_table(nb::module_& m);    // sparse tables, update rules, initial values
+void bind_geo(nb::module_& m);      // who subscribes to which keys
 void bind_bundle(nb::module_& m);   // rows files of bundles
 void bind_redis(nb::module_& m);    // rows of bundles in Redis
 void bind_request(nb::module_& m);  // values of requests
+
+// A network around dense layers; part of bind_tower, for it is compiled for the same levels.
+void bind_pooled_pass(nb::module_& m);
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

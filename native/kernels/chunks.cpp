@@ -68,6 +68,11 @@ ChunkArena::~ChunkArena() { release_all(); }
 
 std::byte* ChunkArena::take() {
     const std::lock_guard<std::mutex> guard(mutex_);
+    if (!free_.empty()) {
+        std::byte* chunk = free_.back();
+        free_.pop_back();
+        return chunk;
+    }
     if (used_in_last_ == chunks_per_block_) {
         if (blocks_.size() == blocks_.capacity()) blocks_.reserve(2 * blocks_.size() + 8);
         blocks_.push_back(map_pages(block_bytes_));  // there is room: a mapped block cannot get lost
@@ -76,8 +81,14 @@ std::byte* ChunkArena::take() {
     return static_cast<std::byte*>(blocks_.back()) + chunk_bytes_ * used_in_last_++;
 }
 
+void ChunkArena::give_back(std::byte* chunk) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    free_.push_back(chunk);
+}
+
 void ChunkArena::release_all() {
     const std::lock_guard<std::mutex> guard(mutex_);
+    free_ = {};
     for (void* block : blocks_) unmap_pages(block, block_bytes_);
     blocks_.clear();
     used_in_last_ = chunks_per_block_;
@@ -85,7 +96,7 @@ void ChunkArena::release_all() {
 
 std::size_t ChunkArena::bytes() const {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return blocks_.size() * block_bytes_ + blocks_.capacity() * sizeof(void*);
+    return blocks_.size() * block_bytes_ + (blocks_.capacity() + free_.capacity()) * sizeof(void*);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

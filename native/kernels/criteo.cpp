@@ -1,4 +1,4 @@
-// label \t n numbers \t S categories, one row a line.
+// label \t n numbers \t S categories, one sample a line.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -57,8 +57,8 @@ CriteoParser::CriteoParser(std::vector<double> minimum, std::vector<double> diff
 }
 
 // Keys of the categories that end at `ends`, the first of which starts at `begin`.
-void CriteoParser::hash_row(const char* line, const std::uint32_t* ends, std::size_t begin,
-                            std::uint64_t* keys) {
+void CriteoParser::hash_sample(const char* line, const std::uint32_t* ends, std::size_t begin,
+                               std::uint64_t* keys) {
     const std::size_t slots = hashes_.size();
     if (head_ == kOtherHead) {
         for (std::size_t s = 0; s < slots; begin = ends[s++] + std::size_t{1})
@@ -87,8 +87,8 @@ void CriteoParser::hash_row(const char* line, const std::uint32_t* ends, std::si
     }
 }
 
-LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, const Columns& out,
-                                      std::size_t row, bool*) {
+LineParser::Refusal CriteoParser::read_line(const char* line, const LineScan& scan, const Columns& out,
+                                            std::size_t sample, bool*) {
     const std::size_t dense = minimum_.size(), slots = hashes_.size();
     std::uint32_t* const tabs = tabs_.data();
     if (__builtin_expect(scan.suspect, 0)) {
@@ -107,10 +107,10 @@ LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, co
     const std::uint32_t* field = tabs;
     if (labelled_) {
         if (*field != 1 || (line[0] != '0' && line[0] != '1')) return {kLabel, 1, 0, *field, 0};
-        out.labels[row] = static_cast<float>(line[0] - '0');
+        out.labels[sample] = static_cast<float>(line[0] - '0');
         begin = *field++ + std::size_t{1};
     } else {
-        out.labels[row] = std::numeric_limits<float>::quiet_NaN();
+        out.labels[sample] = std::numeric_limits<float>::quiet_NaN();
     }
 
     double* const numbers = numbers_.data();
@@ -132,7 +132,7 @@ LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, co
         }
         begin = *field + std::size_t{1};
     }
-    float* const __restrict normalised = out.dense + row * dense;
+    float* const __restrict normalised = out.dense + sample * dense;
     bool finite = true;
     for (std::size_t i = 0; i < dense; ++i) {
         const auto value = static_cast<float>((numbers[i] - minimum[i]) / diff[i]);
@@ -147,7 +147,15 @@ LineParser::Refusal CriteoParser::row(const char* line, const LineScan& scan, co
                 0};
     }
 
-    hash_row(line, field, begin, out.keys + row * slots);
+    if (__builtin_expect(out.numbers != nullptr, 0)) {
+        double* const raw = out.numbers + sample * dense;
+        for (std::size_t i = 0; i < dense; ++i) {
+            const std::size_t at = i + labelled_;
+            const bool blank = tabs[at] == (at ? tabs[at - 1] + 1 : 0);
+            raw[i] = blank ? std::numeric_limits<double>::quiet_NaN() : numbers[i];
+        }
+    }
+    hash_sample(line, field, begin, out.keys + sample * slots);
     return {};
 }
 

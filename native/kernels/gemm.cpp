@@ -1,7 +1,7 @@
 // out is made in tiles of kRows rows by kVectors vectors, whose sums stay in registers. The right operand is
 // laid out anew, one panel (a block of the inner dimension, one tile wide) at a time: it then fits the
 // first-level cache and is used by all rows. The left operand is read where it stands, one broadcast per row
-// and step; only one that is turned is laid out anew too.
+// and step; only a transposed left operand is laid out anew too.
 #include "sparsefleet/gemm.h"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ struct Tile {
 
 inline Vector finished(Vector sum, Vector mask, After after) {
     const Vector zero = {};
-    if (after == After::kRelu) return sum < zero ? zero : sum;  // what is not a number stays so
+    if (after == After::kRelu) return sum < zero ? zero : sum;  // NaN stays NaN
     if (after == After::kMask) return mask > zero ? sum : zero;
     return sum;
 }
@@ -53,13 +53,13 @@ inline Vector finished(Vector sum, Vector mask, After after) {
 template <std::size_t R, std::size_t V>
 void multiply(const float* a, std::size_t row, std::size_t col, const float* panel, std::size_t depth,
               const Tile& tile, std::size_t width) {
-    for (std::size_t r = 0; r < R; ++r)  // wanted only when the sums are done
+    for (std::size_t r = 0; r < R; ++r)  // fetched now, needed only when the sums are done
         for (std::size_t v = 0; v < V; ++v) __builtin_prefetch(tile.out + r * tile.stride + v * kLanes, 1);
     if (tile.mask)
         for (std::size_t r = 0; r < R; ++r)
             for (std::size_t v = 0; v < V; ++v) __builtin_prefetch(tile.mask + r * tile.stride + v * kLanes);
     Vector sums[R][V] = {};
-#if !defined(__AVX512F__)  // a step is short there: its counting shows
+#if !defined(__AVX512F__)  // a step is short there, so the loop counter costs a visible part of it
 #pragma GCC unroll 4
 #endif
     for (std::size_t k = 0; k < depth; ++k, a += col, panel += kWidth) {
@@ -119,7 +119,7 @@ void lay_out(const Operand& b, std::size_t k, std::size_t depth, std::size_t col
     const float* from = b.data + k * b.row + column * b.col;
     if (b.col != 1) {
         turn(from, b.col, width, depth, panel, kWidth);
-    } else if (width == kWidth) {  // of known length: no call per row
+    } else if (width == kWidth) {  // the length is a constant here, so there is no call per row
         for (std::size_t i = 0; i < depth; ++i)
             for (std::size_t v = 0; v < kVectors; ++v)
                 store(panel + i * kWidth + v * kLanes, load(from + i * b.row + v * kLanes));
@@ -131,16 +131,16 @@ void lay_out(const Operand& b, std::size_t k, std::size_t depth, std::size_t col
             std::fill(panel + i * kWidth + width, panel + (i + 1) * kWidth, 0.0f);
 }
 
-// The left operand of a block; `tile` steps lead from one tile's rows to the next one's.
+// The left operand of a block. `tile`: values from one tile's rows to the next tile's.
 struct Left {
     const float* data;
     std::size_t row, col, tile;
 };
 
-// A turned left operand as tiles [depth, kRows]: a step's values stand side by side, and steps one after the
-// other. Where they stand in the matrix, each step is a cache line of its own.
+// Lays a transposed left operand out as tiles [depth, kRows]: the values of one step stand side by side, and
+// the steps follow each other. In the matrix itself each step would load a cache line of its own.
 Left lay_out_turned(const Operand& a, std::size_t m, std::size_t depth, float* tiles) {
-    constexpr std::size_t kCopied = 8;  // at a time: what is too much is overwritten by the next step's
+    constexpr std::size_t kCopied = 8;  // values at a time; the next step overwrites those that are too many
     static_assert(kRows <= kCopied);
     float* to = tiles;
     for (std::size_t i = 0; i < m; i += kRows, to += depth * kRows) {
@@ -157,7 +157,7 @@ Left lay_out_turned(const Operand& a, std::size_t m, std::size_t depth, float* t
     return {tiles, 1, kRows, depth * kRows};
 }
 
-// `fetch`: nobody has read these rows lately; the next tile's are asked for while one is being made.
+// `fetch`: these rows are not in the cache, so prefetch the next tile's while one is computed.
 void all_rows(const Left& a, const float* panel, std::size_t depth, std::size_t m, std::size_t width,
               Tile tile, bool fetch) {
     using Rows = std::make_index_sequence<kRows>;
@@ -184,7 +184,7 @@ float* aligned(std::vector<float>& room, std::size_t count) {
 
 void some_rows(const Operand& a, const Operand& b, float* out, std::size_t m, std::size_t n, std::size_t k,
                const Epilogue& epilogue, GemmScratch& scratch) {
-    // Even blocks; nothing to sum up is one block too, for the epilogue.
+    // Blocks of about equal depth. With K = 0 there is one block too, because the epilogue must run.
     const std::size_t blocks = std::max<std::size_t>(1, (k + kDepth - 1) / kDepth);
     const std::size_t depth = std::max<std::size_t>(1, (k + blocks - 1) / blocks);
     float* panel = aligned(scratch.panel, depth * kWidth);

@@ -39,7 +39,7 @@ inline Shorts rounded(Vector values) {
 #endif
 }
 
-// Two rows, value by value: pairs of what stands above each other.
+// Interleaves two rows: pairs of the values that stand above each other.
 inline Bits paired(const std::uint16_t* above, const std::uint16_t* below) {
     const Bits low = __builtin_convertvector(*reinterpret_cast<const LooseShorts*>(above), Bits);
     const Bits high = __builtin_convertvector(*reinterpret_cast<const LooseShorts*>(below), Bits);
@@ -83,7 +83,7 @@ void HalfRows::round(const float* from, std::size_t rows, std::size_t columns) {
 
 void HalfRows::turn(const HalfRows& from) {
     resize(from.columns(), from.rows());
-    // 16 pairs of rows at a time: as columns of pairs, and these turned.
+    // 16 pairs of rows at a time: interleave them to pairs, then transpose the pairs.
     alignas(64) std::uint32_t square[16 * 16];
     for (std::size_t j = 0; j < from.columns(); j += 16) {
         const std::size_t columns = std::min<std::size_t>(16, from.columns() - j);
@@ -114,7 +114,7 @@ std::uint32_t* HalfPanels::resize(std::size_t inner, std::size_t columns) {
 
 void HalfPanels::take(const HalfRows& from) {
     std::uint32_t* to = resize(from.rows(), from.columns());
-    const std::size_t present = padded(from.rows(), 16) / 2;  // pairs of rows that there are; zeros beyond
+    const std::size_t present = padded(from.rows(), 16) / 2;  // pairs of rows that exist; zeros follow
     for (std::size_t j = 0; j < from.columns(); j += kPanelColumns) {
         for (std::size_t p = 0; p < pairs_; ++p, to += kPanelColumns) {
             Bits* pairs = reinterpret_cast<Bits*>(to);
@@ -146,8 +146,8 @@ struct alignas(64) TileShapes {
     std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Tiles live in registers that the system saves and restores with the thread, eight kilobytes of them: held
-// no longer than a product takes.
+// The system saves and restores the tile registers, eight kilobytes, with every switch of threads. So they
+// are held no longer than a product takes.
 class Tiles {
   public:
     Tiles() {
@@ -192,9 +192,8 @@ void multiply_tiles(const std::uint16_t* rows, std::size_t stride, bool two_rows
 void half_product(const HalfRows& left, const HalfPanels& right, HalfSink& sink) {
     alignas(64) float sums[32][32];
     const std::size_t m = left.rows(), n = right.columns();
-    __asm__ volatile(
-        "" ::
-            : "memory");  // what was laid out is in memory: the compiler does not see the tiles read it
+    // The compiler does not see that the tiles read what was laid out: have it in memory by now.
+    __asm__ volatile("" ::: "memory");
     const Tiles tiles;
     for (std::size_t j = 0; j < n; j += 2 * kPanelColumns) {
         const bool two_panels = j + kPanelColumns < n;
@@ -265,7 +264,7 @@ Multiply pick(std::size_t panels, std::index_sequence<P...>) {
 void half_product(const HalfRows& left, const HalfPanels& right, HalfSink& sink) {
     alignas(64) float sums[kRows * kWidth];
     const std::size_t m = left.rows(), n = right.columns();
-    // 16 rows are there where one is: the last rows are multiplied with some that are thrown away.
+    // Rows are padded to 16, so the last tile may multiply rows whose products are thrown away.
     for (std::size_t j = 0; j < n; j += kWidth) {
         const std::size_t columns = std::min(kWidth, n - j);
         const Multiply multiply_panels =

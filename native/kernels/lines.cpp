@@ -204,7 +204,7 @@ LineParser::Refusal LineParser::bad_bytes(const char* line, std::size_t length, 
 Parsed LineParser::parse(const Block& block, const Columns& out) {
     if (tabs_.empty()) tabs_.resize(tab_capacity() + 72);
     Parsed done;
-    done.row = out.row;
+    done.filled = out.filled;
     const char* const data = block.data;
     const char* const end = data + block.size;
     std::size_t at = block.begin;
@@ -213,7 +213,7 @@ Parsed LineParser::parse(const Block& block, const Columns& out) {
         at = seen ? next : block.size;
         done.open = !seen && !block.final;
     }
-    while (at < block.size && at < block.stop && done.row < out.capacity) {
+    while (at < block.size && at < block.stop && done.filled < out.capacity) {
         const char* const line = data + at;
         LineScan scan = scan_line(line, end, max_line_, tabs_.data(), tab_capacity());
         if (!scan.ended && !scan.overlong && !block.final) break;  // the rest of the line is yet to come
@@ -234,14 +234,14 @@ Parsed LineParser::parse(const Block& block, const Columns& out) {
                     std::memcpy(padded_.data(), line, scan.length);
                     text = padded_.data();
                 }
-                refusal = row(text, scan, out, done.row, &done.full);
+                refusal = read_line(text, scan, out, done.filled, &done.full);
                 if (done.full) break;
             }
         }
         if (refusal.reason == kFine) {
-            out.lines[done.row] = out.line_base + done.lines + 1;
-            out.ends[done.row] = out.byte_base + static_cast<std::int64_t>(next);
-            ++done.row;
+            out.lines[done.filled] = out.line_base + done.lines + 1;
+            out.ends[done.filled] = out.byte_base + static_cast<std::int64_t>(next);
+            ++done.filled;
         } else if (block.skip) {
             ++out.counts[refusal.reason];
             done.open = scan.overlong && !scan.ended && !block.final;

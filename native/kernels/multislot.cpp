@@ -1,4 +1,4 @@
-// One row a line: the declared slots in order, each `n v1 … vn`, space separated.
+// One sample a line: the declared slots in order, each `n v1 … vn`, space separated.
 #include <cmath>
 #include <limits>
 
@@ -57,8 +57,8 @@ MultiSlotParser::MultiSlotParser(std::vector<Entry> layout, std::size_t dense, s
       fold_(dim),
       ranges_(slots) {}
 
-LineParser::Refusal MultiSlotParser::row(const char* line, const LineScan& scan, const Columns& out,
-                                         std::size_t row, bool* full) {
+LineParser::Refusal MultiSlotParser::read_line(const char* line, const LineScan& scan, const Columns& out,
+                                               std::size_t sample, bool* full) {
     if (scan.suspect) {
         const Refusal refusal = bad_bytes(line, scan.length, ' ');
         if (refusal.reason != kFine) return refusal;
@@ -71,7 +71,7 @@ LineParser::Refusal MultiSlotParser::row(const char* line, const LineScan& scan,
     const auto missing = [&] {
         return Refusal{kMissingValues, words.number + 1, 0, scan.length, words.number};
     };
-    out.labels[row] = std::numeric_limits<float>::quiet_NaN();
+    out.labels[sample] = std::numeric_limits<float>::quiet_NaN();
     keys_.clear();
     for (const Entry& entry : layout_) {
         if (!words.next()) return missing();
@@ -104,17 +104,17 @@ LineParser::Refusal MultiSlotParser::row(const char* line, const LineScan& scan,
             if (entry.kind == kDense) {
                 const auto value = static_cast<float>(number);
                 if (!std::isfinite(value)) return refuse(kRange);
-                out.dense[row * dense_ + entry.index + i] = value;
+                out.dense[sample * dense_ + entry.index + i] = value;
             } else {
                 if (number != 0 && number != 1) return refuse(kLabel);
-                out.labels[row] = static_cast<float>(number);
+                out.labels[sample] = static_cast<float>(number);
             }
         }
         if (entry.kind == kSparse) ranges_[entry.index] = {first, keys_.size()};
     }
     if (words.next()) return refuse(kSurplusValues);
 
-    std::int64_t* const offsets = out.offsets + row * slots_;
+    std::int64_t* const offsets = out.offsets + sample * slots_;
     auto at = static_cast<std::size_t>(offsets[0]);
     if (at + keys_.size() > out.key_capacity) {
         *full = true;

@@ -52,7 +52,7 @@ constexpr Feature kFeatures[] = {
     {"abm", 0x80000001u, 0, kEcx, 5},
 };
 
-// Zeros where the processor has no such leaf.
+// Gives zeros if the processor has no such leaf.
 void ask(unsigned leaf, unsigned subleaf, unsigned (&answer)[4]) {
     answer[0] = answer[1] = answer[2] = answer[3] = 0;
     __get_cpuid_count(leaf, subleaf, &answer[0], &answer[1], &answer[2], &answer[3]);
@@ -69,7 +69,7 @@ Processor this_processor() {
         if (!(answer[feature.in] >> feature.bit & 1)) continue;
         const std::string name = feature.name;
         if (name == "osxsave")
-            xgetbv = true;  // says that the next instruction exists; not a thing to compute with
+            xgetbv = true;  // tells that the instruction xgetbv exists; no level asks for it
         else
             found.features.push_back(name);
     }

@@ -55,7 +55,7 @@ std::uint32_t Shard::append(std::uint64_t place, std::uint64_t key) {
 
     std::byte* at = row(number);
     std::memcpy(at, &key, sizeof key);
-    *row_seen(at) = 0;
+    *row_seen(at) = *row_touched(at) = 0;
     std::uint32_t* index = index_.load(std::memory_order_relaxed);
     const std::uint64_t mask = mask_.load(std::memory_order_relaxed);
     std::uint64_t slot = place & mask;

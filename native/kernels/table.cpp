@@ -88,13 +88,16 @@ template <int kForWrite, typename Work>
 void by_window(const Shard& shard, const Group& group, std::size_t row_bytes, Work&& work) {
     std::uint32_t rows[kWindow];
     const std::size_t wanted = std::min(row_bytes, kPrefetchedBytes);
+    const bool keeping = kForWrite && shard.aside.open();
     for (const Item* window = group.begin; window < group.end; window += kWindow) {
         const std::size_t count =
             std::min<std::size_t>(kWindow, static_cast<std::size_t>(group.end - window));
         if (window + kWindow < group.end) prefetch_window(shard, window + kWindow, group.end);
         for (std::size_t i = 0; i < count; ++i) {
             rows[i] = shard.guess(window[i].place);
-            if (rows[i] != Shard::kNone) prefetch_row<kForWrite>(shard.row(rows[i]), wanted);
+            if (rows[i] == Shard::kNone) continue;
+            prefetch_row<kForWrite>(shard.row(rows[i]), wanted);
+            if (keeping) shard.aside.prefetch(rows[i]);
         }
         for (std::size_t i = 0; i < count; ++i) {
             // A tag that matched by chance, once in some hundred keys: look properly.
@@ -112,6 +115,7 @@ RowTable::RowTable(std::size_t dim, std::size_t state_width, const Initializer& 
       init_(init),
       initial_state_(initial_state),
       arena_(layout_.chunk_bytes),
+      aside_arena_(Aside::chunk_bytes(layout_.row_bytes)),
       shards_(new Shard[kShards]) {
     for (std::size_t s = 0; s < kShards; ++s) shards_[s].attach(&layout_, &arena_);
 }
@@ -162,7 +166,8 @@ bool lock_if(Lock& lock, bool wait) {
 
 }  // namespace
 
-std::size_t RowTable::pull(const std::uint64_t* keys, std::size_t count, float* out, bool create) {
+std::size_t RowTable::pull(const std::uint64_t* keys, std::size_t count, float* out, bool create,
+                           std::uint32_t clock) {
     thread_local std::vector<Item> missing;
     const std::size_t dim = layout_.dim, read_bytes = RowLayout::kValues + sizeof(float) * dim;
     std::size_t misses = 0;
@@ -188,7 +193,7 @@ std::size_t RowTable::pull(const std::uint64_t* keys, std::size_t count, float* 
         misses += missing.size();
         const std::unique_lock<std::shared_mutex> lock(shard.mutex);
         for (const Item& item : missing) {
-            const float* values = row_values(shard.row(find_or_create(shard, item.place, item.key)));
+            const float* values = row_values(shard.row(find_or_create(shard, item.place, item.key, clock)));
             copy_floats(out + (first + item.position) * dim, values, dim);
         }
         return true;
@@ -203,13 +208,16 @@ void RowTable::by_locked_window(const std::uint64_t* keys, std::size_t count, Wo
         if (!lock_if(lock, wait)) return false;
         by_window<1>(shard, group, layout_.row_bytes,
                      [&](const Item* items, std::size_t n, std::uint32_t* rows) {
+                         if (shard.aside.open())
+                             shard.aside.keep(shard, rows, n, layout_.row_bytes, aside_arena_);
                          work(shard, first, items, n, rows);
                      });
         return true;
     });
 }
 
-void RowTable::push(const std::uint64_t* keys, std::size_t count, const float* grads, const RuleStep& rule) {
+void RowTable::push(const std::uint64_t* keys, std::size_t count, const float* grads,
+                    const std::uint32_t* occurrences, const RuleStep& rule, std::uint32_t clock) {
     const std::size_t dim = layout_.dim;
     if (rule.state_width(dim) != layout_.state_width)
         throw std::invalid_argument("this rule needs another state width than the table has");
@@ -218,24 +226,30 @@ void RowTable::push(const std::uint64_t* keys, std::size_t count, const float* g
         [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, std::uint32_t* rows) {
             // All rows come first: one that is created may move the others.
             for (std::size_t i = 0; i < n; ++i)
-                if (rows[i] == Shard::kNone) rows[i] = find_or_create(shard, items[i].place, items[i].key);
+                if (rows[i] == Shard::kNone)
+                    rows[i] = find_or_create(shard, items[i].place, items[i].key, clock);
             float* values[kWindow];
             const float* gradients[kWindow];
             for (std::size_t i = 0; i < n; ++i) {
                 std::byte* row = shard.row(rows[i]);
+                const std::size_t from = first + items[i].position;
                 std::uint32_t& seen = *row_seen(row);
-                seen += seen != 0xFFFFFFFFu;
+                const std::uint32_t more = seen + (occurrences == nullptr ? 1 : occurrences[from]);
+                seen = more < seen ? 0xFFFFFFFFu : more;
+                *row_touched(row) = clock;
                 values[i] = row_values(row);
-                gradients[i] = grads + (first + items[i].position) * dim;
+                gradients[i] = grads + from * dim;
             }
             rule.update_rows(values, gradients, n, dim);
         });
 }
 
-std::uint32_t RowTable::find_or_create(Shard& shard, std::uint64_t place, std::uint64_t key) {
+std::uint32_t RowTable::find_or_create(Shard& shard, std::uint64_t place, std::uint64_t key,
+                                       std::uint32_t clock) {
     std::uint32_t number = shard.find(place, key);
     if (number != Shard::kNone) return number;
     number = shard.append(place, key);
+    *row_touched(shard.row(number)) = clock;
     float* values = row_values(shard.row(number));
     init_row(init_, key, values, layout_.dim);
     std::fill(values + layout_.dim, values + layout_.dim + layout_.state_width, initial_state_);
@@ -243,7 +257,7 @@ std::uint32_t RowTable::find_or_create(Shard& shard, std::uint64_t place, std::u
 }
 
 void RowTable::insert(const std::uint64_t* keys, std::size_t count, const float* values, const float* state,
-                      const std::uint32_t* seen) {
+                      const std::uint32_t* seen, const std::uint32_t* touched) {
     const std::size_t dim = layout_.dim, width = layout_.state_width;
     by_locked_window(
         keys, count,
@@ -256,6 +270,7 @@ void RowTable::insert(const std::uint64_t* keys, std::size_t count, const float*
                 const std::size_t from = first + item.position;
                 std::byte* row = shard.row(rows[i]);
                 *row_seen(row) = seen[from];
+                *row_touched(row) = touched[from];
                 std::memcpy(row_values(row), values + from * dim, dim * sizeof(float));
                 std::memcpy(row_values(row) + dim, state + from * width, width * sizeof(float));
             }
@@ -267,7 +282,8 @@ void RowTable::expect_noted() const {
         throw std::invalid_argument("this table does not note what was changed");
 }
 
-void RowTable::take(const std::uint64_t* keys, std::size_t count, float shares, float* out) {
+void RowTable::take(const std::uint64_t* keys, std::size_t count, float shares, float* out,
+                    std::uint32_t* occurrences) {
     expect_noted();
     const std::size_t dim = layout_.dim;
     by_locked_window(
@@ -275,11 +291,16 @@ void RowTable::take(const std::uint64_t* keys, std::size_t count, float shares, 
         [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, const std::uint32_t* rows) {
             for (std::size_t i = 0; i < n; ++i) {
                 float* to = out + (first + items[i].position) * dim;
+                std::uint32_t& told = occurrences[first + items[i].position];
                 if (rows[i] == Shard::kNone) {
                     std::fill(to, to + dim, 0.0f);
+                    told = 0;
                     continue;
                 }
-                float* noted = row_values(shard.row(rows[i])) + dim;
+                std::byte* row = shard.row(rows[i]);
+                told = *row_seen(row);
+                *row_seen(row) = 0;
+                float* noted = row_values(row) + dim;
                 for (std::size_t d = 0; d < dim; ++d) {
                     to[d] = noted[d] / shares;
                     noted[d] -= to[d];
@@ -296,7 +317,7 @@ void RowTable::rebase(const std::uint64_t* keys, std::size_t count, const float*
         [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, std::uint32_t* rows) {
             for (std::size_t i = 0; i < n; ++i) {
                 if (rows[i] == Shard::kNone && create)
-                    rows[i] = find_or_create(shard, items[i].place, items[i].key);
+                    rows[i] = find_or_create(shard, items[i].place, items[i].key, 0);
                 if (rows[i] == Shard::kNone) continue;
                 float* here = row_values(shard.row(rows[i]));
                 const float* there = values + (first + items[i].position) * dim;
@@ -318,23 +339,26 @@ void RowTable::contains(const std::uint64_t* keys, std::size_t count, std::uint8
     });
 }
 
-// The cursor: shard in the high half, number of the next row in the low one.
-std::size_t RowTable::scan(std::uint64_t& cursor, std::size_t capacity, std::uint64_t* keys, float* values,
-                           float* state, std::uint32_t* seen) const {
+void RowTable::copy_out(const std::byte* row, const RowArrays& out, std::size_t at) const {
     const std::size_t dim = layout_.dim, width = layout_.state_width;
+    const std::byte* values = row + RowLayout::kValues;
+    out.keys[at] = row_key(row);
+    std::memcpy(out.seen + at, row + RowLayout::kSeen, sizeof(std::uint32_t));
+    std::memcpy(out.touched + at, row + RowLayout::kTouched, sizeof(std::uint32_t));
+    std::memcpy(out.values + at * dim, values, dim * sizeof(float));
+    std::memcpy(out.state + at * width, values + dim * sizeof(float), width * sizeof(float));
+}
+
+// The cursor: shard in the high half, number of the next row in the low one.
+std::size_t RowTable::scan(std::uint64_t& cursor, std::size_t capacity, const RowArrays& out) const {
     std::size_t copied = 0;
     while (copied < capacity && (cursor >> 32) < kShards) {
         const std::uint64_t s = cursor >> 32;
         const Shard& shard = shards_[s];
         const std::shared_lock<std::shared_mutex> lock(shard.mutex);
         std::uint32_t number = static_cast<std::uint32_t>(cursor);
-        for (; number < shard.rows() && copied < capacity; ++number, ++copied) {
-            std::byte* row = shard.row(number);
-            keys[copied] = row_key(row);
-            seen[copied] = *row_seen(row);
-            std::memcpy(values + copied * dim, row_values(row), dim * sizeof(float));
-            std::memcpy(state + copied * width, row_values(row) + dim, width * sizeof(float));
-        }
+        for (; number < shard.rows() && copied < capacity; ++number, ++copied)
+            copy_out(shard.row(number), out, copied);
         cursor = number < shard.rows() ? (s << 32 | number) : ((s + 1) << 32);
     }
     return copied;
@@ -347,15 +371,17 @@ std::size_t RowTable::rows() const {
 }
 
 std::size_t RowTable::memory_bytes() const {
-    std::size_t total = sizeof(RowTable) + kShards * sizeof(Shard) + arena_.bytes();
+    std::size_t total = sizeof(RowTable) + kShards * sizeof(Shard) + arena_.bytes() + aside_arena_.bytes();
     for (std::size_t s = 0; s < kShards; ++s) {
         const std::shared_lock<std::shared_mutex> lock(shards_[s].mutex);
-        total += shards_[s].memory_bytes();
+        total += shards_[s].memory_bytes() + shards_[s].aside.memory_bytes();
     }
     return total;
 }
 
 void RowTable::clear() {
+    const std::lock_guard<std::mutex> cutting(cut_mutex_);
+    if (cut_open_) throw std::invalid_argument("a table cannot be cleared while a cut of it is open");
     // All shards at once: their chunks come from one arena. Others hold one lock at a time, so this cannot
     // deadlock.
     std::vector<std::unique_lock<std::shared_mutex>> locks;

@@ -15,7 +15,7 @@ void column_sums(const float* matrix, std::size_t rows, std::size_t width, float
         for (std::size_t j = 0; j < width; ++j) sums[j] += matrix[i * width + j];
 }
 
-// A hidden layer's output: bias, relu, rounded for the next layer.
+// Makes a hidden layer's output: adds the bias, applies relu, rounds for the next layer.
 class IntoHidden final : public HalfSink {
   public:
     IntoHidden(const float* bias, HalfRows& out) : bias_(bias), out_(out) {}
@@ -26,7 +26,7 @@ class IntoHidden final : public HalfSink {
             const float* sums = block.sums + r * block.stride;
             for (std::size_t c = 0; c < block.columns; ++c) {
                 const float value = sums[c] + bias_[block.j + c];
-                row[c] = value < 0.0f ? 0.0f : value;  // what is not a number stays so
+                row[c] = value < 0.0f ? 0.0f : value;  // NaN stays NaN
             }
             round_to_half(row, block.columns, out_.row(block.i + r) + block.j);
         }
@@ -37,7 +37,7 @@ class IntoHidden final : public HalfSink {
     HalfRows& out_;
 };
 
-// A matrix [rows, width] of floats, with a bias where there is one.
+// Writes a matrix [rows, width] of floats, and adds the bias if there is one.
 class IntoFloats final : public HalfSink {
   public:
     IntoFloats(float* out, std::size_t width, const float* bias = nullptr)
@@ -60,7 +60,8 @@ class IntoFloats final : public HalfSink {
     const float* bias_;
 };
 
-// The gradient of a layer's output: relu's derivative, summed over the rows for the bias, rounded.
+// Makes the gradient of a layer's output: applies relu's derivative, sums over the samples for the bias,
+// rounds.
 class IntoGradient final : public HalfSink {
   public:
     IntoGradient(const HalfRows& output, float* bias_gradient, HalfRows& out)
@@ -73,7 +74,7 @@ class IntoGradient final : public HalfSink {
             const float* sums = block.sums + r * block.stride;
             const std::uint16_t* output = output_.row(block.i + r) + block.j;
             for (std::size_t c = 0; c < block.columns; ++c) {
-                // Behind a relu nothing is below zero, but there may be a zero with a sign.
+                // After a relu nothing is below zero, but a zero may have a sign.
                 row[c] = (output[c] & 0x7fff) != 0 ? sums[c] : 0.0f;
                 bias[c] += row[c];
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import ClassVar
 
 from sparsefleet import fleet
 from sparsefleet.core.schema import CRITEO
@@ -19,6 +20,8 @@ class MultiSlotCTR(CTRDNN):
     loader = model.load_criteo_from_file("./train_data")
     Trainer(optimizer).fit(model, loader, 10)
     """
+
+    name: ClassVar[str] = CTRDNN.name  # the same network: `infer` and `export` rebuild it as CTRDNN
 
     def __init__(self, config: CTRDNNConfig | None = None) -> None:
         super().__init__(config=config)

@@ -63,6 +63,7 @@ def make_rows(count: int, dim: int = 3, state_width: int = 6, seed: int = 0) -> 
         rng.standard_normal((count, dim), np.float32),
         rng.standard_normal((count, state_width), np.float32),
         rng.integers(0, 2**32 - 1, count, np.uint32),
+        rng.integers(0, 2**32 - 1, count, np.uint32),
     )
 
 
@@ -79,13 +80,14 @@ def joined(parts: Iterable[TableRows], dim: int = 3, state_width: int = 6) -> Ta
         np.concatenate([part.values for part in parts]),
         np.concatenate([part.state for part in parts]),
         np.concatenate([part.seen for part in parts]),
+        np.concatenate([part.touched for part in parts]),
     )
     return rows.select(np.argsort(rows.keys))
 
 
 def assert_same_rows(a: TableRows, b: TableRows) -> None:
     a, b = a.select(np.argsort(a.keys)), b.select(np.argsort(b.keys))
-    for field in ("keys", "values", "state", "seen"):
+    for field in ("keys", "values", "state", "seen", "touched"):
         # Bits, not numbers: NaN payloads and signed zeros must survive too.
         assert getattr(a, field).tobytes() == getattr(b, field).tobytes(), field
 

@@ -160,7 +160,7 @@ def test_killed_from_outside_at_random_moments(tmp_path: Path) -> None:
             try:
                 assert child.stdout is not None
                 assert child.stdout.readline()
-                time.sleep(rng.random() * 0.05)
+                time.sleep(rng.random() * 0.05)  # at any moment of a save
             finally:
                 child.kill()
         step = Checkpoint.open(tmp_path / "c").manifest.step

@@ -126,22 +126,22 @@ KEYS, SEEN = pa.array(np.arange(4, dtype=np.uint64)), pa.array(np.ones(4, np.uin
 FOREIGN = {
     "no columns": ({"a": KEYS}, 4, "it has the columns a uint64; the manifest says key uint64"),
     "other dim": (
-        {"key": KEYS, "values": floats(4, 5), "state": floats(4, 6), "seen": SEEN},
+        {"key": KEYS, "values": floats(4, 5), "state": floats(4, 6), "seen": SEEN, "touched": SEEN},
         4,
         "values float32[5]",
     ),
     "no state": (
-        {"key": KEYS, "values": floats(4, 3), "seen": SEEN},
+        {"key": KEYS, "values": floats(4, 3), "seen": SEEN, "touched": SEEN},
         4,
         "the manifest says key uint64, seen uint32, state",
     ),
     "signed keys": (
-        {"key": KEYS.cast("int64"), "values": floats(4, 3), "state": floats(4, 6), "seen": SEEN},
+        {"key": KEYS.cast("int64"), "values": floats(4, 3), "state": floats(4, 6), "seen": SEEN, "touched": SEEN},
         4,
         "it has the columns key int64",
     ),
     "row count": (
-        {"key": KEYS, "values": floats(4, 3), "state": floats(4, 6), "seen": SEEN},
+        {"key": KEYS, "values": floats(4, 3), "state": floats(4, 6), "seen": SEEN, "touched": SEEN},
         5,
         "it holds 4 rows; the manifest says 5",
     ),
@@ -151,9 +151,10 @@ FOREIGN = {
             "values": floats(4, 3),
             "state": floats(4, 6),
             "seen": SEEN,
+            "touched": SEEN,
         },
         4,
-        "column key or seen holds nulls",
+        "column key holds nulls",
     ),
     "null values": (
         {
@@ -161,6 +162,7 @@ FOREIGN = {
             "values": pa.array([[1, 2, 3], None, [1, 2, 3], [1, 2, None]], pa.list_(pa.float32(), 3)),
             "state": floats(4, 6),
             "seen": SEEN,
+            "touched": SEEN,
         },
         4,
         "column values holds nulls",
@@ -183,7 +185,9 @@ def test_parquet_of_another_kind(path: Path, case: str) -> None:
 def test_parquet_that_claims_far_more_than_its_rows_need(path: Path) -> None:
     count = 30_000
     keys, seen = pa.array(np.arange(count, dtype=np.uint64)), pa.array(np.ones(count, np.uint32))
-    table = pa.table({"key": keys, "values": floats(count, 3), "state": floats(count, 6), "seen": seen})
+    table = pa.table(
+        {"key": keys, "values": floats(count, 3), "state": floats(count, 6), "seen": seen, "touched": seen}
+    )
     sink = pa.BufferOutputStream()
     # A page for every row: mostly headers.
     pq.write_table(table, sink, use_dictionary=False, data_page_size=1, write_batch_size=1)

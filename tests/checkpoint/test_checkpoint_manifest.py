@@ -20,6 +20,7 @@ from sparsefleet.checkpoint import (
     Checkpoint,
     FileEntry,
     Manifest,
+    Partition,
     TableInfo,
     begin,
     commit,
@@ -31,7 +32,7 @@ from sparsefleet.core.initializer import Normal
 
 GOLDEN = """{
  "format": "sparsefleet-checkpoint",
- "version": 1,
+ "version": 2,
  "sparsefleet": "0.1.0",
  "created": "2026-01-31T12:00:00.000000Z",
  "step": 1234,
@@ -85,7 +86,8 @@ GOLDEN = """{
    "checksum": "crc32:0123abcd",
    "kind": "sparse",
    "of": "T",
-   "rows": 10
+   "rows": 10,
+   "shard": 0
   },
   {
    "path": "dense/model-00000.safetensors",
@@ -108,7 +110,11 @@ GOLDEN = """{
    "unit": 3
   }
  },
- "extra": {}
+ "extra": {},
+ "partition": {
+  "name": "murmur3-high32",
+  "servers": 1
+ }
 }
 """
 
@@ -117,12 +123,13 @@ MANIFEST = Manifest(
     tables=(TableInfo("T", 3, Rule().to_dict(), 6, {"name": "Uniform", "low": -0.01, "high": 0.01}, 5, 77),),
     blocks=(BlockInfo("model", 6, (("w", (3, 2)),), Rule("sgd", 0).to_dict(), 0, 77),),
     files=(
-        FileEntry("sparse/T/part-00000-000.parquet", 1000, "crc32:0123abcd", "sparse", of="T", rows=10),
+        FileEntry("sparse/T/part-00000-000.parquet", 1000, "crc32:0123abcd", "sparse", of="T", rows=10, shard=0),
         FileEntry("dense/model-00000.safetensors", 100, "crc32:00000000", "dense", of="model", start=0, stop=6),
         FileEntry("buffers.safetensors", 90, "crc32:ffffffff", "buffers"),
     ),
     model={"name": "größer"},
     positions={"0": {"unit": 3}},
+    partition=Partition("murmur3-high32", 1),
     created=CREATED,
     sparsefleet="0.1.0",
 )
@@ -166,7 +173,16 @@ HOSTILE = {
     "huge": (b" " * ((64 << 20) + 1), "67108865 bytes; a manifest has at most 67108864"),
     "other format": (put("format", "onnx"), "format is 'onnx', not 'sparsefleet-checkpoint'"),
     "no format": (changed(lambda d: d.pop("format")), "field 'format' is missing"),
-    "newer": (put("version", 2), "checkpoint version 2; this release reads version 1"),
+    "newer": (put("version", 3), "checkpoint version 3; this release reads versions 1 to 2"),
+    "version 1.0": (put("version", 1.0), "checkpoint version 1.0; this release reads"),
+    "fields of a newer version": (put("version", 1), "unknown fields 'shard'"),
+    "no shard": (changed(lambda d: d["files"][0].pop("shard")), "files[0]: field 'shard' is missing"),
+    "a shard beyond": (put("files", 0, "shard", 1), "is of shard 1; the partition says that there are 1"),
+    "a shard missing": (put("partition", "servers", 2), "table 'T' has no file of shard 1; the partition says"),
+    "no partition": (changed(lambda d: d.pop("partition")), "field 'partition' is missing"),
+    "partition of text": (put("partition", "all"), "partition: must be a JSON object, not text"),
+    "no servers": (put("partition", "servers", 0), "partition: field 'servers' is 0; allowed are 1 to 100000"),
+    "surplus in partition": (put("partition", "more", 0), "partition: unknown fields 'more'"),
     "version true": (put("version", True), "checkpoint version True"),
     "no step": (changed(lambda d: d.pop("step")), "field 'step' is missing"),
     "negative step": (put("step", -1), "field 'step' is -1; allowed are 0 to"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine, command_line
 
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.synth import SynthSpec, synth
 
 
 @pytest.fixture(scope="session")

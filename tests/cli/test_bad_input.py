@@ -109,7 +109,7 @@ def test_skipping_counts_per_reason(cli, lines, tmp_path):
 def test_nothing_but_bad_rows(refused, tmp_path):
     (tmp_path / "part-0").write_text("a\tb\n" * 10)
     said = refused(*train(tmp_path, "--format", "criteo", "--on-bad-row", "skip"))
-    assert "no good rows" in said
+    assert "no good samples" in said
     assert "10 × " in said
 
 
@@ -184,7 +184,7 @@ PIPES = {
     "fails at once": ("exit 7", ["exit status 7", "its stderr is empty"]),
     "is not there": ("no-such-program-at-all", ["exit status 127", "not found"]),
     "is killed": ("kill -9 $$", ["killed by signal 9"]),
-    "prints junk": ("echo junk here; echo why >&2", ["printed a bad row", "line 1", "its stderr ends with: why"]),
+    "prints junk": ("echo junk here; echo why >&2", ["printed a bad sample", "line 1", "its stderr ends with: why"]),
     "prints half a line": ("head -c -20", ["in the middle of a line", "exit status 0"]),
     "forgets the last line feed": ("head -c -1", ["in the middle of a line"]),
     "prints nothing": ("cat > /dev/null", ["it printed nothing"]),
@@ -193,7 +193,7 @@ PIPES = {
 
 @pytest.fixture(scope="session")
 def slots(clicks, tmp_path_factory):
-    from sparsefleet.data.tools.show import show
+    from sparsefleet.datasets.show import show
 
     folder = tmp_path_factory.mktemp("slots")
     (folder / "part-0").write_text("".join(f"{line}\n" for line in show(clicks / "test" / "part-0", rows=200)))
@@ -332,7 +332,7 @@ def test_a_model_of_the_users_own(refused, clicks, saved, tmp_path):
     manifest["model"] = {"name": "custom", "class": "shop.Model"}
     (path / "manifest.json").write_text(json.dumps(manifest))
     said = refused("infer", path, "--data", clicks / "test")
-    assert "a model of your own (shop.Model): load it from a script" in said
+    assert "a model of your own (shop.Model), and no code: load it from a script" in said
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

@@ -17,20 +17,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from command_line import CommandLine, wait_until
+from command_line import CommandLine
 from rich.console import Console
 from typer.testing import CliRunner
+from waiting import wait_until
 
-from sparsefleet.cli import infer_workers
 from sparsefleet.cli.app import app
 from sparsefleet.cli.console import progress, say
-from sparsefleet.cli.infer_progress import all_rows
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.open import open_reader
 from sparsefleet.data.split import ordered_shares
 from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.optim import Adagrad
+from sparsefleet.scoring import workers as infer_workers
 from sparsefleet.train import SavePolicy, Trainer
 
 infer_command = importlib.import_module("sparsefleet.cli.infer")
@@ -126,12 +126,12 @@ def test_no_worker_and_no_folder_outlives_the_command(
     # A command that never ends: workers are surely at work when the signal comes.
     words = ("--workers", 2, "--pipe-command", "touch started; sleep 300", "--output", shell.folder / "p.csv")
     process = shell.start("infer", model, "--data", small_clicks / "train", *words)
-    wait_until(lambda: (shell.folder / "started").exists())
+    wait_until(lambda: (shell.folder / "started").exists(), 60, "a worker")
     assert list(shell.folder.glob(".sparsefleet-infer-*"))
     process.send_signal(how)
     done = shell.finish(process, 30)
     assert done.returncode == (-9 if how == signal.SIGKILL else 130)
-    wait_until(lambda: not shell.left(), 30)
+    wait_until(lambda: not shell.left(), 30, "the end of all processes")
     assert not list(shell.folder.glob(".sparsefleet-infer-*"))
 
 
@@ -198,9 +198,9 @@ def test_there_is_a_progress_bar_and_no_word_is_cut_in_80_columns(
 
 
 def test_the_rest_is_thought_to_be_like_what_was_scored() -> None:
-    assert all_rows(500, 0.25) == 2000
-    assert all_rows(500, 1.0) == 500
-    assert all_rows(500, None) is None
+    assert infer_command.all_rows(500, 0.25) == 2000
+    assert infer_command.all_rows(500, 1.0) == 500
+    assert infer_command.all_rows(500, None) is None
 
 
 def test_shares_are_in_the_order_of_the_input(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command_line import SMALL, CommandLine, wait_until
+from command_line import SMALL, CommandLine
+from waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ctr" / "train.py"
 
@@ -40,7 +41,7 @@ def test_nobody_gets_in_without_the_secret_or_the_certificates(
     job = ("--servers", 1, "--workers", 2, "--epochs", 10000, "--mode", "async")
     process = shell.start("train", "--data", small_clicks / "train", *SMALL, *job, environment=secured)
     log = shell.folder / "log" / "serverlog.0"
-    wait_until(lambda: log.exists() and log.read_text().count("registered") == 2)
+    wait_until(lambda: log.exists() and log.read_text().count("registered") == 2, 90, "two trainers")
     found = re.search(r"listens on (\S+)", log.read_text())
     assert found is not None
     endpoint = found[1]

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from sparsefleet.checkpoint import Checkpoint, diff, latest
 from sparsefleet.core.errors import CheckpointError
@@ -21,11 +22,12 @@ READY_SECONDS = 60
 
 
 def wait_for(condition, child, what):
-    deadline = time.monotonic() + READY_SECONDS
-    while not condition():
-        assert child.poll() is None, f"ended before {what}: {child.communicate()[1]}"
-        assert time.monotonic() < deadline, f"no {what} within {READY_SECONDS} seconds"
-        time.sleep(0.01)
+    def there():
+        found = condition()
+        assert found or child.poll() is None, f"ended before {what}: {child.communicate()[1]}"
+        return found
+
+    wait_until(there, READY_SECONDS, what)
 
 
 def processes_with(word: str) -> list[int]:
@@ -56,7 +58,7 @@ def ends(child, signum) -> tuple[float, str]:
 def wait_for_another_checkpoint(folder, child) -> None:
     before = newest(folder)
     wait_for(lambda: newest(folder) > before, child, "another checkpoint")
-    time.sleep(0.1)  # some steps more: it is to save where it stands then
+    time.sleep(0.1)  # some steps more, at any moment: it is to save where it stands then
 
 
 def stopped_between_saves(interrupt, folder, planned: int) -> Checkpoint:
@@ -143,7 +145,7 @@ def test_an_interrupted_job_of_many_processes_saves_and_goes_on(clicks, shell, s
 
 @pytest.fixture(scope="session")
 def slots(clicks, tmp_path_factory):
-    from sparsefleet.data.tools.show import show
+    from sparsefleet.datasets.show import show
 
     folder = tmp_path_factory.mktemp("slots")
     (folder / "part-0").write_text("".join(f"{line}\n" for line in show(clicks / "test" / "part-0", rows=200)))
@@ -176,9 +178,8 @@ def test_so_it_is_with_every_reader(cli, slots, tmp_path, hanging, reader, threa
     interrupted_at = []
 
     def interrupt():
-        while not (tmp_path / "there").exists() and len(interrupted_at) < 1000:
-            time.sleep(0.01)
-        time.sleep(0.05)
+        wait_until((tmp_path / "there").exists, READY_SECONDS, "a command that hangs")
+        time.sleep(0.05)  # at any moment of the wait for it
         interrupted_at.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -204,7 +205,7 @@ def test_killed_at_any_moment_the_last_checkpoint_stands(cli, clicks, children, 
     last = -1
     for moment in range(3):
         wait_for(lambda before=last: newest(tmp_path / "M") > before, child, "another checkpoint")
-        time.sleep(seed.random() * 0.1)
+        time.sleep(seed.random() * 0.1)  # at any moment of a save
         # A stopped process is as good as a dead one for what lies on the disk: look, and let it go on.
         child.send_signal(signal.SIGSTOP if moment < 2 else signal.SIGKILL)
         if moment < 2:

@@ -17,7 +17,7 @@ import pytest
 
 from sparsefleet.checkpoint import diff
 from sparsefleet.cli.app import COMMANDS
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.nn import precision
 from sparsefleet.nn.precision import Half
 

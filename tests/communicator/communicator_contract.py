@@ -25,12 +25,17 @@ from sparsefleet.table import TableSpec
 
 LIMIT = 20.0
 """Seconds that lanes may take."""
-SENDS = ("push_step", "sync_push", "geo_exchange")
-"""The calls of a store that carry gradients."""
 
 
 def u64(*keys: int) -> np.ndarray:
     return np.array(keys, np.uint64)
+
+
+def senders(store: ParameterStore) -> list[tuple[object, str]]:
+    """The calls of a store that carry gradients: whose they are, and their names."""
+    if isinstance(store, LocalStore):  # its rounds end in push_step, too
+        return [(store, "push_step")]
+    return [(store, "push_step"), (store.rounds, "push"), (store.geo, "exchange")]
 
 
 def parameters_in(store: ParameterStore, rule: UpdateRule | None = None) -> Parameters:
@@ -86,8 +91,8 @@ def break_store(store: ParameterStore, after: int = 0) -> None:
     calls = threading.Lock()
     count = [0]
 
-    def broken(name: str) -> Callable[..., object]:
-        send = getattr(store, name)
+    def broken(owner: object, name: str) -> Callable[..., object]:
+        send = getattr(owner, name)
 
         def call(*arguments: object, **settings: object) -> object:
             with calls:
@@ -98,8 +103,8 @@ def break_store(store: ParameterStore, after: int = 0) -> None:
 
         return call
 
-    for name in SENDS:
-        setattr(store, name, broken(name))
+    for owner, name in senders(store):
+        setattr(owner, name, broken(owner, name))
 
 
 class Recorder:
@@ -111,8 +116,8 @@ class Recorder:
         """Messages that asked for the dense values."""
         self.open = threading.Event()
         self.open.set()
-        for name in SENDS[:2]:
-            setattr(store, name, self._call)
+        for owner, name in senders(store)[:2]:
+            setattr(owner, name, self._call)
 
     def _call(
         self, sparse: dict[str, KeyedRows], dense: dict[str, np.ndarray], *, steps: int, fresh: dict[str, np.ndarray]
@@ -137,7 +142,7 @@ class CommunicatorContract:
 
     @pytest.fixture
     def communicator(self, store: ParameterStore) -> Iterator[Communicator]:
-        made = self.kind(store, self.config)
+        made = self.kind(store, self.config, getattr(store, "crew", None))
         yield made
         made.abandon()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from communicator_contract import (
     rows_of,
     run_lanes,
 )
+from waiting import stands_waiting, wait_until
 
 from sparsefleet import optim
 from sparsefleet.communicator import AsyncCommunicator, CommunicatorConfig, Parameters, StepGradients
@@ -61,18 +61,11 @@ def begun():
         communicator.abandon()
 
 
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def hold_first(recorder, lane):
     """Push a step whose sending does not end before the recorder is opened."""
     recorder.open.clear()
     lane.push(gradients(1.0, 1))
-    wait_until(lambda: len(recorder.sent) == 1)
+    wait_until(lambda: len(recorder.sent) == 1, 20, "a step that is being sent")
 
 
 @pytest.mark.parametrize(("rule", "merged"), [(optim.SGD(1.0), 3.0), (optim.Adam(1.0), 1.0), (optim.Adagrad(1.0), 1.0)])
@@ -98,8 +91,7 @@ def test_the_queue_takes_no_more_than_its_size(begun):
 
     thread = threading.Thread(target=push_on, daemon=True)
     thread.start()
-    wait_until(lambda: len(pushed) == 3)
-    time.sleep(0.1)
+    wait_until(lambda: len(pushed) == 3 and stands_waiting(thread), 20, "a push that waits for room in the queue")
     assert len(pushed) == 3
     recorder.open.set()
     thread.join(10)
@@ -122,8 +114,7 @@ def test_a_thread_waits_at_its_staleness_bound(begun, staleness):
 
     thread = threading.Thread(target=push_on, daemon=True)
     thread.start()
-    wait_until(lambda: len(pushed) == staleness)
-    time.sleep(0.1)
+    wait_until(lambda: len(pushed) == staleness and stands_waiting(thread), 20, "a push that waits to be sent")
     assert len(pushed) == staleness
     if staleness:
         other.push(gradients(1.0, 2))  # the bound is each thread's own

@@ -53,7 +53,7 @@ def test_a_trainer_whose_thread_failed_is_lost_not_left_out():
 
             (error,) = run_lanes(communicator.begin_epoch(0, 1), steps)
             if worker == 1:
-                store.give_up(error)
+                store.crew.give_up(error)
             return error
 
         errors = {}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import CRITEO, DenseFeature, Schema, Slot, criteo_schema
-from sparsefleet.data.formats.base import BadRows, Unit
+from sparsefleet.data.formats.base import BadSamples, Unit
 from sparsefleet.data.formats.criteo import CriteoFormat
 from sparsefleet.data.stable_hash import stable_hash
 
@@ -32,7 +32,7 @@ DENSE = "0.05 0.00663349917081 0.05 0.0 0.02159375 0.008 0.15 0.04 0.362 0.1 0.2
 def read(tmp_path: Path, schema: Schema = CRITEO):
     file = tmp_path / "part-0"
     file.write_text(ROW + "\n")
-    (chunk,) = CriteoFormat(schema).read(Unit(str(file)), BadRows())
+    (chunk,) = CriteoFormat(schema).read(Unit(str(file)), BadSamples())
     return chunk.batch
 
 
@@ -67,8 +67,8 @@ def test_keys_are_the_same_in_every_process(tmp_path):
         "import sys\n"
         "from sparsefleet.core.schema import CRITEO\n"
         "from sparsefleet.data.formats.criteo import CriteoFormat\n"
-        "from sparsefleet.data.formats.base import BadRows, Unit\n"
-        "(chunk,) = CriteoFormat(CRITEO).read(Unit(sys.argv[1]), BadRows())\n"
+        "from sparsefleet.data.formats.base import BadSamples, Unit\n"
+        "(chunk,) = CriteoFormat(CRITEO).read(Unit(sys.argv[1]), BadSamples())\n"
         "print(hash('salted'), *chunk.batch.keys)\n"
     )
     printed = []

@@ -12,15 +12,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 import pytest
+from waiting import stands_waiting, wait_until
 
 from sparsefleet.core.batch import Batch, Mark
 from sparsefleet.core.errors import BadRowError, ConfigError, SparseFleetError
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.base import Reader
-from sparsefleet.data.formats.base import BadRows, Chunk, Format, Unit
+from sparsefleet.data.formats.base import BadSamples, Chunk, Format, FormatOptions, Unit
 
 SCHEMA = Schema(dense=(DenseFeature("d0"), DenseFeature("d1")), slots=(Slot("a"), Slot("b")))
 
@@ -53,8 +55,8 @@ def numbers(batch: Batch) -> list[int]:
 class FakeFormat(Format):
     """Files "0", "1", …, of the given numbers of rows each, in memory; row r of a file takes 10 bytes.
 
-    `bad` rows are skipped (or raise); reading file `broken` fails at its third row; `cuttable` files can be
-    cut.
+    `bad` rows are skipped (or raise); reading file `broken` fails at its third row; with `cut` files can
+    be cut.
     """
 
     def __init__(
@@ -62,24 +64,28 @@ class FakeFormat(Format):
         sizes: Sequence[int],
         *,
         chunk: int = 7,
-        cuttable: bool = True,
+        cut: bool = True,
         bad: frozenset[int] = frozenset(),
         broken: str | None = None,
         block: threading.Event | None = None,
     ) -> None:
         self.schema = SCHEMA
-        self.sizes, self.chunk, self.cuttable, self.bad = list(sizes), chunk, cuttable, bad
+        self.sizes, self.chunk, self.cut, self.bad = list(sizes), chunk, cut, bad
         self.broken, self.block = broken, block
         self.first = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
         self.opened: list[Unit] = []
         self.closed = 0
+
+    @classmethod
+    def create(cls, schema: Schema, options: FormatOptions) -> Self:
+        raise NotImplementedError("made by its constructor only")
 
     @property
     def files(self) -> list[str]:
         return [str(i) for i in range(len(self.sizes))]
 
     def plan(self, files: Sequence[str], pieces: int) -> list[Unit]:
-        if pieces == 1 or len(files) >= pieces or not self.cuttable:
+        if pieces == 1 or len(files) >= pieces or not self.cut:
             return [Unit(file) for file in files]
         each = -(-pieces // len(files))
         units = []
@@ -88,17 +94,17 @@ class FakeFormat(Format):
             units += [Unit(file, a, b) for a, b in pairwise(edges)]
         return units
 
-    def read(self, unit: Unit, bad_rows: BadRows, resume: Mark | None = None) -> Iterator[Chunk]:
+    def read(self, unit: Unit, bad_samples: BadSamples, resume: Mark | None = None) -> Iterator[Chunk]:
         self.opened.append(unit)
         try:
-            yield from self._read(unit, bad_rows, resume)
+            yield from self._read(unit, bad_samples, resume)
         finally:
             self.closed += 1
 
-    def _read(self, unit: Unit, bad_rows: BadRows, resume: Mark | None) -> Iterator[Chunk]:
+    def _read(self, unit: Unit, bad_samples: BadSamples, resume: Mark | None) -> Iterator[Chunk]:
         size = self.sizes[int(unit.file)]
         begin, end = -(-unit.start // 10), size if unit.stop is None else -(-unit.stop // 10)
-        row = begin if resume is None else begin + resume.rows
+        row = begin if resume is None else begin + resume.samples
         assert resume is None or resume.offset == row * 10
         while row < end:
             if self.block is not None:
@@ -110,7 +116,7 @@ class FakeFormat(Format):
                     raise OSError(f"file {unit.file} cannot be read beyond row 2")
                 row += 1
                 if number in self.bad:
-                    bad_rows.refuse(BadRowError(unit.file, row, 3, "not a number", "x"))
+                    bad_samples.refuse(BadRowError(unit.file, row, 3, "not a number", "x"))
                     continue
                 parts.append(rows(number, number + 1))
                 lines.append(row - begin)
@@ -121,6 +127,15 @@ class FakeFormat(Format):
 
 def reading_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("sparsefleet-")]
+
+
+def wait_until_a_reader_waits() -> None:
+    """Until a reading thread stands still: at a full queue, or in a source that gives nothing."""
+
+    def one_waits() -> bool:
+        return any(stands_waiting(one) for one in threading.enumerate() if one.name.startswith("sparsefleet-"))
+
+    wait_until(one_waits, 20, "a reading thread that waits")
 
 
 def drain(reader: Reader, threads: int = 1) -> list[list[Batch]]:
@@ -169,10 +184,7 @@ class ReaderContract:
     @pytest.fixture(autouse=True)
     def _no_thread_left(self) -> Iterator[None]:
         yield
-        deadline = time.monotonic() + 2
-        while reading_threads() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert reading_threads() == []
+        wait_until(lambda: not reading_threads(), 10, lambda: f"the end of {reading_threads()}")
 
     @pytest.mark.parametrize("threads", [1, 2, 3])
     def test_each_row_comes_once_and_whole(self, threads: int) -> None:
@@ -188,7 +200,7 @@ class ReaderContract:
         (batches,) = drain(self.make(batch_size))
         sizes = [len(batch) for batch in batches]
         assert set(sizes[:-1]) <= {batch_size}
-        assert sizes[-1] == self.ROWS % batch_size or batch_size
+        assert sizes[-1] == (self.ROWS % batch_size or batch_size)
 
     @pytest.mark.parametrize("threads", [2, 3])
     def test_at_most_one_batch_per_stream_is_short(self, threads: int) -> None:
@@ -323,7 +335,7 @@ class ReaderContract:
             assert next(stream, None) is None
 
     def test_input_without_rows_is_an_error(self) -> None:
-        with pytest.raises(SparseFleetError, match="no rows"):
+        with pytest.raises(SparseFleetError, match="no samples"):
             drain(self.make_empty())
 
     def test_a_second_epoch_at_the_same_time_is_refused(self) -> None:

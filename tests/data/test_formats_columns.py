@@ -1,4 +1,4 @@
-"""Parquet files and Python rows: the same keys as text gives, streaming, and what bad input gets."""
+"""Parquet files: the same keys as text gives, streaming, and what bad input gets."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparsefleet.core.batch import Batch, Mark
-from sparsefleet.core.errors import BadRowError, ConfigError, DataError
+from sparsefleet.core.errors import BadRowError, DataError
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
-from sparsefleet.data.formats.base import BadRows, Unit
+from sparsefleet.data.formats.base import BadSamples, Unit
 from sparsefleet.data.formats.criteo import CriteoFormat
 from sparsefleet.data.formats.parquet import ParquetFormat
-from sparsefleet.data.formats.rows import RowsFormat
+from sparsefleet.data.python_samples import batch_of_samples
 from sparsefleet.kernels.text import feature_key
 
 SCHEMA = Schema(dense=(DenseFeature("x", 1.0, 2.0),), slots=(Slot("a"), Slot("b")), sparse_feature_dim=1000)
@@ -30,8 +30,8 @@ def parquet(path: Path, columns: dict[str, object], **options: object) -> str:
     return str(path)
 
 
-def joined(form: ParquetFormat | RowsFormat, unit: Unit, policy: str = "error", resume: Mark | None = None) -> Batch:
-    return Batch.concat([chunk.batch for chunk in form.read(unit, BadRows(policy), resume)])
+def joined(form: ParquetFormat, unit: Unit, policy: str = "error", resume: Mark | None = None) -> Batch:
+    return Batch.concat([chunk.batch for chunk in form.read(unit, BadSamples(policy), resume)])
 
 
 def same(a: Batch, b: Batch) -> None:
@@ -52,11 +52,11 @@ def test_all_formats_give_the_same_keys(tmp_path: Path) -> None:
         "b": [b for _, b in values],
     }
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    (chunk,) = CriteoFormat(SCHEMA).read(Unit(str(text)), BadRows())
+    (chunk,) = CriteoFormat(SCHEMA).read(Unit(str(text)), BadSamples())
     expected = chunk.batch
     assert expected.slot("a")[0][0] == key("a", "é".encode())
     same(joined(ParquetFormat(SCHEMA), Unit(parquet(tmp_path / "p", columns))), expected)
-    same(joined(RowsFormat(SCHEMA, rows), Unit("<rows>")), expected)
+    same(batch_of_samples(rows, SCHEMA), expected)
 
 
 @pytest.mark.parametrize(
@@ -128,16 +128,16 @@ def test_parquet_is_cut_between_row_groups(many: str) -> None:
 def test_parquet_resumes_after_any_row(many: str) -> None:
     form = ParquetFormat(SCHEMA)
     unit = form.plan([many], 3)[1]
-    chunks = list(form.read(unit, BadRows()))
+    chunks = list(form.read(unit, BadSamples()))
     whole = Batch.concat([c.batch for c in chunks])
     assert np.concatenate([c.lines for c in chunks]).tolist() == list(range(1, len(whole) + 1))
     for consumed in (1, 99, 100, 101, 250):
-        rest = list(form.read(unit, BadRows(), Mark(0, consumed)))
-        same(Batch.concat([c.batch for c in rest]), whole.rows(consumed, len(whole)))
+        rest = list(form.read(unit, BadSamples(), Mark(0, consumed)))
+        same(Batch.concat([c.batch for c in rest]), whole.samples(consumed, len(whole)))
         assert rest[0].lines[0] == consumed + 1
-    assert list(form.read(unit, BadRows(), Mark(0, len(whole)))) == []
-    with pytest.raises(DataError, match="cannot go on after row 5000: there are only 300"):
-        list(form.read(unit, BadRows(), Mark(0, 5000)))
+    assert list(form.read(unit, BadSamples(), Mark(0, len(whole)))) == []
+    with pytest.raises(DataError, match="cannot go on after sample 5000: there are only 300"):
+        list(form.read(unit, BadSamples(), Mark(0, 5000)))
 
 
 BAD_PARQUET = [
@@ -158,17 +158,17 @@ def test_bad_parquet_rows(column: str, values: list[object], message: str, reaso
         "b": ["u", "v", "w"],
     }
     file = parquet(tmp_path / "p", columns | {column: values})
-    stream = ParquetFormat(SCHEMA).read(Unit(file), BadRows())
+    stream = ParquetFormat(SCHEMA).read(Unit(file), BadSamples())
     assert len(next(stream).batch) == 1
     with pytest.raises(BadRowError, match=f"line 2: column {message}") as caught:
         next(stream)
     assert caught.value.reason == reason
     assert file in str(caught.value)
-    bad_rows = BadRows("skip")
-    (chunk,) = ParquetFormat(SCHEMA).read(Unit(file), bad_rows)
+    bad_samples = BadSamples("skip")
+    (chunk,) = ParquetFormat(SCHEMA).read(Unit(file), bad_samples)
     assert chunk.lines.tolist() == [1, 3]
     assert chunk.batch.slot("b")[0].tolist() == [key("b", b"u"), key("b", b"w")]
-    assert bad_rows.counts == {reason: 1}
+    assert bad_samples.counts == {reason: 1}
 
 
 def test_parquet_columns_that_do_not_fit(tmp_path: Path) -> None:
@@ -187,87 +187,13 @@ def test_parquet_files_that_are_damaged(tmp_path: Path, many: str) -> None:
     for name, content in (("cut", raw[:-100]), ("text", b"hello\n" * 10), ("short", b"PAR1")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=f"{name}: not a Parquet file, or a damaged one"):
-            list(form.read(Unit(str(tmp_path / name)), BadRows()))
+            list(form.read(Unit(str(tmp_path / name)), BadSamples()))
     middle = tmp_path / "middle"
     middle.write_bytes(raw[:4] + bytes(3000) + raw[3004:])
     with pytest.raises(DataError, match="middle: damaged Parquet file"):
-        list(form.read(Unit(str(middle)), BadRows()))
+        list(form.read(Unit(str(middle)), BadSamples()))
     empty = parquet(tmp_path / "empty", {"label": pa.array([], pa.int8())})
     with pytest.raises(DataError, match="the file is empty"):
-        list(form.read(Unit(empty), BadRows()))
+        list(form.read(Unit(empty), BadSamples()))
     with pytest.raises(DataError, match="no such file"):
         form.plan([str(tmp_path / "none")], 1)
-
-
-# ---- Python rows ----
-
-
-def test_rows_from_python() -> None:
-    rows = [
-        {"label": 1, "x": 3, "a": ["u", b"v", 5], "b": None},
-        {"label": 0.0, "a": np.array([1, 2]), "b": np.int64(1003)},
-        {"label": True, "x": np.float32(1), "a": (), "b": "w"},
-    ]
-    form = RowsFormat(SCHEMA, rows)
-    assert form.plan([], 4) == [Unit("<rows>")]
-    batch = joined(form, Unit("<rows>"))
-    assert batch.labels.tolist() == [1, 0, 1]
-    assert batch.dense[:, 0].tolist() == [1, 0, 0]
-    assert batch.slot("a")[0].tolist() == [key("a", b"u"), key("a", b"v"), 5, 1, 2]
-    assert batch.slot("a")[1].tolist() == [0, 3, 5, 5]
-    assert batch.slot("b")[0].tolist() == [3, key("b", b"w")]
-    resumed = joined(form, Unit("<rows>"), resume=Mark(0, 1))
-    same(resumed, batch.rows(1, 3))
-
-
-def test_rows_from_batches() -> None:
-    whole = joined(RowsFormat(SCHEMA, [{"label": i % 2, "a": i} for i in range(10)]), Unit("<rows>"))
-    mixed = [whole.rows(0, 4), {"label": 0, "a": 4}, whole.rows(5, 10)]
-    form = RowsFormat(SCHEMA, mixed)
-    chunks = list(form.read(Unit("<rows>"), BadRows()))
-    same(Batch.concat([c.batch for c in chunks]), whole)
-    assert np.concatenate([c.lines for c in chunks]).tolist() == list(range(1, 11))
-    for consumed in range(10):
-        same(joined(form, Unit("<rows>"), resume=Mark(0, consumed)), whole.rows(consumed, 10))
-    other = Batch.from_slots({"z": ([1], [0, 1])})
-    with pytest.raises(DataError, match="a batch of slots z and 0 dense values; the schema has a, b and 1"):
-        list(RowsFormat(SCHEMA, [other]).read(Unit("<rows>"), BadRows()))
-
-
-BAD_ROWS = [
-    ({"label": 2}, "'label': label is not 0 or 1: 2", "label is not 0 or 1"),
-    ({"x": 1}, "'label': label is missing", "label is missing"),
-    ({"label": 0, "x": "ten"}, "'x': not a number: \"'ten'\"", "not a number"),
-    ({"label": 0, "x": 1e60}, "'x': number too large for float32", "number too large for float32"),
-    ({"label": 0, "a": 1.5}, "'a': neither text nor a whole number", "neither text nor a whole number"),
-    ({"label": 0, "a": -1}, "'a': negative feature key", "negative feature key"),
-    ({"label": 0, "a": 2**64}, "'a': feature key above 64 bits", "feature key above 64 bits"),
-    ({"label": 0, "A": 1}, "'A': the schema has no such name", "the schema has no such name"),
-    ([1, 2], "a row must be a dict", "a row must be a dict {name: value or list} or a Batch"),
-]
-
-
-@pytest.mark.parametrize(("row", "message", "reason"), BAD_ROWS)
-def test_bad_python_rows(row: object, message: str, reason: str) -> None:
-    rows = [{"label": 0, "a": 1}, row, {"label": 1, "a": 2}]
-    stream = RowsFormat(SCHEMA, rows).read(Unit("<rows>"), BadRows())  # type: ignore[arg-type]
-    assert len(next(stream).batch) == 1
-    with pytest.raises(BadRowError) as caught:
-        next(stream)
-    assert message.replace(": 2", ": '2'") in str(caught.value)
-    assert "<rows>, line 2" in str(caught.value)
-    bad_rows = BadRows("skip")
-    (chunk,) = RowsFormat(SCHEMA, rows).read(Unit("<rows>"), bad_rows)  # type: ignore[arg-type]
-    assert chunk.lines.tolist() == [1, 3]
-    assert bad_rows.counts == {reason: 1}
-
-
-def test_generators() -> None:
-    once = RowsFormat(SCHEMA, ({"label": 0, "a": i} for i in range(3)))
-    assert len(joined(once, Unit("<rows>"))) == 3
-    with pytest.raises(DataError, match="a generator can be read only once"):
-        joined(once, Unit("<rows>"))
-    again = RowsFormat(SCHEMA, lambda: ({"label": 0, "a": i} for i in range(3)))
-    assert len(joined(again, Unit("<rows>"))) == len(joined(again, Unit("<rows>"))) == 3
-    with pytest.raises(ConfigError, match="rows must be an iterable"):
-        RowsFormat(SCHEMA, 5)  # type: ignore[arg-type]

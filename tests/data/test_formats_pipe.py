@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
-from sparsefleet.data.formats.base import BadRows, Unit
+from sparsefleet.data.formats.base import BadSamples, Unit
 from sparsefleet.data.formats.pipe import PipeFormat
 
 SCHEMA = Schema(dense=(DenseFeature("x"),), slots=(Slot("a"), Slot("b")), sparse_feature_dim=0)
@@ -36,7 +37,7 @@ def script(tmp_path: Path, body: str) -> str:
 
 def read(command: str, file: str, policy: str = "error", timeout: float = 20.0, resume: Mark | None = None):
     form = PipeFormat(SCHEMA, command, timeout=timeout)
-    return list(form.read(Unit(file), BadRows(policy), resume))
+    return list(form.read(Unit(file), BadSamples(policy), resume))
 
 
 def alive_in_group(group: int) -> list[str]:
@@ -52,10 +53,8 @@ def alive_in_group(group: int) -> list[str]:
 
 
 def group_is_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 2  # a signal takes a moment to be delivered
-    while alive_in_group(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive_in_group(pid)
+    wait_until(lambda: not alive_in_group(pid), 10, "the end of a group")  # a signal takes a moment to be delivered
+    return True
 
 
 PER_LINE = """
@@ -89,7 +88,7 @@ def test_resume_runs_again_and_passes_over_rows(tmp_path: Path, file: str) -> No
     (chunk,) = read(script(tmp_path, PER_LINE), file, resume=Mark(0, 40))
     assert chunk.batch.slot("a")[0].tolist() == list(range(40, 100))
     assert chunk.lines[0] == 41
-    with pytest.raises(DataError, match="cannot go on after row 400: there are only 100"):
+    with pytest.raises(DataError, match="cannot go on after sample 400: there are only 100"):
         read(script(tmp_path, PER_LINE), file, resume=Mark(0, 400))
 
 
@@ -114,7 +113,7 @@ def test_a_command_that_fails(file: str) -> None:
 
 
 def test_rows_before_the_failure_come_first(file: str) -> None:
-    stream = PipeFormat(SCHEMA, f"echo {GOOD}; exit 1").read(Unit(file), BadRows())
+    stream = PipeFormat(SCHEMA, f"echo {GOOD}; exit 1").read(Unit(file), BadSamples())
     assert len(next(stream).batch) == 1
     with pytest.raises(DataError, match="exit status 1; its stderr is empty"):
         next(stream)
@@ -139,10 +138,10 @@ def test_junk(file: str) -> None:
     with pytest.raises(BadRowError) as caught:
         read(command, file)
     assert (caught.value.line, caught.value.column, caught.value.reason) == (2, 1, "not a number")
-    bad_rows = BadRows("skip")
-    (chunk,) = PipeFormat(SCHEMA, command).read(Unit(file), bad_rows)
+    bad_samples = BadSamples("skip")
+    (chunk,) = PipeFormat(SCHEMA, command).read(Unit(file), bad_samples)
     assert len(chunk.batch) == 1
-    assert bad_rows.counts == {"not a number": 1}
+    assert bad_samples.counts == {"not a number": 1}
 
 
 def test_junk_from_a_command_that_goes_on_and_on(file: str) -> None:
@@ -189,7 +188,7 @@ def test_much_on_stderr_does_not_block(tmp_path: Path, file: str) -> None:
 def test_closing_early_leaves_no_child(tmp_path: Path, file: str) -> None:
     pid = tmp_path / "pid"
     command = f"trap '' TERM; echo $$ > {pid}; while true; do echo {GOOD}; done"
-    stream = PipeFormat(SCHEMA, command).read(Unit(file), BadRows())
+    stream = PipeFormat(SCHEMA, command).read(Unit(file), BadSamples())
     assert len(next(stream).batch) > 0
     stream.close()
     assert group_is_gone(int(pid.read_text()))

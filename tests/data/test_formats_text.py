@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,8 +18,8 @@ from hypothesis import strategies as st
 from sparsefleet.core.batch import Batch, Mark
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
 from sparsefleet.core.schema import CRITEO, DenseFeature, Schema, Slot
-from sparsefleet.data.formats import format_for, guess_format, textrows
-from sparsefleet.data.formats.base import CHUNK_ROWS, BadRows, Chunk, Format, Unit
+from sparsefleet.data.formats import FORMATS, can_be_cut, format_class, format_for, format_help, guess_format, text
+from sparsefleet.data.formats.base import CHUNK_SAMPLES, BadSamples, Chunk, Format, FormatOptions, Head, Unit
 from sparsefleet.data.formats.criteo import CriteoFormat
 from sparsefleet.data.formats.multislot import MultiSlotFormat, default_layout
 from sparsefleet.kernels.text import feature_key
@@ -58,10 +60,10 @@ def rows_of(chunks: Iterator[Chunk]) -> list[tuple[float, list[float], list[list
 
 
 def read_all(form: Format, file: str, policy: str = "error") -> list[tuple[float, list[float], list[list[int]]]]:
-    return rows_of(form.read(Unit(file), BadRows(policy)))
+    return rows_of(form.read(Unit(file), BadSamples(policy)))
 
 
-FORMATS = pytest.mark.parametrize(
+each_format = pytest.mark.parametrize(
     ("form", "line"),
     [(CriteoFormat(SMALL), small_line), (MultiSlotFormat(SMALL), slots_line)],
     ids=["criteo", "multislot"],
@@ -73,7 +75,7 @@ FORMATS = pytest.mark.parametrize(
 
 def test_criteo_rows(tmp_path: Path) -> None:
     file = write(tmp_path / "part-0", [criteo_line(i) for i in range(100)])
-    (chunk,) = CriteoFormat().read(Unit(file), BadRows())
+    (chunk,) = CriteoFormat().read(Unit(file), BadSamples())
     batch = chunk.batch
     assert len(batch) == 100
     assert batch.slots == CRITEO.slot_names
@@ -89,19 +91,19 @@ def test_criteo_rows(tmp_path: Path) -> None:
 
 
 def test_large_files_come_in_chunks_of_their_own_memory(tmp_path: Path) -> None:
-    rows = 2 * CHUNK_ROWS + 5
+    rows = 2 * CHUNK_SAMPLES + 5
     file = write(tmp_path / "part-0", [small_line(i) for i in range(rows)])
-    chunks = list(CriteoFormat(SMALL).read(Unit(file), BadRows()))
-    assert [len(c.batch) for c in chunks] == [CHUNK_ROWS, CHUNK_ROWS, 5]
+    chunks = list(CriteoFormat(SMALL).read(Unit(file), BadSamples()))
+    assert [len(c.batch) for c in chunks] == [CHUNK_SAMPLES, CHUNK_SAMPLES, 5]
     joined = Batch.concat([c.batch for c in chunks])
     assert (joined.dense[:, 0] == np.arange(rows, dtype=np.float32) / 2).all()
-    assert chunks[2].lines.tolist() == list(range(2 * CHUNK_ROWS + 1, rows + 1))
+    assert chunks[2].lines.tolist() == list(range(2 * CHUNK_SAMPLES + 1, rows + 1))
     for a, b in pairwise(chunks):
         assert not np.shares_memory(a.batch.keys, b.batch.keys)
         assert not np.shares_memory(a.batch.offsets, b.batch.offsets)
 
 
-@FORMATS
+@each_format
 @pytest.mark.parametrize("block", [64, 100, 1000])
 def test_rows_do_not_depend_on_the_block_size(
     form: Format, line, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -109,12 +111,12 @@ def test_rows_do_not_depend_on_the_block_size(
     file = write(tmp_path / "part-0", [line(i) for i in range(300)], end="\r\n", last=False)
     whole = read_all(form, file)
     assert len(whole) == 300
-    monkeypatch.setattr(textrows, "BLOCK_BYTES", block)
+    monkeypatch.setattr(text, "BLOCK_BYTES", block)
     short = type(form)(SMALL, max_line=60)
     assert read_all(short, file) == whole
 
 
-@FORMATS
+@each_format
 def test_gzip_gives_the_same_rows(form: Format, line, tmp_path: Path) -> None:
     plain = write(tmp_path / "part-0", [line(i) for i in range(500)])
     raw = Path(plain).read_bytes()
@@ -123,7 +125,7 @@ def test_gzip_gives_the_same_rows(form: Format, line, tmp_path: Path) -> None:
     assert read_all(form, str(packed)) == read_all(form, plain)
     renamed = packed.rename(tmp_path / "renamed")
     assert read_all(form, str(renamed)) == read_all(form, plain)
-    (chunk,) = form.read(Unit(str(renamed)), BadRows())
+    (chunk,) = form.read(Unit(str(renamed)), BadSamples())
     assert chunk.ends is None
 
 
@@ -157,7 +159,7 @@ def test_layouts_that_do_not_fit(layout: list[tuple[str, str]], message: str) ->
 # ---- cuts and resuming ----
 
 
-@FORMATS
+@each_format
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=30),
     pieces=st.integers(1, 12),
@@ -171,7 +173,7 @@ def test_byte_ranges_hold_each_row_once(
     file = write(tmp_path / "part-0", [line(n) for n in lengths], feed, last)
     units = form.plan([file], pieces)
     assert len(units) >= min(pieces, os.path.getsize(file))
-    parts = [row for unit in units for row in rows_of(form.read(unit, BadRows()))]
+    parts = [row for unit in units for row in rows_of(form.read(unit, BadSamples()))]
     assert parts == read_all(form, file)
     assert len(parts) == len(lengths)
 
@@ -188,7 +190,7 @@ def test_plan(tmp_path: Path) -> None:
     assert form.plan([str(packed)], 4) == [Unit(str(packed))]
 
 
-@FORMATS
+@each_format
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 def test_resume_after_every_row(form: Format, line, packed: bool, tmp_path: Path) -> None:
     lines = [line(i) for i in range(40)]
@@ -197,17 +199,17 @@ def test_resume_after_every_row(form: Format, line, packed: bool, tmp_path: Path
     if packed:
         Path(file).write_bytes(gzip.compress(Path(file).read_bytes()))
     for unit in form.plan([file], 1 if packed else 3):
-        chunks = list(form.read(unit, BadRows("skip")))
+        chunks = list(form.read(unit, BadSamples("skip")))
         rows = rows_of(iter(chunks))
         (chunk,) = chunks
         for done in range(len(rows)):
             offset = -1 if chunk.ends is None else int(chunk.ends[done])
             mark = Mark(0, int(chunk.lines[done]), offset)
-            rest = list(form.read(unit, BadRows("skip"), mark))
+            rest = list(form.read(unit, BadSamples("skip"), mark))
             assert rows_of(iter(rest)) == rows[done + 1 :]
             if rest:
                 assert rest[0].lines.tolist() == chunk.lines[done + 1 :].tolist()
-        assert list(form.read(unit, BadRows("skip"), Mark(0, len(rows), done=True))) == []
+        assert list(form.read(unit, BadSamples("skip"), Mark(0, len(rows), done=True))) == []
 
 
 def test_resume_in_a_file_that_changed(tmp_path: Path) -> None:
@@ -215,11 +217,11 @@ def test_resume_in_a_file_that_changed(tmp_path: Path) -> None:
     file = write(tmp_path / "part-0", [small_line(i) for i in range(10)])
     for offset in (5, 10**6):
         with pytest.raises(DataError, match=f"cannot go on at byte {offset}.*has changed since"):
-            list(form.read(Unit(file), BadRows(), Mark(0, 3, offset)))
+            list(form.read(Unit(file), BadSamples(), Mark(0, 3, offset)))
     packed = tmp_path / "part-1.gz"
     packed.write_bytes(gzip.compress(b"0\t1\ta\tb\n" * 4))
-    with pytest.raises(DataError, match="cannot go on after row 9: there are only 4"):
-        list(form.read(Unit(str(packed)), BadRows(), Mark(0, 9)))
+    with pytest.raises(DataError, match="cannot go on after sample 9: there are only 4"):
+        list(form.read(Unit(str(packed)), BadSamples(), Mark(0, 9)))
 
 
 # ---- what bad input gets ----
@@ -253,7 +255,7 @@ def test_bad_criteo_rows(bad: str, message: str, reason: str, packed: bool, tmp_
     file = tmp_path / "part-0"
     file.write_bytes(gzip.compress(raw) if packed else raw)
     form = CriteoFormat(SMALL, max_line=100)
-    stream = form.read(Unit(str(file)), BadRows())
+    stream = form.read(Unit(str(file)), BadSamples())
     assert len(next(stream).batch) == 2  # what was fine comes first
     with pytest.raises(BadRowError, match=message) as caught:
         next(stream)
@@ -261,15 +263,15 @@ def test_bad_criteo_rows(bad: str, message: str, reason: str, packed: bool, tmp_
     assert "(on_bad_row='skip', or --on-bad-row skip, counts and skips such rows)" in str(caught.value)
     assert (caught.value.line, caught.value.reason) == (3, reason)
 
-    bad_rows = BadRows("skip")
-    (chunk,) = form.read(Unit(str(file)), bad_rows)
+    bad_samples = BadSamples("skip")
+    (chunk,) = form.read(Unit(str(file)), bad_samples)
     assert chunk.lines.tolist() == [1, 2, 4]
-    assert bad_rows.counts == {reason: 1}
+    assert bad_samples.counts == {reason: 1}
 
 
 def test_unlabelled_rows_are_named(tmp_path: Path) -> None:
     file = write(tmp_path / "test", ["1\ta\tb"])
-    with pytest.raises(BadRowError, match="labelled=False reads rows without a label"):
+    with pytest.raises(BadRowError, match="labelled=False reads samples without a label"):
         read_all(CriteoFormat(SMALL), file)
     (row,) = read_all(CriteoFormat(SMALL, labelled=False), file)
     assert np.isnan(row[0])
@@ -282,9 +284,9 @@ def test_bad_multislot_row(tmp_path: Path) -> None:
     form = MultiSlotFormat(SMALL)
     with pytest.raises(BadRowError, match="line 2, column 8: label is not 0 or 1: '3'"):
         read_all(form, file)
-    bad_rows = BadRows("skip")
-    assert len(rows_of(form.read(Unit(file), bad_rows))) == 1
-    assert bad_rows.counts == {
+    bad_samples = BadSamples("skip")
+    assert len(rows_of(form.read(Unit(file), bad_samples))) == 1
+    assert bad_samples.counts == {
         "label is not 0 or 1": 1,
         "zero values in a slot": 1,
         "wrong number of values in a slot": 1,
@@ -303,25 +305,25 @@ def test_line_numbers_are_the_files_even_in_a_byte_range(tmp_path: Path) -> None
     form = CriteoFormat(SMALL)
     units = form.plan([file], 4)
     assert len(units) == 4
-    assert len(next(form.read(units[0], BadRows())).batch) > 10
+    assert len(next(form.read(units[0], BadSamples())).batch) > 10
     with pytest.raises(BadRowError, match="line 42, column 2"):
-        list(form.read(units[3], BadRows()))
+        list(form.read(units[3], BadSamples()))
     start = sum(len(line) + 1 for line in lines[:45])
     with pytest.raises(BadRowError, match="line 42"):
-        list(form.read(Unit(file), BadRows(), Mark(0, 30, start - sum(len(x) + 1 for x in lines[30:45]))))
+        list(form.read(Unit(file), BadSamples(), Mark(0, 30, start - sum(len(x) + 1 for x in lines[30:45]))))
 
 
 def test_an_over_long_line_is_not_held_in_memory(tmp_path: Path) -> None:
     file = tmp_path / "part-0"
     file.write_bytes(b"0\t1\ta\tb\n" + b"x" * 3_000_000 + b"\n1\t2\tc\td\n")
-    bad_rows = BadRows("skip")
+    bad_samples = BadSamples("skip")
     form = CriteoFormat(SMALL)
-    rows = rows_of(form.read(Unit(str(file)), bad_rows))
+    rows = rows_of(form.read(Unit(str(file)), bad_samples))
     assert [row[0] for row in rows] == [0, 1]
-    assert bad_rows.counts == {"over-long line": 1}
+    assert bad_samples.counts == {"over-long line": 1}
     for unit in form.plan([str(file)], 5):
-        list(form.read(unit, bad_rows))
-    assert bad_rows.counts == {"over-long line": 2}
+        list(form.read(unit, bad_samples))
+    assert bad_samples.counts == {"over-long line": 2}
 
 
 def test_truncated_and_corrupt_gzip(tmp_path: Path) -> None:
@@ -337,15 +339,15 @@ def test_truncated_and_corrupt_gzip(tmp_path: Path) -> None:
         file = tmp_path / name
         file.write_bytes(content)
         with pytest.raises(DataError, match=message) as caught:
-            list(form.read(Unit(str(file)), BadRows("skip")))
+            list(form.read(Unit(str(file)), BadSamples("skip")))
         assert str(file) in str(caught.value)
     plain = write(tmp_path / "not.gz", lines[:3])
     with pytest.raises(DataError, match=r"ends in \.gz but the content is not gzip"):
-        list(form.read(Unit(plain), BadRows()))
+        list(form.read(Unit(plain), BadSamples()))
     nothing = tmp_path / "nothing.gz"
     nothing.write_bytes(gzip.compress(b""))
     with pytest.raises(DataError, match="the file is empty"):
-        list(form.read(Unit(str(nothing)), BadRows()))
+        list(form.read(Unit(str(nothing)), BadSamples()))
 
 
 @pytest.mark.parametrize("call", ["plan", "read"])
@@ -353,7 +355,7 @@ def test_files_that_cannot_be_read(call: str, tmp_path: Path, monkeypatch: pytes
     form = CriteoFormat(SMALL)
 
     def use(file: Path) -> object:
-        return form.plan([str(file)], 2) if call == "plan" else list(form.read(Unit(str(file)), BadRows()))
+        return form.plan([str(file)], 2) if call == "plan" else list(form.read(Unit(str(file)), BadSamples()))
 
     with pytest.raises(DataError, match="missing: no such file or folder; check the path"):
         use(tmp_path / "missing")
@@ -385,9 +387,9 @@ def test_random_files_never_crash(raw: bytes, pieces: int, tmp_path: Path) -> No
     if raw.startswith(b"\x1f\x8b"):
         return
     for form in (CriteoFormat(SMALL, max_line=50), MultiSlotFormat(SMALL, max_line=50)):
-        bad_rows = BadRows("skip")
-        good = sum(len(c.batch) for unit in form.plan([str(file)], pieces) for c in form.read(unit, bad_rows))
-        assert good + sum(bad_rows.counts.values()) == len(raw.removesuffix(b"\n").split(b"\n"))
+        bad_samples = BadSamples("skip")
+        good = sum(len(c.batch) for unit in form.plan([str(file)], pieces) for c in form.read(unit, bad_samples))
+        assert good + sum(bad_samples.counts.values()) == len(raw.removesuffix(b"\n").split(b"\n"))
 
 
 # ---- factory ----
@@ -399,11 +401,12 @@ def test_format_for(tmp_path: Path) -> None:
     (tmp_path / "c.gz").write_bytes(gzip.compress(Path(criteo).read_bytes()))
     assert guess_format(criteo, CRITEO) == guess_format(str(tmp_path / "c.gz"), CRITEO) == "criteo"
     assert guess_format(slots, CRITEO) == "multislot"
-    assert guess_format("x.parquet", CRITEO) == "parquet"
+    pq.write_table(pa.table({"a": ["x"]}), tmp_path / "p")
+    assert guess_format(str(tmp_path / "p"), CRITEO) == "parquet"
     assert isinstance(format_for("auto", CRITEO, files=[slots]), MultiSlotFormat)
     assert isinstance(format_for("criteo", CRITEO), CriteoFormat)
     odd = write(tmp_path / "odd", ["hello there"])
-    with pytest.raises(DataError, match=r"looks like no known format.*'hello there'; name the format"):
+    with pytest.raises(DataError, match=r"no known format .criteo: label, numbers .*'hello there'; name the format"):
         guess_format(odd, CRITEO)
     with pytest.raises(ConfigError, match="format='csv' is not a format; choose auto, criteo"):
         format_for("csv", CRITEO)
@@ -411,3 +414,33 @@ def test_format_for(tmp_path: Path) -> None:
         format_for("pipe", CRITEO)
     with pytest.raises(ConfigError, match="pipe_command is given, but format='criteo'"):
         format_for("criteo", CRITEO, pipe_command="cat")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_of_the_table_keeps_the_contract(name: str) -> None:
+    found = format_class(name)
+    assert issubclass(found, Format)
+    made = found.create(CRITEO, FormatOptions(pipe_command="cat"))
+    assert isinstance(made, found)
+    assert made.schema is CRITEO
+    assert can_be_cut(name, None) is found.cuttable
+    assert not can_be_cut(name, "cat")
+    assert not found.guess(Head("junk", b"hello there\n"), CRITEO)
+    assert not found.guess(Head("junk", bytes(100)), CRITEO)
+
+
+def test_a_format_from_outside_is_a_line_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Commas(CriteoFormat):
+        @classmethod
+        def guess(cls, head: Head, schema: Schema) -> bool:
+            return head.line.startswith(b"#commas")
+
+    file = write(tmp_path / "c", ["#commas"])
+    monkeypatch.setitem(FORMATS, "commas", Commas)
+    assert guess_format(file, CRITEO) == "commas"
+    assert isinstance(format_for("commas", CRITEO), Commas)
+    assert format_help() == "auto, criteo, multislot, parquet or commas."
+    monkeypatch.delitem(FORMATS, "commas")
+    assert format_help() == "auto, criteo, multislot or parquet."
+    with pytest.raises(ConfigError, match="format='commas' is not a format; choose auto, criteo, multislot, pipe"):
+        format_class("commas")

@@ -127,6 +127,8 @@ def test_stable_hash_is_xxh64() -> None:
         assert dg.stable_hash(data, seed) == xxhash.xxh64_intdigest(data, seed)
     assert dg.stable_hash("größe") == xxhash.xxh64_intdigest("größe".encode())
     assert dg.stable_hash(b"\xff\xfe".decode("utf-8", "surrogateescape")) == xxhash.xxh64_intdigest(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"stable_hash\('\\ud800'\): not valid Unicode"):
+        dg.stable_hash("\ud800")
 
 
 def test_importing_a_generator_loads_nothing_heavy() -> None:

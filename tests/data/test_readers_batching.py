@@ -98,16 +98,16 @@ def test_rows_sizes_and_marks_always_add_up(units: list[list[int]], batch_size: 
     for batch in batches:
         row += len(batch)
         for mark in batch.marks:
-            assert mark.rows >= consumed.get(mark.unit, mark).rows
+            assert mark.samples >= consumed.get(mark.unit, mark).samples
             consumed[mark.unit] = mark
         if batch is not batches[-1]:
-            assert sum(mark.rows for mark in consumed.values()) == row
-    assert {unit: (mark.rows, mark.done) for unit, mark in consumed.items()} == {
+            assert sum(mark.samples for mark in consumed.values()) == row
+    assert {unit: (mark.samples, mark.done) for unit, mark in consumed.items()} == {
         unit: (sum(sizes), True) for unit, sizes in enumerate(units)
     }
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
 def test_a_senseless_batch_size_is_refused(size: int) -> None:
-    with pytest.raises(ConfigError, match=r"batch_size=.* must be a whole number of rows"):
+    with pytest.raises(ConfigError, match=r"batch_size=.* must be a whole number of samples"):
         Cutter(size)

@@ -14,7 +14,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
 from sparsefleet.data.base import Reader
 from sparsefleet.data.in_memory import InMemoryDataset, draw_order
-from sparsefleet.data.row_blocks import Block, BlockBuilder, RowBlocks, join_small
+from sparsefleet.data.sample_blocks import Block, BlockBuilder, SampleBlocks, join_small
 
 
 def loaded(sizes: list[int], batch_size: int = 8, *, shuffle: int | None = None, **settings: object) -> InMemoryDataset:
@@ -40,7 +40,7 @@ class TestInMemoryInOrder(ReaderContract):
         with pytest.raises(OSError, match="file 1 cannot be read beyond row 2") as caught:
             reader.load_into_memory()
         assert "_read" in [entry.name for entry in caught.traceback]
-        with pytest.raises(ConfigError, match="no rows in memory"):
+        with pytest.raises(ConfigError, match="no samples in memory"):
             reader.epoch()
 
 
@@ -97,13 +97,13 @@ def test_a_position_of_other_rows_or_another_shuffle_is_refused() -> None:
         loaded([53], shuffle=2).seek(position)
     with pytest.raises(ConfigError, match="with the seed 1, here it is None"):
         loaded([53]).seek(position)
-    with pytest.raises(ConfigError, match="rows in memory 53, here it is 52"):
+    with pytest.raises(ConfigError, match="samples in memory 53, here it is 52"):
         loaded([52], shuffle=1).seek(position)
     with pytest.raises(ConfigError, match="another list of files"):
         loaded([53, 1], shuffle=1).seek(position)
     for change, message in (
         ({"epoch": -1}, "epoch or order is missing"),
-        ({"units": [["", 0, 99]]}, "go beyond the 53 rows"),
+        ({"units": [["", 0, 99]]}, "go beyond the 53 samples"),
         ({"progress": [[3, 1, -1, False]]}, "makes no sense for 1 units"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -122,7 +122,7 @@ def test_use_before_loading_says_what_to_call() -> None:
         reader.global_shuffle,
         lambda: list(reader.export_rows()),
     ):
-        with pytest.raises(ConfigError, match=r"no rows in memory yet; call load_into_memory\(\) first"):
+        with pytest.raises(ConfigError, match=r"no samples in memory yet; call load_into_memory\(\) first"):
             use()
     with pytest.raises(ConfigError, match="nothing is being loaded"):
         reader.wait_preload_done()
@@ -175,7 +175,7 @@ def test_bad_rows_are_errors_or_are_counted_once() -> None:
     assert reader.skipped() == {"not a number": 2}
     assert reader.get_memory_data_size() == 18
     nothing = FakeFormat([1], bad=frozenset({0}))
-    with pytest.raises(DataError, match="no good rows in 0; skipped: 1 × not a number"):
+    with pytest.raises(DataError, match="no good samples in 0; skipped: 1 × not a number"):
         InMemoryDataset(nothing.files, nothing, on_bad_row="skip").load_into_memory()
 
 
@@ -186,7 +186,7 @@ def test_rows_go_out_and_come_in_as_batches() -> None:
     assert one.get_memory_data_size() == 35
     assert order_of(one) == [*range(0, 30, 2), *range(20)]
     strange = Batch.from_slots({"z": ([1], [0, 1])})
-    with pytest.raises(ConfigError, match="do not fit among rows"):
+    with pytest.raises(ConfigError, match="do not fit among samples"):
         one.import_rows([strange])
 
 
@@ -217,14 +217,14 @@ def test_setters_are_refused_once_loading_has_begun() -> None:
 
 def test_blocks_give_any_rows_in_any_order() -> None:
     batches = [rows(0, 5), rows(5, 6), rows(6, 40), rows(40, 41)]
-    builder = BlockBuilder(("a", "b"), 2, block_rows=6)
+    builder = BlockBuilder(("a", "b"), 2, block_samples=6)
     for batch in batches:
         builder.add(batch)
-    held = RowBlocks(("a", "b"), 2, builder.finish())
+    held = SampleBlocks(("a", "b"), 2, builder.finish())
     assert len(held) == 41
     order = np.random.default_rng(0).integers(0, 41, 100)
     assert same(held.gather(order), Batch.concat([rows(n, n + 1) for n in order]))
-    assert same(Batch.concat(list(held.export(rows_at_a_time=7))), rows(0, 41))
+    assert same(Batch.concat(list(held.export(at_a_time=7))), rows(0, 41))
     assert len(held.gather(order[:0])) == 0
 
 
@@ -239,7 +239,7 @@ def test_blocks_of_equal_rows_take_the_short_way() -> None:
             slots=("a", "b", "c"),
         )
 
-    held = RowBlocks(("a", "b", "c"), 0, [Block.of([make(0, 10)]), Block.of([make(10, 13)])])
+    held = SampleBlocks(("a", "b", "c"), 0, [Block.of([make(0, 10)]), Block.of([make(10, 13)])])
     order = np.asarray([12, 0, 5, 11, 5])
     assert same(held.gather(order), make(0, 13).take(order))
 
@@ -250,15 +250,15 @@ def test_blocks_of_equal_and_of_unequal_rows_go_together() -> None:
     blocks = [Block.of([batch]) for batch in (rows(0, 9), equal, rows(9, 12))]
     assert [block.bag_size for block in blocks] == [None, 1, None]
     order = np.random.default_rng(1).permutation(14)
-    assert same(RowBlocks(("a", "b"), 2, blocks).gather(order), whole.take(order))
-    assert same(RowBlocks(("a", "b"), 2, join_small(blocks, ("a", "b"))).gather(order), whole.take(order))
+    assert same(SampleBlocks(("a", "b"), 2, blocks).gather(order), whole.take(order))
+    assert same(SampleBlocks(("a", "b"), 2, join_small(blocks, ("a", "b"))).gather(order), whole.take(order))
 
 
 def test_many_small_blocks_become_few_in_the_same_order() -> None:
     blocks = [Block.of([rows(n, n + 1)]) for n in range(30)]
-    joined = join_small(blocks, ("a", "b"), block_rows=8)
+    joined = join_small(blocks, ("a", "b"), block_samples=8)
     assert [len(block) for block in joined] == [8, 8, 8, 6]
-    assert same(RowBlocks(("a", "b"), 2, joined).gather(np.arange(30)), rows(0, 30))
+    assert same(SampleBlocks(("a", "b"), 2, joined).gather(np.arange(30)), rows(0, 30))
 
 
 def test_rows_in_memory_take_less_than_batches_do() -> None:

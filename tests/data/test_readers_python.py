@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reader_contract import SCHEMA, ReaderContract, drain, numbers, reading_threads, rows, same
+from reader_contract import (
+    SCHEMA,
+    ReaderContract,
+    drain,
+    numbers,
+    reading_threads,
+    rows,
+    same,
+    wait_until_a_reader_waits,
+)
+from waiting import wait_until
 
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError, DataError, SparseFleetError
@@ -18,7 +28,7 @@ from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.base import Reader
 from sparsefleet.data.feeder import Feeder
 from sparsefleet.data.py_reader import PyReader
-from sparsefleet.data.python_rows import batch_of, batch_of_samples
+from sparsefleet.data.python_samples import batch_of, batch_of_samples
 from sparsefleet.data.stable_hash import stable_hash
 
 ROWS = 53
@@ -148,7 +158,7 @@ def test_an_iterable_that_has_become_shorter_is_an_error() -> None:
         position = reader.position()
     shorter = PyReader(SCHEMA, lambda: map(sample, range(20)), 10)
     shorter.seek(position)
-    with pytest.raises(DataError, match="ended after 20 rows, but the position says that 30 rows had been drawn"):
+    with pytest.raises(DataError, match="ended after 20 samples, but the position says that 30 samples had been drawn"):
         drain(shorter)
 
 
@@ -200,15 +210,12 @@ def test_close_does_not_wait_long_for_a_generator_that_sleeps(caplog: pytest.Log
         yield rows(5, 9)
 
     with PyReader(SCHEMA, source, 4).epoch(2):
-        time.sleep(0.05)
+        wait_until_a_reader_waits()
         started = time.monotonic()
     assert time.monotonic() - started < 1.5
     assert "still busy in a read" in caplog.text
     wake.set()
-    deadline = time.monotonic() + 3
-    while reading_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert reading_threads() == []
+    wait_until(lambda: not reading_threads(), 10, "the end of the reading threads")
 
 
 def test_reading_ahead_is_bounded() -> None:
@@ -221,7 +228,7 @@ def test_reading_ahead_is_bounded() -> None:
 
     with PyReader(SCHEMA, source, 10, capacity=3).epoch() as epoch:
         next(epoch.streams[0])
-        time.sleep(0.1)
+        wait_until_a_reader_waits()
         assert len(drawn) < 10
 
 
@@ -328,19 +335,21 @@ GOOD = {"label": [0, 1], "dense": np.zeros((2, 2)), "a": [[1], [2]], "b": [[3], 
     [
         ({"c": [1, 2]}, "c is not in the schema; it has label 'label'"),
         ({"a": None}, "no column for slot a"),
-        ({"a": [[1]]}, "differ in their number of rows: .*'a': 1, 'b': 2"),
-        ({"label": [0, 1, 1]}, "differ in their number of rows"),
-        ({"dense": np.zeros((2, 3))}, r"must have shape \[rows, 2\]; got \[2, 3\]"),
-        ({"dense": np.zeros((3, 2))}, "differ in their number of rows"),
+        ({"a": [[1]]}, "differ in their number of samples: .*'a': 1, 'b': 2"),
+        ({"label": [0, 1, 1]}, "differ in their number of samples"),
+        ({"dense": np.zeros((2, 3))}, r"must have shape \[samples, 2\]; got \[2, 3\]"),
+        ({"dense": np.zeros((3, 2))}, "differ in their number of samples"),
         ({"label": ["yes", "no"]}, "column 'label' is not made of numbers"),
-        ({"dense": [[1, 2], [3]]}, "column 'dense' is not made of numbers, or its rows differ"),
+        ({"dense": [[1, 2], [3]]}, "column 'dense' is not made of numbers, or its samples differ"),
         ({"a": [[1.5], [2]]}, "slot 'a' has 1.5 of type float"),
         ({"a": np.asarray([1.5, 2])}, "slot 'a' has 1.5 of type float"),
         ({"a": [[-1], [2]]}, "slot 'a' has the key -1"),
         ({"a": [[2**64], [2]]}, "slot 'a' has 18446744073709551616"),
         ({"a": [[True], [2]]}, "slot 'a' has True of type bool"),
-        ({"a": np.zeros((2, 1, 1), int)}, r"an array must be \[rows\] or \[rows, values\]"),
+        ({"a": np.zeros((2, 1, 1), int)}, r"an array must be \[samples\] or \[samples, values\]"),
         ({"a": 5}, "must be a list of lists"),
+        ({"a": [["x\udc80"], [2]]}, r"slot 'a' has 'x\\udc80', which is not valid Unicode: .* give bytes"),
+        ({"a": ["\ud800", "y"]}, r"slot 'a' has '\\ud800', which is not valid Unicode"),
         ({"a": ([1, 2], [0, 1, 3])}, "offsets end at 3, but there are 2 keys"),
         ({"a": ([1, 2], [0, 2, 1])}, "start at 0 and never decrease"),
     ],
@@ -358,6 +367,12 @@ def test_a_bad_batch_is_refused(change: dict[str, Any], message: str) -> None:
         ([{"label": 1, "dense": [1, 2]}, {"label": 1}], "some samples have `dense` and others do not"),
         ([{"label": 1, "z": 1}], "z is not in the schema"),
         ([5], "a sample must be a dict; got int"),
+        ([{"label": 1, "d0": "1e-400"}], "column 'd0' is not made of numbers: not a number: '1e-400'"),
+        ([{"label": 1, "d0": "inf"}], "column 'd0' is not made of numbers"),
+        ([{"label": 1, "d0": float("inf")}], "dense feature 'd0' has inf: number too large for float32"),
+        ([{"label": 1, "d0": "2e39"}], r"dense feature 'd0' has 2e\+39: number too large for float32"),
+        ([{"label": 1, "d0": -1e300}], r"dense feature 'd0' has -1e\+300: number too large for float32"),
+        ([{"label": 1, "a": "x\udc80"}], "not valid Unicode"),
     ],
 )
 def test_a_bad_sample_is_refused(bad: list[Any], message: str) -> None:

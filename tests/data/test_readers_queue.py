@@ -7,7 +7,7 @@ import time
 import tracemalloc
 
 import pytest
-from reader_contract import FakeFormat, ReaderContract, drain, numbers, reading_threads
+from reader_contract import FakeFormat, ReaderContract, drain, numbers, reading_threads, wait_until_a_reader_waits
 
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
 from sparsefleet.data.base import Reader
@@ -122,7 +122,7 @@ def test_resume_counts_skipped_rows_too() -> None:
 
 def test_nothing_but_bad_rows_says_why() -> None:
     format = FakeFormat([2], bad=frozenset({0, 1}))
-    with pytest.raises(DataError, match="no good rows in 0; skipped: 2 × not a number"):
+    with pytest.raises(DataError, match="no good samples in 0; skipped: 2 × not a number"):
         drain(QueueDataset(format.files, format, on_bad_row="skip"))
 
 
@@ -153,8 +153,8 @@ def test_a_changed_file_is_refused(tmp_path) -> None:  # type: ignore[no-untyped
     path.write_bytes(b"x" * 100)
 
     class OneFile(FakeFormat):
-        def read(self, unit, bad_rows, resume=None):  # type: ignore[no-untyped-def]
-            return super().read(Unit("0", unit.start, unit.stop), bad_rows, resume)
+        def read(self, unit, bad_samples, resume=None):  # type: ignore[no-untyped-def]
+            return super().read(Unit("0", unit.start, unit.stop), bad_samples, resume)
 
     reader = QueueDataset(path, OneFile([10]), 4)
     with reader.epoch() as epoch:
@@ -191,7 +191,7 @@ def test_a_damaged_position_is_refused(change: dict[str, object], message: str) 
 
 def test_a_thread_whose_input_has_ended_helps_with_the_rest() -> None:
     reader = dataset([8, 400], capacity=2)  # two whole files: without help one stream would get fifty times the other's
-    reader.set_format(FakeFormat([8, 400], cuttable=False))
+    reader.set_format(FakeFormat([8, 400], cut=False))
     with reader.epoch(threads=2) as epoch:
         first, second = epoch.streams
         mine = [next(first) for _ in range(3)]
@@ -216,7 +216,7 @@ def test_a_batch_is_in_the_position_only_when_all_before_it_are() -> None:
 def test_close_stops_a_reader_that_waits_at_a_full_queue() -> None:
     reader = dataset([5000], batch_size=1, capacity=1)
     epoch = reader.epoch(2)
-    time.sleep(0.05)
+    wait_until_a_reader_waits()
     started = time.monotonic()
     with epoch:
         pass
@@ -226,7 +226,7 @@ def test_close_stops_a_reader_that_waits_at_a_full_queue() -> None:
 
 def test_close_interrupts_a_format_that_blocks_and_offers_cancel() -> None:
     class Blocking(FakeFormat):
-        def read(self, unit, bad_rows, resume=None):  # type: ignore[no-untyped-def]
+        def read(self, unit, bad_samples, resume=None):  # type: ignore[no-untyped-def]
             class Chunks:
                 released = threading.Event()
 
@@ -243,7 +243,7 @@ def test_close_interrupts_a_format_that_blocks_and_offers_cancel() -> None:
             return Chunks()
 
     with QueueDataset(["0"], Blocking([5])).epoch():
-        time.sleep(0.05)
+        wait_until_a_reader_waits()
         started = time.monotonic()
     assert time.monotonic() - started < 1
     assert reading_threads() == []

@@ -8,6 +8,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -120,7 +122,7 @@ def test_shares_are_even_without_overlap_and_complete(
         shares = [split_units(names, worker, workers) for worker in range(workers)]
     except ConfigError:
         for worker in range(workers):
-            with pytest.raises(ConfigError, match=r"cannot be cut|some would get no row"):
+            with pytest.raises(ConfigError, match=r"cannot be cut|some would get no sample"):
                 split_units(names, worker, workers)
         assert len(names) < workers
         return
@@ -267,12 +269,12 @@ def test_files_that_cannot_be_cut_are_refused_by_name(tmp_path: Path) -> None:
 
     disguised = tmp_path / "rows"
     packed.rename(disguised)
-    with pytest.raises(ConfigError, match="compressed or Parquet"):
+    with pytest.raises(ConfigError, match="compressed or not text"):
         split_files([disguised], 0, 2)
 
     parquet = tmp_path / "rows.parquet"
-    parquet.write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match=r"\.parquet files are read whole only"):
+    pq.write_table(pa.table({"a": [1, 2]}), parquet)
+    with pytest.raises(ConfigError, match="compressed or not text, which is read whole only"):
         split_files([parquet], 0, 2)
 
     plain = tmp_path / "plain"
@@ -301,7 +303,7 @@ def test_too_few_rows_for_the_workers_are_refused_by_every_worker(tmp_path: Path
     path = tmp_path / "rows"
     path.write_bytes(content)
     for worker in range(3):
-        with pytest.raises(ConfigError, match="cannot be shared by 3 workers: some would get no row"):
+        with pytest.raises(ConfigError, match="cannot be shared by 3 workers: some would get no sample"):
             split_files([path], worker, 3)
 
 

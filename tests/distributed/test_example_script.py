@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.fleet.roles import ROLE_VARIABLES
 from sparsefleet.launch.addresses import HeldEndpoints
 from sparsefleet.launch.reaper import members

@@ -40,7 +40,8 @@ def test_all_trainers_score_the_same_model_after_an_epoch(mode):
     with cluster(2) as fleet:
         outcomes = fleet.train(readers(shares), optim.SGD(1e-2), DistributedStrategy(mode=mode), test=readers(tests))
         # A model that takes all its parameters from the servers.
-        there = outcomes[0].trainer.evaluate(small_model(seed=7), Given([*tests[0], *tests[1]]))
+        scorer = Trainer(optim.SGD(1e-2), store=outcomes[0].trainer.store)
+        there = scorer.evaluate(small_model(seed=7), Given([*tests[0], *tests[1]]))
     for outcome in outcomes:
         assert outcome.result.test == pytest.approx(there, rel=1e-5)
         assert outcome.result.train == outcomes[0].result.train

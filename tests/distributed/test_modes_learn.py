@@ -13,7 +13,7 @@ from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.files import list_files
 from sparsefleet.data.open import open_reader
 from sparsefleet.data.split import split_files
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.fleet import DistributedStrategy
 from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.train import Trainer

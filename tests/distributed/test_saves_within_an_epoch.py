@@ -13,9 +13,9 @@ from small_jobs import TABLE, Given, batches, in_threads, small_model
 
 from sparsefleet import optim
 from sparsefleet.checkpoint import Checkpoint, latest
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.fleet import DistributedStrategy, Role
-from sparsefleet.fleet.job import FleetJob
+from sparsefleet.fleet.optimizer import DistributedOptimizer
 from sparsefleet.metrics import ClickMetrics
 from sparsefleet.train import SavePolicy, Trainer
 
@@ -191,7 +191,7 @@ def test_another_number_of_trainers_is_refused(tmp_path: Path, data: str) -> Non
 @pytest.mark.parametrize("mode", ["sync", "half_async"])
 def test_threads_that_wait_for_each_other_hold_up_no_save(tmp_path: Path, mode: str) -> None:
     """In one process, where nothing but the trainer itself keeps its threads from pushing meanwhile."""
-    job = FleetJob(optim.SGD(1e-2), DistributedStrategy(mode=mode).resolved(), Role())
+    job = DistributedOptimizer(optim.SGD(1e-2), DistributedStrategy(mode=mode).resolved(), Role())
     policy = SavePolicy(str(tmp_path), every_steps=2, keep=100)
     result = []
     in_threads([lambda: result.append(Trainer(job, threads=3).fit(small_model(), Given(batches(60)), save=policy))])

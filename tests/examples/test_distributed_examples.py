@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import sparsefleet
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.fleet.roles import ROLE_VARIABLES
 from sparsefleet.launch.addresses import HeldEndpoints
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from sparsefleet.core.schema import CRITEO
-from sparsefleet.data.tools.show import show
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.show import show
+from sparsefleet.datasets.synth import SynthSpec, synth
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCES = EXAMPLES.parent / "src"

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from sparsefleet.optim import SGD, Adam
 from sparsefleet.serving import Predictor
 from sparsefleet.store import LocalStore
 from sparsefleet.train import Trainer, attach
-from sparsefleet.train.session import Session
+from sparsefleet.train.binding import BoundModel
 
 
 def test_a_bundle_scores_as_infer_does(trained, tmp_path):
@@ -85,6 +86,21 @@ def test_rare_rows_are_left_out(trained, tmp_path):
     assert (done.manifest.tables[0].rows, done.manifest.tables[0].dropped) == (kept, dropped)
     assert kept
     assert dropped
+
+
+def test_a_bundle_without_any_row_is_refused(trained, tmp_path):
+    message = r"min_seen=1000000 leaves no row of table 'SparseFeatFactors'.* at most \d+ times"
+    with pytest.raises(BundleError, match=message):
+        export_checkpoint(trained.checkpoint(3), tmp_path / "none", min_seen=1_000_000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_writes_to_local_paths_only(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["export", str(trained.run), "--out", "s3://bucket/v1"])
+    assert result.exit_code == 1
+    assert "local path" in result.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command(trained, tmp_path):
@@ -182,7 +198,7 @@ class Unused(Own):
 )
 def test_models_that_cannot_be_served_are_refused(tmp_path, kind, message):
     model, store = kind(), LocalStore()
-    Session(model, store, SGD(0.1), 0)
+    BoundModel(model, store, SGD(0.1), 0)
     with pytest.raises(BundleError, match=message):
         export_model(model, store, tmp_path / "b", schema=OWN)
     assert not (tmp_path / "b").exists()
@@ -200,7 +216,7 @@ class Bare(nn.Module):
 
 def test_a_model_without_dense_input(tmp_path):
     model, store = Bare(), LocalStore()
-    Session(model, store, SGD(0.1), 0)
+    BoundModel(model, store, SGD(0.1), 0)
     export_model(model, store, tmp_path / "b", schema=OWN)
     predictor = Predictor(tmp_path / "b")
     assert predictor.bundle.network.dense is None
@@ -220,6 +236,10 @@ def test_an_export_never_replaces_what_is_no_bundle(trained, tmp_path):
         export_checkpoint(trained.checkpoint(1), tmp_path / "file")
     with pytest.raises(ConfigError, match="local path"):
         export_checkpoint(trained.checkpoint(1), "mock:///bucket/x")
+    with pytest.raises(ConfigError, match="local path"):  # `Path` has taken one of the two slashes
+        export_checkpoint(trained.checkpoint(1), Path("s3://bucket/v1"))
+    with pytest.raises(BundleError, match="local disk"):
+        Bundle.open("s3://bucket/v1")
     assert Checkpoint.open(trained.checkpoint(1))
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export import Bundle
+from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.rows_file import RowsHeader
-from sparsefleet.kernels.bundle_rows import RowType
 from sparsefleet.serving import Predictor
 
 TABLE = "SparseFeatFactors"

@@ -7,8 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from server_processes import servers
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.fleet.facade import Fleet
+from sparsefleet.fleet.roles import Role
 from sparsefleet.fleet.security import Security
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificates with openssl")
@@ -109,3 +112,31 @@ def test_what_is_wrong_names_its_variable(tmp_path: Path) -> None:
         Security.from_environment({"SPARSEFLEET_TLS_CERT": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"SPARSEFLEET_TLS_ROOTS='/nowhere' cannot be read: No such file"):
         Security.from_environment({"SPARSEFLEET_TLS_ROOTS": "/nowhere"})
+
+
+@pytest.mark.parametrize("token", [None, "of my own"])
+def test_a_trainer_without_a_token_says_once_what_that_means(
+    token: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for variable in ("SPARSEFLEET_TOKEN", "SPARSEFLEET_INSECURE"):
+        monkeypatch.delenv(variable, raising=False)
+    if token:
+        monkeypatch.setenv("SPARSEFLEET_TOKEN", token)
+    with servers() as made:
+        trainer = Fleet()
+        trainer.init(Role.worker(0, 1, made.start(1).endpoints))
+        trainer.init_worker()
+        trainer.init_worker()
+        trainer.stop_worker()
+        trainer.init(Role.from_environment({}))  # the process belongs to no job any more
+    said = [record.getMessage() for record in caplog.records if "has no token" in record.getMessage()]
+    assert len(said) == (0 if token else 1)
+    assert all("worker 0 has no token: every user of this machine" in line for line in said)
+
+
+def test_servers_of_other_hosts_want_a_token_themselves(caplog: pytest.LogCaptureFixture) -> None:
+    Security().warn_if_open("worker 0", ["10.0.0.1:5", "127.0.0.1:5"])
+    Security(insecure=True).warn_if_open("worker 0", ["127.0.0.1:5"])
+    assert caplog.records == []
+    Security().warn_if_open("worker 0", ["[::1]:5", "127.0.0.1:5"])
+    assert len(caplog.records) == 1

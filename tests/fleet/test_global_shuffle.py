@@ -16,13 +16,13 @@ from sparsefleet import fleet
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError, DataError, StoreError
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
-from sparsefleet.data.formats.base import BadRows, Chunk, Unit
+from sparsefleet.data.formats.base import BadSamples, Chunk, Unit
 from sparsefleet.data.in_memory import InMemoryDataset
-from sparsefleet.data.row_bytes import Bytes, from_bytes, to_bytes
+from sparsefleet.data.sample_bytes import Bytes, from_bytes, to_bytes
 from sparsefleet.fleet.shuffle import exchange
 from sparsefleet.server.config import ServerConfig
-from sparsefleet.server.cut import PushLane
-from sparsefleet.server.mail import Mail
+from sparsefleet.server.ledger import Account
+from sparsefleet.server.letters import Letters
 from sparsefleet.server.sessions import Sessions
 from sparsefleet.store.remote import RemoteStore
 from sparsefleet.store.wire import Letter
@@ -38,7 +38,7 @@ class Numbered:
     def plan(self, files: list[str], pieces: int) -> list[Unit]:
         return [Unit(file) for file in files]
 
-    def read(self, unit: Unit, bad_rows: BadRows, resume: object = None) -> Iterable[Chunk]:
+    def read(self, unit: Unit, bad_samples: BadSamples, resume: object = None) -> Iterable[Chunk]:
         start, stop = map(int, unit.file.split(":"))
         yield Chunk(batch_of(range(start, stop)), np.arange(stop - start) + 1)
 
@@ -70,7 +70,7 @@ class Trainer:
 
     def exchange(self, letters: Iterable[tuple[int, Bytes]]) -> dict[int, list[Bytes]]:
         self._count += 1
-        return exchange(self.store, f"exchange {self._count}", letters)
+        return exchange(self.store.crew, f"exchange {self._count}", letters)
 
 
 def dataset(start: int, stop: int) -> InMemoryDataset:
@@ -156,42 +156,42 @@ def test_an_exchange_needs_the_servers() -> None:
 
 
 def test_a_letter_counts_once_and_is_given_until_the_next_is_asked_for() -> None:
-    mail, lane = Mail(Sessions(ServerConfig(workers=2), "me")), PushLane(0, "life", 0)
+    mail, lane = Letters(Sessions(ServerConfig(workers=2), "me")), Account(0, "life", 0)
     for number, text in ((1, b"one"), (1, b"one"), (2, b"two")):
         mail.put(lane, number, "box", 1, Letter(0, False, np.frombuffer(text, np.uint8)), lambda reason: None)
     assert mail.held_bytes == 6
     for asked, expected in ((0, b"one"), (0, b"one"), (1, b"two"), (1, b"two")):
-        letter = mail.take(PushLane(1, "life", 0), "box", asked, [0], 0.0)
+        letter = mail.take(Account(1, "life", 0), "box", asked, [0], 0.0)
         assert letter is not None
         assert letter.body.tobytes() == expected
-    assert mail.take(PushLane(1, "life", 0), "box", 2, [0], 0.0) is None
+    assert mail.take(Account(1, "life", 0), "box", 2, [0], 0.0) is None
     assert mail.held_bytes == 0
     with pytest.raises(StoreError, match="letter 0 of 'box' is gone"):
-        mail.take(PushLane(1, "life", 0), "box", 0, [0], 0.0)
+        mail.take(Account(1, "life", 0), "box", 0, [0], 0.0)
 
 
 def test_whoever_brings_too_much_waits() -> None:
-    mail = Mail(Sessions(ServerConfig(workers=2), "me"), held_bytes=10)
+    mail = Letters(Sessions(ServerConfig(workers=2), "me"), held_bytes=10)
     letter = Letter(0, False, np.zeros(8, np.uint8))
-    mail.put(PushLane(0, "life", 0), 1, "box", 1, letter, lambda reason: None)
+    mail.put(Account(0, "life", 0), 1, "box", 1, letter, lambda reason: None)
     second = threading.Thread(
-        target=mail.put, args=(PushLane(0, "life", 1), 1, "box", 1, letter, lambda reason: None), daemon=True
+        target=mail.put, args=(Account(0, "life", 1), 1, "box", 1, letter, lambda reason: None), daemon=True
     )
     second.start()
     second.join(0.3)
     assert second.is_alive()
     assert mail.held_bytes == 8
-    mail.take(PushLane(1, "life", 0), "box", 1, [0], 5.0)
+    mail.take(Account(1, "life", 0), "box", 1, [0], 5.0)
     second.join(5.0)
     assert not second.is_alive()
 
 
-def test_bytes_that_are_no_rows() -> None:
+def test_bytes_that_are_no_samples() -> None:
     data = to_bytes(batch_of(range(10)))
     assert np.array_equal(from_bytes(data, SCHEMA.slot_names, 1).keys, batch_of(range(10)).keys)
-    with pytest.raises(DataError, match="bytes are no rows"):
+    with pytest.raises(DataError, match="bytes hold no samples"):
         from_bytes(data[:8], SCHEMA.slot_names, 1)
-    with pytest.raises(DataError, match="do not hold 10 rows"):
+    with pytest.raises(DataError, match="do not hold 10 samples"):
         from_bytes(data[:-4], SCHEMA.slot_names, 1)
-    with pytest.raises(DataError, match="rows of 2 slots and 1 dense features came; here they have 3 and 1"):
+    with pytest.raises(DataError, match="samples of 2 slots and 1 dense features came; here they have 3 and 1"):
         from_bytes(data, ("a", "b", "c"), 1)

@@ -23,7 +23,7 @@ from sparsefleet.core.errors import CheckpointError, ConfigError, SparseFleetErr
 from sparsefleet.core.initializer import Uniform
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.open import open_reader
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.export import Bundle
 from sparsefleet.models import CTRDNNConfig
 from sparsefleet.nn import SparseEmbedding, dense_input

@@ -12,18 +12,18 @@ from small_jobs import Given, batches, small_model
 
 from sparsefleet import optim
 from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.fleet import Role
 from sparsefleet.fleet.facade import Fleet
 from sparsefleet.store import LocalStore
 from sparsefleet.train import Trainer
-from sparsefleet.train.job import LocalJob
 
 SERVERS = ["127.0.0.1:1"]
 
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    monkeypatch.setattr(LocalJob, "refused", "")
+    monkeypatch.setattr(PROCESS_ROLE, "part_of_job", "")
 
 
 def test_a_trainer_without_the_jobs_optimizer_is_refused_in_a_job_of_several():
@@ -101,7 +101,7 @@ def test_a_script_that_ends_without_stop_worker_is_lost_at_once(end, error):
         )
         assert script.returncode == (0 if not end else 3 if "sys.exit(3)" in end else 1), script.stderr
         with pytest.raises(StoreError, match=error):
-            other.barrier("end", timeout=5)
+            other.crew.barrier("end", timeout=5)
 
 
 def test_a_forked_child_that_ends_is_no_trainer_that_ends():
@@ -111,12 +111,12 @@ def test_a_forked_child_that_ends_is_no_trainer_that_ends():
         end = "import os\nif os.fork() == 0: sys.exit(0)\nos.wait()\nfleet.barrier_worker('end')\nfleet.stop_worker()"
         script = subprocess.Popen([sys.executable, "-c", SCRIPT.format(end=end)], env=environment)
         try:
-            other.barrier("end", timeout=60)
+            other.crew.barrier("end", timeout=60)
             assert script.wait(timeout=30) == 0
         finally:
             script.kill()
             script.wait()
-        assert other.lost_trainers() == []
+        assert other.crew.lost() == []
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,6 @@ def test_stop_worker_on_the_way_out_of_a_script_that_ends_well(end):
         other = job.start(1, "--timeout", "20").store(0, 2)
         environment = {**os.environ, "PYTHONPATH": str(SOURCES), **Role.worker(1, 2, job.endpoints).environment()}
         subprocess.run([sys.executable, "-c", SCRIPT.format(end=end)], env=environment, check=True, timeout=60)
-        other.barrier("end", timeout=5)
-        assert other.lost_trainers() == []
+        other.crew.barrier("end", timeout=5)
+        assert other.crew.lost() == []
         assert other.stats()["workers"]["1"]["state"] in ("gone", "stopped")

@@ -12,7 +12,7 @@ import torch
 
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.open import open_reader
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.export import export_checkpoint
 from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.optim import Adam

@@ -8,12 +8,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from waiting import wait_until
 
 BINARY = shutil.which("redis-server") or ""
 SKIPPED = "there is no redis-server on this machine: apt-get install redis-server (make redis)"
@@ -45,17 +45,18 @@ class RedisServer:
             stderr=subprocess.DEVNULL,
             env={"PATH": os.environ.get("PATH", "")},
         )
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                self.client().ping()
-                return
-            except redis.exceptions.AuthenticationError:
-                return
-            except redis.exceptions.ConnectionError:
-                assert self.process.poll() is None, "redis-server ended at once"
-                assert time.monotonic() < deadline, "redis-server does not answer"
-                time.sleep(0.02)
+        wait_until(self._answers, 20, "an answer of redis-server")
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        try:
+            self.client().ping()
+        except redis.exceptions.AuthenticationError:
+            return True
+        except redis.exceptions.ConnectionError:
+            assert self.process.poll() is None, "redis-server ended at once"
+            return False
+        return True
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None

@@ -19,7 +19,9 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from role_waits import until
 from server_processes import HELPERS, SOURCES
+from waiting import wait_until
 
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
 from sparsefleet.launch.addresses import HeldEndpoints
@@ -100,11 +102,8 @@ class RoleJob:
     def logs(self) -> str:
         return "\n".join(f"--- {name}\n{self.log(name)}" for name in self.processes)
 
-    def wait_until(self, condition: Callable[[], object], seconds: float = 30.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {seconds} s\n{self.logs()}"
-            time.sleep(0.02)
+    def wait_until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
+        wait_until(condition, seconds, lambda: f"something in these logs\n{self.logs()}")
 
     def wait_for_step(self, step: int, *names: str) -> None:
         self.wait_until(lambda: all(f"step {step}\n" in self.log(name) for name in names))
@@ -179,11 +178,11 @@ def _script(options: Options) -> None:
     class Steps(FetchHandler):
         def handler(self, fetched: list[object]) -> None:
             print(f"step {int(fetched[0])}")  # type: ignore[call-overload]
-            time.sleep(options.pace)
+            time.sleep(options.pace)  # steps that take time: faults come while they do
             if fetched[0] == options.fail_at:
                 raise ValueError("a loss that is no number")
-            while options.hold and fetched[0] == 2 and not os.path.exists(options.hold):
-                time.sleep(0.05)
+            if options.hold and fetched[0] == 2:
+                until(options.hold)
             if fetched[0] == options.save_at and fleet.is_first_worker():
                 assert options.save_to
                 fleet.save_persistables(options.save_to)
@@ -205,7 +204,7 @@ def _script(options: Options) -> None:
     fleet.init_worker()
     if options.load:
         print("loading")
-        time.sleep(options.load)
+        time.sleep(options.load)  # data that takes its time to load
     trainer = Trainer(optimizer, threads=options.threads)
     reader: Reader = Given(batches(options.steps, seed=fleet.worker_index(), first_key=options.first_key))
     if options.data:

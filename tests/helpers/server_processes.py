@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from sparsefleet.crew import CutMember, Reports
+from sparsefleet.store.base import RunFacts
 from sparsefleet.store.remote import RemoteStore
-from sparsefleet.store.remote_config import RemoteConfig
+from sparsefleet.store.remote.config import RemoteConfig
 
 HELPERS = Path(__file__).parent
 SOURCES = HELPERS.parents[1] / "src"
@@ -66,6 +68,13 @@ class Servers:
             process.wait(timeout=10)
             if process.stdout:
                 process.stdout.close()
+
+
+def save_together(store: RemoteStore, path: str, member: CutMember, facts: Callable[[Reports], RunFacts]) -> None:
+    """A checkpoint of all trainers' work at one moment, as a run makes it; this one's part in it is `member`."""
+    cut, known = store.crew.at_one_moment(member, store.hold(), lambda reports: (store.cut(), facts(reports)))
+    with cut:
+        cut.write(path, known)
 
 
 def _line(process: subprocess.Popen[str]) -> str:

@@ -15,7 +15,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.base import BatchStream, Epoch, Reader
 from sparsefleet.fleet import DistributedStrategy, Role
-from sparsefleet.fleet.job import FleetJob
+from sparsefleet.fleet.optimizer import DistributedOptimizer
 from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.server import ParameterServer, ServerConfig
@@ -150,9 +150,9 @@ class Cluster:
             [block.table for one in holdings for block in one.blocks()],
         )
 
-    def job(self, rule: UpdateRule, strategy: DistributedStrategy, worker: int, workers: int) -> FleetJob:
-        job = FleetJob(rule, strategy.resolved(), Role.worker(worker, workers, self.endpoints))
-        job.connect(self.store(worker, workers))
+    def job(self, rule: UpdateRule, strategy: DistributedStrategy, worker: int, workers: int) -> DistributedOptimizer:
+        job = DistributedOptimizer(rule, strategy.resolved(), Role.worker(worker, workers, self.endpoints))
+        job.workplace.connect(self.store(worker, workers))
         return job
 
     def train(

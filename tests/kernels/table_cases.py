@@ -54,15 +54,15 @@ def pulled(table, keys: np.ndarray, create: bool = True) -> np.ndarray:
     return out
 
 
-def all_rows(table, max_rows: int = 1000) -> dict[int, tuple[bytes, bytes, int]]:
+def all_rows(table, max_rows: int = 1000) -> dict[int, tuple[bytes, bytes, int, int]]:
     rows, cursor = {}, 0
     while True:
-        keys, values, state, seen, cursor = table.scan(cursor, max_rows)
+        keys, values, state, seen, touched, cursor = table.scan(cursor, max_rows)
         if len(keys) == 0:
             return rows
         for i, key in enumerate(keys.tolist()):
             assert key not in rows, "a row came twice"
-            rows[key] = (values[i].tobytes(), state[i].tobytes(), int(seen[i]))
+            rows[key] = (values[i].tobytes(), state[i].tobytes(), int(seen[i]), int(touched[i]))
 
 
 def run_threads(jobs) -> None:

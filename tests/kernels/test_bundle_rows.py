@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from sparsefleet.core.errors import BundleError
 from sparsefleet.core.table_rows import TableRows
+from sparsefleet.export.kernels import bundle_rows as native
+from sparsefleet.export.kernels.bundle_rows import RowType
+from sparsefleet.export.kernels.reference import bundle_rows as reference
 from sparsefleet.export.rows_file import RowsFile, RowsHeader
 from sparsefleet.export.rows_writer import RowsWriter
-from sparsefleet.kernels import bundle_rows as native
-from sparsefleet.kernels import request as native_request
-from sparsefleet.kernels.bundle_rows import RowType
-from sparsefleet.kernels.reference import bundle_rows as reference
-from sparsefleet.kernels.reference import request as reference_request
+from sparsefleet.serving.kernels import request as native_request
+from sparsefleet.serving.kernels.reference import request as reference_request
 
 ID = "00112233445566778899aabbccddeeff"
 KEYS = st.one_of(st.integers(0, 100), st.sampled_from([2**64 - 1, 2**63, 2**32]), st.integers(0, 2**64 - 1))

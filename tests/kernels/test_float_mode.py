@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from table_cases import ADAM, BOTH, FTRL, HYPER, NOTING_SGD, UNIFORM, all_rows, hyper, make, pulled, u64, width
 
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
-from sparsefleet.kernels import _native, levels, redis_rows, request, rows, table, text, tower
-from sparsefleet.kernels.bundle_rows import RowType
+from sparsefleet.export.kernels.bundle_rows import RowType
+from sparsefleet.kernels import _native, levels, rows, table, text, tower
 from sparsefleet.kernels.float_mode import denormals_are_zero, flushed
 from sparsefleet.kernels.reference import rows as rows_twin
 from sparsefleet.kernels.reference import table as table_twin
 from sparsefleet.kernels.reference import tower as tower_twin
-from sparsefleet.kernels.rowtypes import Block, Columns, SlotEntry, SlotKind
+from sparsefleet.kernels.text_types import Block, Columns, SlotEntry, SlotKind
+from sparsefleet.serving.kernels import redis_rows, request
 
 SMALLEST = float(np.finfo(np.float32).smallest_normal)
 # Denormals, what becomes one when it is squared, scaled or subtracted, and ordinary numbers to meet them.
@@ -135,13 +136,13 @@ def test_rows_keep_the_bits_of_the_twin_in_either_mode(numbers, kind, rate, shar
     def history(kernels):
         kept = make(kernels, 3, kind)
         state_size = (2, width(kind, 3))
-        kept.insert(keys, values, np.abs(np.resize(state, state_size)), np.ones(2, np.uint32))
+        kept.insert(keys, values, np.abs(np.resize(state, state_size)), *[np.ones(2, np.uint32)] * 2)
         seen = [pulled(kept, keys)]
         with np.errstate(all="ignore"):
             kept.push(others, grads, kind, rate, hyper(kind), 3)
             if kind == NOTING_SGD:
                 seen.append(np.empty((2, 3), np.float32))
-                kept.take(keys, float(shares), seen[-1])
+                kept.take(keys, float(shares), seen[-1], np.empty(len(keys), np.uint32))
                 kept.rebase(others, heard, True)
         found = sorted(all_rows(kept).items())
         floats = [np.frombuffer(part, np.float32) for _, row in found for part in row[:2]]
@@ -157,7 +158,7 @@ def test_what_is_only_kept_is_not_changed():
 
     def held():
         kept = make(table, 4, ADAM)
-        kept.insert(u64([1]), values, np.tile(values, 2), np.ones(1, np.uint32))
+        kept.insert(u64([1]), values, np.tile(values, 2), *[np.ones(1, np.uint32)] * 2)
         return bits(pulled(kept, u64([1])), kept.scan(0, 1).state)
 
     kept, gone = in_both_modes(held)
@@ -270,12 +271,12 @@ def test_a_row_reads_the_same_in_every_thread(number):
         out = Columns.allocate(2, 1, 1, 9)
         parser = text.MultiSlotParser(layout, 1, 1, 0)
         done = parser.parse(Block(raw, begin=0, size=len(raw), stop=len(raw), final=True), out)
-        return done, bits(out.dense[: done.row])
+        return done, bits(out.dense[: done.filled])
 
     kept, gone = in_both_modes(parsed)
     assert kept == gone
-    assert kept[0].row == (number != "1e-400")  # the only one that no double holds
-    if kept[0].row:
+    assert kept[0].filled == (number != "1e-400")  # the only one that no double holds
+    if kept[0].filled:
         assert kept[1] == bits(f32([[float(number)]]))
 
 
@@ -285,7 +286,7 @@ def test_a_request_reads_the_same_in_every_thread(number):
     body = f'{{"rows": [{{"n": {number}, "s": "a"}}]}}'.encode()
 
     def parsed():
-        found = request.PlainRequests(schema, max_rows=9, max_text=99, max_values=9).parse(body)
+        found = request.PlainRequests(schema, max_samples=9, max_text=99, max_values=9).parse(body)
         return None if found is None else bits(found[0])
 
     kept, gone = in_both_modes(parsed)

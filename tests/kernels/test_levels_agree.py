@@ -9,9 +9,9 @@ from table_cases import HYPER, NORMAL, UNIFORM, all_rows, hyper, make, width
 from test_text import criteo
 from test_tower_kernel import passes
 
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.kernels import levels
-from sparsefleet.kernels.rowtypes import Block, Columns, Reason
+from sparsefleet.kernels.text_types import Block, Columns, Reason
 
 each_level = pytest.mark.parametrize("level", EVERY_LEVEL)
 POOREST = levels.chosen.available[0]
@@ -110,7 +110,7 @@ def test_parsed_text(level, text):
     for each in (POOREST, level):
         out = Columns.allocate(2000, 13, 26)
         done = criteo(face("text", each)).parse(Block(data, 0, len(text), len(text), True), out)
-        assert (done.row, done.reason) == (2000, Reason.FINE)
+        assert (done.filled, done.reason) == (2000, Reason.FINE)
         found.append((out.labels, out.dense, out.keys, out.lines, out.ends))
     same(*found)
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bundle_rows import KEYS, written
 
-from sparsefleet.kernels import redis_rows as native
-from sparsefleet.kernels.bundle_rows import RowType
-from sparsefleet.kernels.redis_rows import UNKNOWN, ReplyStatus, RowCache
-from sparsefleet.kernels.reference import redis_rows as reference
+from sparsefleet.export.kernels.bundle_rows import RowType
+from sparsefleet.serving.kernels import redis_rows as native
+from sparsefleet.serving.kernels.redis_rows import UNKNOWN, ReplyStatus, RowCache
+from sparsefleet.serving.kernels.reference import redis_rows as reference
 
 PREFIX = b"p:0123456789ab:0:"
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.kernels import rows as native
 from sparsefleet.kernels.reference import rows as reference
@@ -27,6 +28,29 @@ def test_unique_keys_agree(keys):
     keys = np.array(keys, np.uint64)
     for got, want in zip(native.unique_keys(keys), reference.unique_keys(keys), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@given(st.lists(KEYS, max_size=200))
+def test_counted_keys_agree(keys):
+    keys = np.array(keys, np.uint64)
+    for got, want in zip(native.counted_keys(keys), reference.counted_keys(keys), strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert got.dtype == want.dtype
+    for got, want in zip(native.counted_keys(keys), native.unique_keys(keys), strict=False):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_counts_of_equal_keys_are_added_and_stop_at_the_largest():
+    def part(keys, counts):
+        rows = np.ones((len(keys), 2), np.float32)
+        return KeyedRows(np.array(keys, np.uint64), rows, None if counts is None else np.array(counts, np.uint32))
+
+    total = native.sum_rows([part([5, 7], [3, 2**32 - 2]), part([7, 9], None), part([7, 5], [10, 2])])
+    assert total.keys.tolist() == [5, 7, 9]
+    assert total.counts.tolist() == [5, 2**32 - 1, 1]
+    assert native.sum_rows([part([5], None), part([5], None)]).counts.tolist() == [2]
+    with pytest.raises(ConfigError, match="2 keys need as many counts"):
+        part([1, 2], [1])
 
 
 def test_unique_keys_keep_the_order_of_first_appearance():
@@ -98,6 +122,64 @@ def test_broken_bags_are_refused():
     ]:
         with pytest.raises(ValueError, match="native kernel"):
             native.pool_forward(rows, inverse, offsets, 1, places, False, np.zeros(shape, np.float32))
+
+
+HOSTILE = [
+    ({"offsets": np.array([0, 100000000, 2])}, "offsets must never decrease"),
+    ({"offsets": np.array([0, -(2**62), 2])}, "offsets must never decrease"),
+    ({"offsets": np.array([0, 2**63 - 1, 2])}, "offsets must never decrease"),
+    ({"offsets": np.array([1, 1, 2])}, "offsets must run from 0"),
+    ({"offsets": np.array([0, 1, 3])}, "offsets must run from 0"),
+    ({"offsets": np.array([0, 2])}, "offsets do not fit the slots"),
+    ({"offsets": np.empty(0, np.int64)}, "offsets do not fit the slots"),
+    ({"inverse": np.array([0, 3], np.int32)}, "place is not among the rows"),
+    ({"inverse": np.array([-1, 0], np.int32)}, "place is not among the rows"),
+    ({"inverse": np.array([0, 2**31 - 1], np.int32)}, "place is not among the rows"),
+    ({"chosen": np.array([0, 2], np.int32)}, "chosen slot out of range"),
+    ({"chosen": np.array([-1, 0], np.int32)}, "chosen slot out of range"),
+    ({"slots": 0}, "offsets do not fit the slots"),
+    ({"inverse": np.array([0.0, 1.0])}, "incompatible function arguments"),
+    ({"offsets": np.array([0, 1, 2], np.int32)}, "incompatible function arguments"),
+    ({"rows": np.zeros((3, 4))}, "incompatible function arguments"),
+    ({"rows": np.zeros((3, 8), np.float32)[:, ::2]}, "incompatible function arguments"),
+    ({"rows": np.zeros((0, 4), np.float32)}, "place is not among the rows"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), HOSTILE)
+def test_no_array_makes_pooling_read_or_write_elsewhere(change, message):
+    good = {
+        "rows": np.ones((3, 4), np.float32),
+        "inverse": np.array([0, 2], np.int32),
+        "offsets": np.array([0, 1, 2]),
+        "slots": 2,
+        "chosen": np.array([0, 1], np.int32),
+    }
+    pooled = np.ones((1, 8), np.float32)
+    rows, *bags = good.values()
+    native.pool_forward(rows, *bags, False, pooled)
+    native.pool_backward(pooled, *bags, False, rows)
+    rows, *bags = {**good, **change}.values()
+    with pytest.raises((ValueError, TypeError), match=message):
+        native.pool_forward(rows, *bags, False, pooled)
+    with pytest.raises((ValueError, TypeError), match=message):
+        native.pool_backward(pooled, *bags, False, rows)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "chosen", "message"),
+    [
+        ([0, 100000000, 2], [0], "offsets must never decrease"),
+        ([0, -5, 2], [0], "offsets must never decrease"),
+        ([0, 1, 3], [0], "offsets must run from 0"),
+        ([0, 1, 2], [2], "chosen slot out of range"),
+    ],
+)
+def test_no_array_makes_a_selection_read_elsewhere(offsets, chosen, message):
+    keys = np.arange(2, dtype=np.uint64)
+    assert native.select_slots(keys, np.array([0, 1, 2]), 2, np.array([1], np.int32))[0].tolist() == [1]
+    with pytest.raises(ValueError, match=message):
+        native.select_slots(keys, np.array(offsets), 2, np.array(chosen, np.int32))
 
 
 @given(

@@ -13,6 +13,7 @@ from table_cases import (
     BOTH,
     CONSTANT,
     HYPER,
+    NOTING_SGD,
     SGD,
     UNIFORM,
     all_rows,
@@ -33,7 +34,7 @@ from sparsefleet.kernels.reference import table as reference
 @given(
     st.sampled_from(sorted(HYPER)),
     st.integers(1, 70),
-    st.lists(st.tuples(st.sampled_from(["pull", "peek", "push", "insert"]), keys_of), max_size=8),
+    st.lists(st.tuples(st.sampled_from(["pull", "peek", "push", "count", "insert"]), keys_of), max_size=8),
     st.integers(0, 2**32 - 1),
 )
 def test_any_history_leaves_the_rows_of_the_twin(kind, dim, history, seed):
@@ -47,12 +48,14 @@ def test_any_history_leaves_the_rows_of_the_twin(kind, dim, history, seed):
         answers = []
         for table in tables:
             if call == "push":
-                table.push(keys, grads, kind, 0.05, hyper(kind), step)
+                table.push(keys, grads, kind, 0.05, hyper(kind), step, clock=2**32 - 3 + step if step < 3 else step)
+            elif call == "count":
+                table.push(keys, grads, kind, 0.05, hyper(kind), step, seen, step)
             elif call == "insert":
-                table.insert(keys, grads, state, seen)
+                table.insert(keys, grads, state, seen, seen[::-1].copy())
             else:
                 out = np.full((len(keys), dim), np.nan, np.float32)
-                misses = table.pull(keys, out, call == "pull")
+                misses = table.pull(keys, out, call == "pull", step)
                 answers.append((misses, out.tobytes()))
         assert len(set(answers)) <= 1
         assert len({table.contains(keys).tobytes() for table in tables}) == 1
@@ -96,9 +99,27 @@ def test_push_counts_how_often_a_row_was_seen_and_stops_at_the_largest_count(ker
 def test_seen_does_not_wrap_around():
     table = make(native, 1, SGD)
     key, one = u64([1]), np.ones((1, 1), np.float32)
-    table.insert(key, one, np.empty((1, 0), np.float32), np.array([2**32 - 1], np.uint32))
+    most = np.array([2**32 - 1], np.uint32)
+    table.insert(key, one, np.empty((1, 0), np.float32), most, key.astype(np.uint32))
     table.push(key, one, SGD, 0.1, hyper(SGD), 1)
     assert all_rows(table)[1][2] == 2**32 - 1
+    table.insert(key, one, np.empty((1, 0), np.float32), most - 5, key.astype(np.uint32))
+    for occurrences, expected in ((3, 2**32 - 3), (1000, 2**32 - 1), (2**32 - 1, 2**32 - 1)):
+        table.push(key, one, SGD, 0.1, hyper(SGD), 1, np.array([occurrences], np.uint32))
+        assert all_rows(table)[1][2] == expected
+
+
+@BOTH
+def test_rows_are_touched_when_they_are_pushed_or_made(kernels):
+    table = make(kernels, 2, NOTING_SGD)
+    grads, out = np.ones((1, 2), np.float32), np.empty((1, 2), np.float32)
+    table.pull(u64([1]), out, True, 7)
+    table.pull(u64([1]), out, True, 8)
+    table.push(u64([2]), grads, NOTING_SGD, 0.1, hyper(NOTING_SGD), 1, clock=2**32 - 1)
+    table.push(u64([3]), grads, NOTING_SGD, 0.1, hyper(NOTING_SGD), 1, clock=9)
+    table.take(u64([3]), 1.0, out, np.empty(1, np.uint32))
+    table.rebase(u64([3, 4]), np.ones((2, 2), np.float32), True)
+    assert {key: row[3] for key, row in all_rows(table).items()} == {1: 7, 2: 2**32 - 1, 3: 9, 4: 0}
 
 
 @BOTH
@@ -110,7 +131,7 @@ def test_duplicate_keys_in_a_call_are_updated_one_after_the_other(kernels):
     table.clear()
     table.push(keys, np.full((201, 2), -0.5, np.float32), SGD, 1.0, np.zeros(1), 1)
     np.testing.assert_array_equal(pulled(table, u64([5, 6])), [[100, 100], [0.5, 0.5]])
-    table.insert(keys, np.ones((201, 2), np.float32), np.empty((201, 0), np.float32), np.ones(201, np.uint32))
+    table.insert(keys, np.ones((201, 2), np.float32), np.empty((201, 0), np.float32), *[np.ones(201, np.uint32)] * 2)
     assert len(table) == 2
     assert (pulled(table, u64([5, 6])) == 1).all()
 
@@ -145,6 +166,13 @@ def test_native_refuses_arrays_of_a_wrong_size_or_type():
         table.pull(u64([1, 2]), np.empty((2, 4), np.float32), True)
     with pytest.raises(ValueError, match=r"push: grads must be \[keys, dim\]"):
         table.push(u64([1, 2]), np.empty((1, 3), np.float32), ADAM, 0.1, hyper(ADAM), 1)
+    counts = np.ones(3, np.uint32)
+    with pytest.raises(ValueError, match="push: one count per key"):
+        table.push(u64([1, 2]), np.empty((2, 3), np.float32), ADAM, 0.1, hyper(ADAM), 1, counts)
+    with pytest.raises(TypeError):
+        table.push(u64([1, 2, 3]), np.empty((3, 3), np.float32), ADAM, 0.1, hyper(ADAM), 1, counts.astype(np.int64))
+    with pytest.raises(ValueError, match="insert: one `seen` and `touched` per key"):
+        table.insert(u64([1]), np.empty((1, 3), np.float32), np.empty((1, 6), np.float32), counts[:1], counts)
     with pytest.raises(ValueError, match="another state width"):
         table.push(u64([1]), np.empty((1, 3), np.float32), SGD, 0.1, hyper(SGD), 1)
     with pytest.raises(TypeError):
@@ -182,13 +210,15 @@ def test_rows_of_any_width_come_back_whole(dim):
     keys = np.arange(300 if dim <= 1000 else 70, dtype=np.uint64)
     values = np.arange(len(keys) * dim, dtype=np.float32).reshape(-1, dim)
     state = np.arange(len(keys) * dim * 2, dtype=np.float32).reshape(-1, 2 * dim)
-    table.insert(keys, values, state, np.arange(len(keys), dtype=np.uint32))
+    numbers = np.arange(len(keys), dtype=np.uint32)
+    table.insert(keys, values, state, numbers, numbers + 5)
     np.testing.assert_array_equal(pulled(table, keys, create=False), values)
     found = table.scan(0, len(keys))
     order = np.argsort(found.keys)
     np.testing.assert_array_equal(found.values[order], values)
     np.testing.assert_array_equal(found.state[order], state)
-    np.testing.assert_array_equal(found.seen[order], np.arange(len(keys)))
+    np.testing.assert_array_equal(found.seen[order], numbers)
+    np.testing.assert_array_equal(found.touched[order], numbers + 5)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["same keys", "own keys"])

@@ -13,9 +13,13 @@ from sparsefleet.kernels.reference import table as reference
 
 
 def taken(table, keys, shares):
-    out = np.full((len(keys), table.dim), np.nan, np.float32)
-    table.take(keys, shares, out)
-    return out
+    return taken_with_counts(table, keys, shares)[0]
+
+
+def taken_with_counts(table, keys, shares):
+    out, counts = np.full((len(keys), table.dim), np.nan, np.float32), np.full(len(keys), 77, np.uint32)
+    table.take(keys, shares, out, counts)
+    return out, counts
 
 
 def zeros(kernels):
@@ -42,14 +46,15 @@ def test_any_history_leaves_the_rows_of_the_twin(dim, history, shares, seed):
         answers = []
         for table in tables:
             if call == "push":
-                table.push(keys, values, NOTING_SGD, 0.05, hyper(NOTING_SGD), step)
+                counts = (keys % np.uint64(5)).astype(np.uint32)
+                table.push(keys, values, NOTING_SGD, 0.05, hyper(NOTING_SGD), step, counts)
             elif call == "take":
-                answers.append(taken(table, keys, shares).tobytes())
+                answers.append([array.tobytes() for array in taken_with_counts(table, keys, shares)])
             elif call == "pull":
                 answers.append(pulled(table, keys).tobytes())
             else:
                 table.rebase(keys, values, call == "rebase")
-        assert len(set(answers)) <= 1
+        assert answers[1:] == answers[:-1]
     assert all_rows(tables[0], 7) == all_rows(tables[1], 7)
 
 
@@ -101,7 +106,7 @@ def test_rows_that_are_not_there(kernels):
 def test_other_tables_are_refused(kernels):
     table = make(kernels, 4, ADAM)
     with pytest.raises(ValueError, match="does not note"):
-        table.take(u64([1]), 2.0, np.empty((1, 4), np.float32))
+        table.take(u64([1]), 2.0, np.empty((1, 4), np.float32), np.empty(1, np.uint32))
     with pytest.raises(ValueError, match="does not note"):
         table.rebase(u64([1]), np.empty((1, 4), np.float32), True)
 
@@ -109,7 +114,7 @@ def test_other_tables_are_refused(kernels):
 def test_arrays_of_a_wrong_size_are_refused():
     table = make(native, 4, NOTING_SGD)
     with pytest.raises((ValueError, TypeError), match="keys, dim"):
-        table.take(u64([1]), 2.0, np.empty((2, 4), np.float32))
+        table.take(u64([1]), 2.0, np.empty((2, 4), np.float32), np.empty(1, np.uint32))
     with pytest.raises((ValueError, TypeError), match="keys, dim"):
         table.rebase(u64([1]), np.empty((1, 3), np.float32), True)
 
@@ -128,3 +133,12 @@ def test_threads_lose_no_change():
 
     run_threads([push, push, take])
     np.testing.assert_allclose(sums[0] + taken(table, keys, 1), 2 * rounds, atol=0.01)
+
+
+@BOTH
+def test_occurrences_are_told_whole_and_once(kernels):
+    table, keys = zeros(kernels), u64([1, 2])
+    for step, counts in enumerate(([3, 1], [2, 70_000]), start=1):
+        table.push(keys, np.ones((2, 2), np.float32), NOTING_SGD, 1.0, np.zeros(1), step, np.array(counts, np.uint32))
+    assert taken_with_counts(table, u64([2, 9, 1]), 4.0)[1].tolist() == [70_001, 0, 5]
+    assert taken_with_counts(table, u64([2, 9, 1]), 1.0)[1].tolist() == [0, 0, 0]

@@ -14,7 +14,7 @@ from level_faces import others
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.kernels import text as native
 from sparsefleet.kernels.reference import text as reference
-from sparsefleet.kernels.rowtypes import Block, Columns, Parsed, Reason, SlotEntry, SlotKind
+from sparsefleet.kernels.text_types import Block, Columns, Parsed, Reason, SlotEntry, SlotKind
 
 BOTH = pytest.mark.parametrize(
     "kernels", [pytest.param(native, id="native"), *others("text"), pytest.param(reference, id="reference")]
@@ -106,7 +106,7 @@ def test_skip_lines(kernels: ModuleType) -> None:
 def test_the_seeds_row(kernels: ModuleType) -> None:
     out = criteo_columns()
     done = run(criteo(kernels), ROW.encode() + b"\n", out)
-    assert (done.row, done.lines, done.reason) == (1, 1, Reason.FINE)
+    assert (done.filled, done.lines, done.reason) == (1, 1, Reason.FINE)
     expected = [0.05, 0.00663349917081, 0.05, 0.0, 0.02159375, 0.008, 0.15, 0.04, 0.362, 0.1, 0.2, 0.0, 0.04]
     assert out.dense[0].tolist() == np.array(expected).astype(np.float32).tolist()
     assert out.labels[0] == 0
@@ -130,8 +130,8 @@ def test_half_a_line_waits_for_its_rest(kernels: ModuleType) -> None:
     out = criteo_columns()
     raw = (ROW + "\n" + ROW).encode()
     done = run(criteo(kernels), raw, out, final=False)
-    assert (done.row, done.consumed) == (1, len(ROW) + 1)
-    assert run(criteo(kernels), raw, out, begin=done.consumed).row == 2
+    assert (done.filled, done.consumed) == (1, len(ROW) + 1)
+    assert run(criteo(kernels), raw, out, begin=done.consumed).filled == 2
 
 
 @BOTH
@@ -140,7 +140,7 @@ def test_unlabelled_rows_only_when_asked(kernels: ModuleType) -> None:
     out = criteo_columns()
     done = run(criteo(kernels), raw, out)
     assert (Reason(done.reason), done.column, done.found) == (Reason.FIELD_COUNT, 40, 39)
-    assert run(criteo(kernels, labelled=False), raw, out).row == 1
+    assert run(criteo(kernels, labelled=False), raw, out).filled == 1
     assert np.isnan(out.labels[0])
     assert out.dense[0, 4] == np.float32(0.02159375)
 
@@ -184,13 +184,13 @@ def test_bad_criteo_rows(kernels: ModuleType, line: bytes, reason: Reason, colum
     out = criteo_columns()
     done = run(criteo(kernels), raw, out)
     assert (Reason(done.reason), done.column) == (reason, column)
-    assert (done.row, done.lines, done.line_begin) == (1, 1, len(ROW) + 1)
+    assert (done.filled, done.lines, done.line_begin) == (1, 1, len(ROW) + 1)
     if reason in (Reason.LABEL, Reason.NUMBER, Reason.RANGE, Reason.NUL, Reason.UTF8):
         assert raw[done.begin : done.end] == line.split(b"\t")[column - 1]
 
     out = criteo_columns()
     done = run(criteo(kernels), raw, out, skip=True)
-    assert (done.row, done.lines, done.consumed) == (2, 3, len(raw))
+    assert (done.filled, done.lines, done.consumed) == (2, 3, len(raw))
     assert out.lines[:2].tolist() == [1, 3]
     assert out.counts[reason] == out.counts.sum() == 1
 
@@ -202,7 +202,7 @@ def test_bad_criteo_rows(kernels: ModuleType, line: bytes, reason: Reason, colum
 )
 def test_numbers_that_are_fine(kernels: ModuleType, text: str, value: float) -> None:
     out = criteo_columns()
-    assert run(criteo(kernels), field(3, text), out).row == 1
+    assert run(criteo(kernels), field(3, text), out).filled == 1
     assert out.dense[0, 2] == np.float32(value / 100)
 
 
@@ -216,7 +216,7 @@ def test_an_endless_line_is_refused_without_being_held(kernels: ModuleType) -> N
     done = run(parser, b"x" * 1500, out, final=False, skip=True, open=True)
     assert (done.open, done.consumed, done.lines) == (True, 1500, 0)
     done = run(parser, b"xx\n" + ROW.encode() + b"\n", out, final=False, skip=True, open=True)
-    assert (done.open, done.row, done.lines) == (False, 1, 1)
+    assert (done.open, done.filled, done.lines) == (False, 1, 1)
     assert out.counts[Reason.LONG_LINE] == 1
 
 
@@ -227,12 +227,12 @@ def test_stop_and_capacity(kernels: ModuleType) -> None:
     out = criteo_columns(2)
     assert run(criteo(kernels), raw, out).consumed == 2 * width
     out = criteo_columns()
-    assert run(criteo(kernels), raw, out, stop=2 * width + 1).row == 3
+    assert run(criteo(kernels), raw, out, stop=2 * width + 1).filled == 3
     assert out.ends[:3].tolist() == [width, 2 * width, 3 * width]
 
 
 def same(a: Columns, b: Columns, done: Parsed) -> None:
-    rows = done.row
+    rows = done.filled
     np.testing.assert_array_equal(a.labels[:rows], b.labels[:rows])
     np.testing.assert_array_equal(a.dense[:rows], b.dense[:rows])
     np.testing.assert_array_equal(a.lines[:rows], b.lines[:rows])
@@ -320,7 +320,7 @@ def multislot(kernels: ModuleType, dim: int = 0):
 def test_multislot_rows_in_the_schemas_order(kernels: ModuleType) -> None:
     out = Columns.allocate(4, 2, 2, 100)
     raw = b"2 0.5 -1e-1 3 7 8 18446744073709551615 1 9 1 1\n2 0 1  1 5 2 6 7 1 0.0 \n"
-    assert run(multislot(kernels), raw, out).row == 2
+    assert run(multislot(kernels), raw, out).filled == 2
     assert out.labels[:2].tolist() == [1, 0]
     assert out.dense[:2].tolist() == [[0.5, np.float32(-0.1)], [0, 1]]
     assert out.offsets is not None
@@ -362,11 +362,11 @@ def test_bad_multislot_rows(kernels: ModuleType, line: bytes, reason: Reason, co
     raw = good + line + b"\n" + good
     out = Columns.allocate(4, 2, 2, 100)
     done = run(multislot(kernels), raw, out)
-    assert (Reason(done.reason), done.column, done.row) == (reason, column, 1)
+    assert (Reason(done.reason), done.column, done.filled) == (reason, column, 1)
     if text is not None:
         assert raw[done.begin : done.end] == text
     out = Columns.allocate(4, 2, 2, 100)
-    assert run(multislot(kernels), raw, out, skip=True).row == 2
+    assert run(multislot(kernels), raw, out, skip=True).filled == 2
     assert out.counts[reason] == out.counts.sum() == 1
     assert out.lines[:2].tolist() == [1, 3]
 
@@ -376,9 +376,9 @@ def test_multislot_stops_when_keys_are_full(kernels: ModuleType) -> None:
     raw = b"2 0 0 2 1 2 1 3 1 1\n" * 3
     out = Columns.allocate(4, 2, 2, 7)
     done = run(multislot(kernels), raw, out)
-    assert (done.full, done.row, done.consumed) == (True, 2, 2 * len(raw) // 3)
+    assert (done.full, done.filled, done.consumed) == (True, 2, 2 * len(raw) // 3)
     with_room = Columns.allocate(4, 2, 2, 9)
-    assert run(multislot(kernels), raw, with_room).row == 3
+    assert run(multislot(kernels), raw, with_room).filled == 3
 
 
 WORDS = st.lists(
@@ -420,6 +420,6 @@ def test_categories_of_every_size_behind_prefixes_of_every_size(head: int, value
     prefixes = [f"{i:x}".encode() * head for i in range(11)]
     out = Columns.allocate(1, 0, 11)
     raw = "\t".join(["1", *values]).encode()
-    assert run(native.CriteoParser([], [], prefixes, 3, dim), raw, out).row == 1
+    assert run(native.CriteoParser([], [], prefixes, 3, dim), raw, out).filled == 1
     whole = [xxhash.xxh64_intdigest(p + v.encode(), 3) for p, v in zip(prefixes, values, strict=True)]
     assert out.keys.tolist() == [h % dim if dim else h for h in whole]

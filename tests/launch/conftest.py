@@ -9,16 +9,26 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 import sparsefleet
 from sparsefleet.fleet.roles import ROLE_VARIABLES
 from sparsefleet.launch.reaper import members
+
+SECONDS = 90.0
+"""For what should take seconds, however busy the machine is."""
+HELPERS = Path(__file__).parents[1] / "helpers"
+IMPORTS = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from role_waits import stay, tell, until, until_over
+"""
+"""What every script of a role begins with."""
 
 
 class Launcher:
@@ -32,38 +42,51 @@ class Launcher:
 
     def script(self, code: str, name: str = "script.py") -> Path:
         path = self.folder / name
-        path.write_text("import os, signal, subprocess, sys, time\nfrom pathlib import Path\n" + textwrap.dedent(code))
+        path.write_text(IMPORTS + textwrap.dedent(code))
         return path
 
     def start(self, *arguments: object) -> subprocess.Popen[str]:
         environment = {name: value for name, value in os.environ.items() if name not in ROLE_VARIABLES}
-        environment["PYTHONPATH"] = str(Path(sparsefleet.__file__).parents[1])
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(sparsefleet.__file__).parents[1]), str(HELPERS)])
         environment |= {"LAUNCH_TEST_MARK": self._mark, **self.environment}
-        process = subprocess.Popen(
-            [*self.prefix, sys.executable, "-m", "sparsefleet.launch", *map(str, arguments)],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with self._said(len(self._started)).open("w") as said:
+            process = subprocess.Popen(
+                [*self.prefix, sys.executable, "-m", "sparsefleet.launch", *map(str, arguments)],
+                cwd=self.folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                text=True,
+            )
         self._started.append(process)
         return process
 
+    def _said(self, number: int) -> Path:
+        return self.folder / f"said-{number}"
+
+    def said(self, process: subprocess.Popen[str]) -> str:
+        """What the launcher has written to stderr so far."""
+        return self._said(self._started.index(process)).read_text()
+
+    def wait_for(self, process: subprocess.Popen[str], said: str) -> None:
+        self.wait_until(lambda: said in self.said(process))
+
+    def finish(self, process: subprocess.Popen[str]) -> str:
+        """Wait for the launcher's end; what it has written to stderr."""
+        process.communicate(timeout=SECONDS)
+        return self.said(process)
+
     def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
-        out, error = process.communicate(timeout=40)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, error)
+        out, _ = process.communicate(timeout=SECONDS)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, self.said(process))
 
     def left(self) -> list[int]:
         """Every living process that descends from what was started here."""
         return sorted(members(self._mark, ()))
 
-    def wait_until(self, condition: Callable[[], object], seconds: float = 20.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {seconds} s; logs: {self.logs()}"
-            time.sleep(0.02)
+    def wait_until(self, condition: Callable[[], object], seconds: float = SECONDS) -> None:
+        wait_until(condition, seconds, lambda: f"a launched job; logs: {self.logs()}")
 
     def logs(self) -> dict[str, str]:
         return {path.name: path.read_text() for path in sorted(self.log.glob("*"))}

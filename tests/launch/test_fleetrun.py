@@ -9,8 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from sparsefleet.launch.interrupts import BURST_SECONDS
 
 SHOW_ROLE = """
     from sparsefleet.fleet.roles import Role
@@ -24,8 +27,7 @@ UNTIL_TOLD = """
     me = os.environ.get("PADDLE_TRAINER_ID")
     if server:
         print("listening")
-        while not Path("told").exists():
-            time.sleep(0.02)
+        until("told")
         print("told to stop")
         sys.exit(0)
 """
@@ -79,7 +81,7 @@ def test_the_launchers_own_role_is_not_handed_on(launcher) -> None:
 
 
 def test_servers_stop_by_themselves_when_told(launcher) -> None:
-    script = launcher.script(UNTIL_TOLD + "    time.sleep(0.2)\n    Path('told').touch()\n    print('{\"auc\": 0.7}')")
+    script = launcher.script(UNTIL_TOLD + "    tell('told')\n    print('{\"auc\": 0.7}')")
     done = launcher.run("--server_num=2", "--worker_num=2", script)
     assert done.returncode == 0, done.stderr
     assert launcher.logs()["serverlog.0"] == "listening\ntold to stop\n"
@@ -119,12 +121,12 @@ def test_a_worker_that_fails_gives_its_status_and_its_last_lines(launcher) -> No
         for line in range(50):
             print(f"line {line}")
         sys.exit(7)
-    time.sleep(60)
+    stay()
 """
     )
     began = time.monotonic()
     done = launcher.run("--server_num=1", "--worker_num=2", "--timeout=1", script)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 40, "not as long as the other would have stayed"
     assert done.returncode == 7
     assert "worker 1 failed (exit status 7); the others may go on for 1 s" in done.stderr
     shown = done.stderr.partition("worker 1 failed first: exit status 7")[2]
@@ -140,13 +142,14 @@ def test_where_a_server_failed_first_a_workers_error_is_quoted_too(launcher) -> 
         """
         if os.environ["TRAINING_ROLE"] == "PSERVER":
             print("INFO worker 0 registered")
+            tell("server", os.getpid())
             sys.exit(1)
-        time.sleep(0.5)
+        until_over("server")
         if os.environ["PADDLE_TRAINER_ID"] == "1":
             raise ValueError("server 0 is gone")
         print("error: server 0 refused the table: there is no room for it")
         print("a library says good-bye")
-        time.sleep(60)
+        stay()
         """
     )
     done = launcher.run("--server_num=1", "--worker_num=2", "--timeout=2", script)
@@ -161,8 +164,9 @@ def test_the_others_may_report_before_they_are_ended(launcher) -> None:
         UNTIL_TOLD
         + """
     if me == "0":
+        tell("worker 0", os.getpid())
         sys.exit(3)
-    time.sleep(1)
+    until_over("worker 0")
     print("worker 0 is lost")
     sys.exit(4)
 """
@@ -179,10 +183,12 @@ def test_keep_going_lets_the_other_workers_finish(launcher) -> None:
         UNTIL_TOLD
         + """
     if me == "0":
+        tell("worker 0", os.getpid())
         sys.exit(3)
-    time.sleep(1)
+    until_over("worker 0")
+    time.sleep(1)  # longer than the launcher would wait, were the others not to go on
     print("finished")
-    Path("told").touch()
+    tell("told")
 """
     )
     done = launcher.run("--server_num=1", "--worker_num=2", "--timeout=0.3", "--keep-going", script)
@@ -193,11 +199,11 @@ def test_keep_going_lets_the_other_workers_finish(launcher) -> None:
 
 
 def test_a_server_that_is_killed_is_named_with_its_signal(launcher) -> None:
-    script = launcher.script("print(os.environ['TRAINING_ROLE'], os.getpid())\ntime.sleep(60)")
+    script = launcher.script("print(os.environ['TRAINING_ROLE'], os.getpid())\nstay()")
     process = launcher.start("--server_num=2", "--worker_num=1", "--timeout=0.5", script)
     launcher.wait_until(lambda: "PSERVER" in launcher.logs().get("serverlog.1", ""))
     os.kill(int(launcher.logs()["serverlog.1"].split()[1]), signal.SIGKILL)
-    _, error = process.communicate(timeout=20)
+    error = launcher.finish(process)
     assert process.returncode == 128 + signal.SIGKILL
     assert "server 1 failed first: killed by SIGKILL" in error
     assert launcher.left() == []
@@ -218,13 +224,13 @@ SAVES = """
 
     signal.signal(signal.SIGTERM, term)
     if os.environ["TRAINING_ROLE"] == "PSERVER":
-        Path("server").write_text(str(os.getpid()))
+        tell("server", os.getpid())
     print("up")
     try:
-        time.sleep(60)
+        stay()
     except KeyboardInterrupt:
         if os.environ["TRAINING_ROLE"] == "TRAINER":
-            time.sleep(0.5)
+            time.sleep(0.5)  # a server that did not wait for it would have ended by now
             print("saved; server", alive(int(Path("server").read_text())))
             sys.exit(130)
 """
@@ -235,7 +241,7 @@ def test_a_signal_to_the_launcher_lets_workers_save_before_the_servers_end(launc
     process = launcher.start("--server_num=1", "--worker_num=2", launcher.script(SAVES))
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 3)
     process.send_signal(number)
-    _, error = process.communicate(timeout=20)
+    error = launcher.finish(process)
     assert process.returncode == 128 + number
     may = "workers may end by themselves, and save if their script does, up to 30 s (once more: at once)"
     assert f"{number.name}: {may}\n" in error
@@ -255,10 +261,8 @@ def test_where_sigint_is_ignored_workers_get_sigterm(launcher) -> None:
     process = launcher.start("--server_num=1", "--worker_num=1", launcher.script(SAVES))
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    launcher.finish(process)
     assert process.returncode == 128 + signal.SIGTERM
     assert launcher.logs()["workerlog.0"] == "up\nSIGTERM\nsaved; server there\n"
     assert launcher.left() == []
@@ -269,7 +273,7 @@ def test_one_request_that_comes_as_two_signals_is_one(launcher) -> None:
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGHUP)
-    process.communicate(timeout=20)
+    launcher.finish(process)
     assert launcher.logs()["workerlog.0"] == "up\nsaved; server there\n"
 
 
@@ -281,7 +285,7 @@ def test_a_script_within_a_shell_is_interrupted_too(launcher) -> None:
     process = launcher.start("--server_num=1", "--worker_num=1", "./shell")
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    launcher.finish(process)
     assert launcher.logs()["workerlog.0"].startswith("up\nsaved; server there\n")
     assert launcher.left() == []
 
@@ -291,7 +295,7 @@ def test_the_error_of_a_worker_that_could_not_save_is_shown(launcher) -> None:
         """
         print("up")
         try:
-            time.sleep(60)
+            stay()
         except KeyboardInterrupt:
             sys.exit("error: there is no room on the disk")
         """
@@ -299,7 +303,7 @@ def test_the_error_of_a_worker_that_could_not_save_is_shown(launcher) -> None:
     process = launcher.start("--server_num=1", "--worker_num=1", script)
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=20)
+    error = launcher.finish(process)
     assert process.returncode == 128 + signal.SIGINT
     assert re.search(r"worker 0: stopped, after [\d.]+ s: error: there is no room on the disk", error)
 
@@ -308,10 +312,10 @@ def test_a_killed_launcher_leaves_nothing_behind(launcher) -> None:
     script = launcher.script(
         """
         # One child in the role's session, one in its own, both deaf to SIGTERM.
-        deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+        deaf = "import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
         subprocess.Popen([sys.executable, "-c", deaf])
         subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
-        time.sleep(60)
+        stay()
         """
     )
     process = launcher.start("--server_num=1", "--worker_num=1", "--grace=0.5", script)
@@ -325,7 +329,7 @@ STUBBORN = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("up")
-    time.sleep(60)
+    stay()
 """
 
 
@@ -334,7 +338,7 @@ def test_a_role_that_ignores_signals_is_killed_after_the_timeout_and_the_grace(l
     process = launcher.start("--server_num=1", "--worker_num=1", "--timeout=0.3", "--grace=0.5", script)
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=20)
+    error = launcher.finish(process)
     assert process.returncode == 128 + signal.SIGINT
     assert "worker 0 did not end within 0.3 s; ending all roles (once more: at once)" in error
     assert launcher.left() == []
@@ -344,12 +348,12 @@ def test_a_second_ctrl_c_does_not_wait_for_workers_and_a_third_not_for_the_grace
     script = launcher.script(STUBBORN)
     process = launcher.start("--server_num=1", "--worker_num=1", "--timeout=60", "--grace=60", script)
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
-    for _ in range(2):
+    for answer in ("SIGINT: workers may end by themselves", "SIGINT: ending all roles"):
         process.send_signal(signal.SIGINT)
-        time.sleep(0.4)
-        assert process.poll() is None
+        launcher.wait_for(process, answer)
+        time.sleep(BURST_SECONDS + 0.1)  # signals that come faster are one request
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=20)
+    error = launcher.finish(process)
     assert process.returncode == 128 + signal.SIGINT
     assert "SIGINT: workers may end by themselves, and save if their script does, up to 60 s" in error
     assert "SIGINT: ending all roles (once more: at once)" in error
@@ -361,7 +365,7 @@ def test_where_no_worker_is_here_servers_end_at_once(launcher, free_port: int) -
     process = launcher.start(*lists, "--host_ip=127.0.0.1", launcher.script(SAVES))
     launcher.wait_until(lambda: launcher.logs() == {"serverlog.0": "up\n"})
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=20)
+    error = launcher.finish(process)
     assert process.returncode == 128 + signal.SIGINT
     assert "SIGINT: ending all roles (once more: at once)" in error
     assert launcher.logs() == {"serverlog.0": "up\nSIGTERM\n"}
@@ -370,21 +374,21 @@ def test_where_no_worker_is_here_servers_end_at_once(launcher, free_port: int) -
 def test_a_role_may_wind_up_and_keeps_its_children_while_it_does(launcher) -> None:
     script = launcher.script(
         """
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
         def wind_up(*_):
-            time.sleep(0.3)
+            time.sleep(0.3)  # a child that was told to end as well would be gone by now
             print("child alive" if child.poll() is None else "child gone")
             sys.exit(0)
         signal.signal(signal.SIGTERM, wind_up)
         print("up")
-        time.sleep(60)
+        stay()
         """
     )
     launcher.prefix = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     process = launcher.start("--server_num=1", "--worker_num=1", script)
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    launcher.finish(process)
     assert launcher.logs() == {"serverlog.0": "up\nchild alive\n", "workerlog.0": "up\nchild alive\n"}
     assert launcher.left() == []
 
@@ -394,15 +398,15 @@ def test_a_stopped_worker_is_killed_once_its_servers_have_ended_and_a_busy_one_i
         UNTIL_TOLD
         + """
     if me == "1":
+        tell("worker 1", os.getpid())
         os.kill(os.getpid(), signal.SIGSTOP)
-    Path("told").touch()
-    time.sleep(3)
+    tell("told")
+    until_over("worker 1")
+    import time; time.sleep(1.5)  # longer than the launcher takes between two looks: it should see that end first
     print("finished")
 """
     )
-    began = time.monotonic()
     done = launcher.run("--server_num=2", "--worker_num=2", "--timeout=1", script)
-    assert 3 < time.monotonic() - began < 15
     assert done.returncode == 128 + signal.SIGKILL
     assert done.stderr.count("worker 1 stands stopped (SIGSTOP), and its servers have ended; killing it\n") == 1
     assert "worker 1 failed (killed by SIGKILL); the others go on without it" in done.stderr
@@ -415,43 +419,45 @@ def test_a_stopped_worker_that_goes_on_in_time_is_left_alone(launcher) -> None:
     script = launcher.script(
         UNTIL_TOLD
         + """
-    Path("told").touch()
+    tell("told")
     print(os.getpid())
     os.kill(os.getpid(), signal.SIGSTOP)
     print("finished")
 """
     )
     process = launcher.start("--server_num=1", "--worker_num=1", "--timeout=5", script)
-    launcher.wait_until(lambda: "told to stop" in launcher.logs().get("serverlog.0", ""))
-    time.sleep(1)
+    launcher.wait_for(process, "server 0: ended well")
+    time.sleep(1)  # it may stand stopped for some seconds
     os.kill(int(launcher.logs()["workerlog.0"]), signal.SIGCONT)
-    _, error = process.communicate(timeout=20)
+    error = launcher.finish(process)
     assert process.returncode == 0, error
 
 
 def test_children_that_outlive_a_good_job_are_ended_too(launcher) -> None:
-    script = launcher.script("subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])")
+    script = launcher.script("subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])")
     done = launcher.run("--server_num=1", "--worker_num=1", script)
     assert done.returncode == 0, done.stderr
     assert launcher.left() == []
 
 
 def test_nohup_is_respected(launcher) -> None:
-    script = launcher.script("print('up')\nwhile not Path('go').exists(): time.sleep(0.02)\nprint('done')")
+    script = launcher.script("print('up')\nuntil('go')\nprint('done')")
     launcher.prefix = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]
     process = launcher.start("--server_num=1", "--worker_num=1", script)
     launcher.wait_until(lambda: list(launcher.logs().values()) == ["up\n"] * 2)
     process.send_signal(signal.SIGHUP)
-    time.sleep(0.2)
+    ignored = re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+    assert ignored
+    assert int(ignored[1], 16) >> (signal.SIGHUP - 1) & 1
     (launcher.folder / "go").touch()
-    _, error = process.communicate(timeout=20)
+    error = launcher.finish(process)
     assert process.returncode == 0, error
     assert launcher.logs()["workerlog.0"] == "up\ndone\n"
     assert launcher.left() == []
 
 
 def test_a_job_within_a_job_ends_with_the_outer_one(launcher) -> None:
-    launcher.script("Path('inner-' + os.environ['TRAINING_ROLE']).touch()\ntime.sleep(60)", "inner.py")
+    launcher.script("Path('inner-' + os.environ['TRAINING_ROLE']).touch()\nstay()", "inner.py")
     outer = launcher.script(
         """
         if os.environ["TRAINING_ROLE"] == "TRAINER":
@@ -507,11 +513,11 @@ def test_on_several_hosts_servers_wait_for_the_workers_elsewhere(launcher, free_
     script = launcher.script(UNTIL_TOLD)
     lists = [part.replace(":0", f":{free_port}") for part in HOSTS]
     process = launcher.start(*lists, "--host_ip=127.0.0.1", "--timeout=0.1", script)
-    launcher.wait_until(lambda: "listening" in launcher.logs().get("serverlog.0", ""))
-    time.sleep(0.6)
+    launcher.wait_for(process, "worker 0: ended well")
+    time.sleep(0.5)  # longer than the time-out
     assert process.poll() is None
     (launcher.folder / "told").touch()
-    _, error = process.communicate(timeout=20)
+    error = launcher.finish(process)
     assert process.returncode == 0, error
     assert "server 0: ended well" in error
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pty
+import select
 import signal
 import socket
 import subprocess
@@ -16,10 +17,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from waiting import wait_until
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import Role, parse_endpoint
-from sparsefleet.launch import RunSettings, run_local
+from sparsefleet.launch import RunSettings, listening, run_local
 from sparsefleet.launch.addresses import HeldEndpoints, is_local
 from sparsefleet.launch.listening import listening_ports
 from sparsefleet.launch.logs import last_lines
@@ -27,7 +29,11 @@ from sparsefleet.launch.plan import parse_hosts, parse_ports, roles_here
 from sparsefleet.launch.process import RoleProcess
 from sparsefleet.launch.view import LiveView, PlainView, shortened
 from sparsefleet.server.config import ServerConfig
-from sparsefleet.server.sessions import Registration, Sessions
+from sparsefleet.server.members import Registration
+from sparsefleet.server.sessions import Sessions
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+IMPORTS = "import os, signal, sys"
 
 
 def test_held_ports_are_distinct_and_kept_from_others() -> None:
@@ -122,9 +128,10 @@ def test_run_local_as_a_library(tmp_path: Path) -> None:
 def failed_job(folder: Path, script: str, timeout: float = 5.0) -> tuple[int, str]:
     """The status of a job of 1 server and 2 workers, and what was said after its end. `me` is the role in words."""
     shown = io.StringIO()
+    first = f"{IMPORTS}\nsys.path.insert(0, {str(HELPERS)!r})\nfrom role_waits import *\nos.chdir({str(folder)!r})\n"
 
     def command(role: Role) -> list[str]:
-        return [sys.executable, "-c", f"import os, signal, sys, time; me = {str(role)!r}\n{script}"]
+        return [sys.executable, "-c", f"{first}me = {str(role)!r}\n{script}"]
 
     outcome = run_local(command, 1, 2, RunSettings(folder / "logs", timeout=timeout), view=PlainView(shown))
     return outcome.exit_code, shown.getvalue()
@@ -137,8 +144,8 @@ def test_who_was_told_of_anothers_failure_is_not_the_first_that_failed(tmp_path:
     sessions.fail(1, "life 1", "the loss became nan", own_error=True)
     told = str(sessions.go_on_without("barrier", [1]))
     script = (
-        f"if me == 'worker 0': print({f'error: {told}'!r}); sys.exit(3)\n"
-        "if me == 'worker 1': time.sleep(0.5); print('error: the loss became nan'); sys.exit(4)\n"
+        f"if me == 'worker 0': print({f'error: {told}'!r}); tell(me, os.getpid()); sys.exit(3)\n"
+        "if me == 'worker 1': until_over('worker 0'); print('error: the loss became nan'); sys.exit(4)\n"
     )
     status, said = failed_job(tmp_path, script)
     assert status == 4
@@ -147,7 +154,11 @@ def test_who_was_told_of_anothers_failure_is_not_the_first_that_failed(tmp_path:
 
 
 def test_nothing_goes_on_without_a_server(tmp_path: Path) -> None:
-    script = "if me == 'worker 0': sys.exit(0)\ntime.sleep(1)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    script = (
+        "if me == 'worker 0': tell(me, os.getpid()); sys.exit(0)\n"
+        "until_over('worker 0')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     status, said = failed_job(tmp_path, script)
     assert status == 128 + signal.SIGKILL
     assert "fleetrun: worker 0 ended well\n" in said
@@ -156,20 +167,29 @@ def test_nothing_goes_on_without_a_server(tmp_path: Path) -> None:
 
 def test_workers_do_not_wait_long_for_a_server_that_failed_before_it_listened(tmp_path: Path) -> None:
     began = time.monotonic()
-    status, said = failed_job(tmp_path, "sys.exit(5) if me == 'server 0' else time.sleep(60)\n", timeout=60)
+    status, said = failed_job(tmp_path, "sys.exit(5) if me == 'server 0' else stay()\n", timeout=60)
     assert status == 5
     assert "server 0 failed before it listened (exit status 5); the others may go on for 3 s\n" in said
     assert time.monotonic() - began < 20
 
 
-def test_workers_of_a_server_that_fails_later_may_report(tmp_path: Path) -> None:
+def test_workers_of_a_server_that_fails_later_may_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "import socket\n"
         "if me == 'server 0':\n"
         "    server = socket.create_server((os.environ['POD_IP'], int(os.environ['PADDLE_PORT'])))\n"
-        "    time.sleep(1); sys.exit(5)\n"
-        "time.sleep(2.5); print('server 0 is gone; go on from M'); sys.exit(1)\n"
+        "    tell('port', os.environ['PADDLE_PORT']); until('seen'); tell(me, os.getpid()); sys.exit(5)\n"
+        # Longer than the launcher takes between two looks: it should see the server's end before theirs.
+        "until_over('server 0'); import time; time.sleep(1.5); print('server 0 is gone; go on from M'); sys.exit(1)\n"
     )
+
+    def look() -> set[int] | None:
+        found, port = listening_ports(), tmp_path / "port"
+        if found is None or (port.exists() and int(port.read_text()) in found):
+            (tmp_path / "seen").touch()
+        return found
+
+    monkeypatch.setattr(listening, "listening_ports", look)
     status, said = failed_job(tmp_path, script, timeout=30)
     assert status == 5
     assert "server 0 failed (exit status 5); the others may go on for 30 s\n" in said
@@ -191,14 +211,12 @@ def test_a_signal_that_comes_when_all_have_ended_changes_nothing(tmp_path: Path)
 
 def test_a_command_that_cannot_be_started_ends_those_that_were(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    sleeper = f"import os, time; open({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
+    sleeper = f"import os, signal; open({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n'); signal.pause()"
 
     def command(role: Role) -> list[str]:
         if role.is_server:
             return [sys.executable, "-c", sleeper]
-        deadline = time.monotonic() + 30
-        while not (pid.exists() and pid.read_text().endswith("\n")) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"), 30, "the server's number")
         os.kill(int(pid.read_text()), 0)
         return ["/no/such/program"]
 
@@ -218,7 +236,7 @@ def test_ports_can_be_given(tmp_path: Path, free_port: int) -> None:
 
 
 def test_a_terminal_shows_a_line_per_role(launcher) -> None:
-    script = launcher.script("print('step 1\\rstep 2')\ntime.sleep(0.8)\nprint('{\"auc\": 0.7}')")
+    script = launcher.script("print('step 1\\rstep 2')\nuntil('go')\nprint('{\"auc\": 0.7}')")
     lead, terminal = pty.openpty()
     try:
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
@@ -231,12 +249,12 @@ def test_a_terminal_shows_a_line_per_role(launcher) -> None:
             env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         os.set_blocking(lead, False)
-        shown, deadline = b"", time.monotonic() + 30
+        shown, deadline = b"", time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
-            try:
+            if select.select([lead], [], [], 0.1)[0]:
                 shown += os.read(lead, 1 << 16)
-            except BlockingIOError:
-                time.sleep(0.02)
+            if b"step 2" in shown:
+                (launcher.folder / "go").touch()
         if process.poll() is None:
             process.kill()
         assert process.wait(10) == 0
@@ -277,10 +295,20 @@ def test_a_line_that_does_not_fit_keeps_its_figures(room: int, shown: str) -> No
 
 def test_figures_show_in_a_terminal_of_80_columns(tmp_path: Path) -> None:
     line = PROGRESS.replace("12,345,678", "2,345,678").replace("112,345", "12,345").replace("1/10", "1/1")
-    command = [sys.executable, "-c", f"import time; print({line!r}, flush=True); time.sleep(1)"]
     for width, pid in ((80, False), (120, True)):
         console = Console(file=io.StringIO(), width=width, force_terminal=True, record=True)
-        assert run_local(lambda role: command, 1, 1, RunSettings(tmp_path), view=LiveView(console)).exit_code == 0
+        seen = tmp_path / f"seen-{width}"
+        waits = f"import sys; sys.path.insert(0, {str(HELPERS)!r}); from role_waits import until; until({str(seen)!r})"
+        command = [sys.executable, "-c", f"print({line!r}, flush=True); {waits}"]
+
+        class Seen(LiveView):
+            def update(self, processes: Sequence[RoleProcess], seen: Path = seen, console: Console = console) -> None:
+                super().update(processes)
+                if console.export_text(clear=False).count("auc 0.75123") >= 2:
+                    seen.touch()
+
+        outcome = run_local(lambda role, command=command: command, 1, 1, RunSettings(tmp_path), view=Seen(console))
+        assert outcome.exit_code == 0
         text = console.export_text()
         assert "epoch 1/1 45% 12,345 rows/s loss 0.45678 auc 0.75123" in text
         assert (" pid " in text) == pid
@@ -304,7 +332,8 @@ def test_lines_break_between_words() -> None:
 def test_a_process_whose_main_thread_has_ended_before_others_is_ended_and_shown_so(tmp_path: Path) -> None:
     script = (
         "import ctypes, threading\n"
-        "if me == 'worker 1': time.sleep(1); sys.exit(6)\n"
+        "if me == 'worker 1': until_over('server 0'); until_over('worker 0'); sys.exit(6)\n"
+        "tell(me, os.getpid())\n"
         "c = ctypes.CDLL(None)\n"
         "threading.Thread(target=c.sleep, args=(30,)).start()\n"
         "c.pthread_exit(None)\n"

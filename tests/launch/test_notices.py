@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import Any
 
 import pyarrow.flight as flight
 import pytest
+from waiting import wait_until
 
 from sparsefleet.launch.addresses import HeldEndpoints
 from sparsefleet.launch.notices import Notices
 from sparsefleet.launch.process import Exit
+from sparsefleet.store.remote.link import ServerLink
 from sparsefleet.store.wire.auth import TOKEN_VARIABLE, CheckToken
 
 FAILED, KILLED = Exit(1), Exit(137, "SIGKILL")
@@ -96,10 +99,7 @@ def notices(endpoints: tuple[str, ...], seconds: float = 20.0, **environment: st
 
 
 def eventually(value: Callable[[], bool | None], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while (found := value()) is None:
-        assert time.monotonic() < deadline, "no answer"
-        time.sleep(0.02)
+    [found] = wait_until(lambda: [] if (found := value()) is None else [found], seconds, "an answer")
     return found
 
 
@@ -129,15 +129,23 @@ def test_one_server_that_does_not_say_yes_is_enough_and_others_need_not_be_waite
         assert time.monotonic() - began < 5
 
 
-def test_servers_that_still_start_are_told_when_they_are_up(endpoints) -> None:
+def test_servers_that_still_start_are_told_when_they_are_up(endpoints, monkeypatch) -> None:
+    tried, action = Counter(), ServerLink.action
+
+    def counted(link: ServerLink, *arguments: Any) -> Any:
+        try:
+            return action(link, *arguments)
+        finally:
+            tried[link.index] += 1
+
+    monkeypatch.setattr(ServerLink, "action", counted)
     with notices(endpoints) as told:
         told.worker_ended(0, KILLED)
-        time.sleep(1)
+        wait_until(lambda: tried[0] > 1 and tried[1] > 1, 20, "several tries at each server")
         assert told.goes_on(0) is None
         with serving(endpoints[0], {"goes_on": True}) as first:
-            time.sleep(1.5)
+            wait_until(lambda: told.untold() == [f"server 1 ({endpoints[1]})"], 20, "server 0 to be told")
             assert told.goes_on(0) is None
-            assert told.untold() == [f"server 1 ({endpoints[1]})"]
             with serving(endpoints[1], {"goes_on": True}) as second:
                 assert eventually(lambda: told.goes_on(0)) is True
             assert len(first.asked) == len(second.asked) == 1
@@ -217,7 +225,8 @@ def test_no_thread_is_left(endpoints) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("notices-")]
 
 
-# A server that writes down what it is told, and answers what the script's argument says.
+# A server that writes down what it is told, and answers what the script's argument says. Worker 1 ends badly, worker 0
+# works until the test tells it to finish.
 TOLD = """
     import json
     import pyarrow.flight as flight
@@ -232,28 +241,27 @@ TOLD = """
     if os.environ["TRAINING_ROLE"] == "PSERVER":
         server = Server(f"grpc://{os.environ['POD_IP']}:{os.environ['PADDLE_PORT']}")
         print("listening")
-        while not Path("finished").exists():
-            time.sleep(0.02)
+        until("finished")
         os._exit(0)
     if os.environ["PADDLE_TRAINER_ID"] == "1":
-        time.sleep(0.2)
         sys.exit(7) if sys.argv[2] == "fails" else os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(float(sys.argv[3]))
-    Path("finished").touch()
+    until("finish")
+    tell("finished")
 """
 
 
 def test_the_others_go_on_where_the_servers_say_so(launcher) -> None:
-    done = launcher.run("--server_num=2", "--worker_num=2", launcher.script(TOLD), "drop", "killed", 3)
-    assert done.returncode == 137
-    assert "worker 1 failed (killed by SIGKILL); the others go on without it" in done.stderr
-    assert "the job went on without worker 1: worker 0 ended well" in done.stderr
+    process = launcher.start("--server_num=2", "--worker_num=2", launcher.script(TOLD), "drop", "killed")
+    launcher.wait_for(process, "worker 1 failed (killed by SIGKILL); the others go on without it")
+    (launcher.folder / "finish").touch()
+    assert "the job went on without worker 1: worker 0 ended well" in launcher.finish(process)
+    assert process.returncode == 137
     for index in range(2):
         assert '"how":"killed by SIGKILL"' in launcher.logs()[f"serverlog.{index}"].replace(": ", ":")
 
 
 def test_the_others_end_where_the_servers_say_so(launcher) -> None:
-    done = launcher.run("--server_num=2", "--worker_num=2", "--timeout=5", launcher.script(TOLD), "error", "fails", 60)
+    done = launcher.run("--server_num=2", "--worker_num=2", "--timeout=5", launcher.script(TOLD), "error", "fails")
     assert done.returncode == 7
     assert "worker 1 failed (exit status 7); the others may go on for 5 s" in done.stderr
     assert "worker 0: stopped" in done.stderr
@@ -262,23 +270,26 @@ def test_the_others_end_where_the_servers_say_so(launcher) -> None:
 
 def test_keep_going_overrules_the_servers_who_are_told_all_the_same(launcher) -> None:
     script = launcher.script(TOLD)
-    done = launcher.run("--server_num=1", "--worker_num=2", "--keep-going", script, "error", "fails", 3)
-    assert done.returncode == 7
-    assert "worker 1 failed (exit status 7); the others are left to themselves (--keep-going)" in done.stderr
-    assert "the job went on without worker 1: worker 0 ended well" in done.stderr
+    process = launcher.start("--server_num=1", "--worker_num=2", "--keep-going", script, "error", "fails")
+    launcher.wait_for(process, "worker 1 failed (exit status 7); the others are left to themselves (--keep-going)")
+    launcher.wait_until(lambda: "ended" in launcher.logs()["serverlog.0"])
+    (launcher.folder / "finish").touch()
+    assert "the job went on without worker 1: worker 0 ended well" in launcher.finish(process)
+    assert process.returncode == 7
     assert launcher.logs()["serverlog.0"].count("ended") == 1
 
 
 def test_servers_on_other_hosts_are_told_before_the_launcher_ends(launcher, free_port: int) -> None:
     script = launcher.script(TOLD)
     lists = ("--servers", f"127.0.0.1:{free_port}", "--workers", "127.0.0.1,127.0.0.2", "--timeout=30")
-    here = launcher.start(*lists, "--host_ip=127.0.0.1", script, "drop", "fails", 10)
+    here = launcher.start(*lists, "--host_ip=127.0.0.1", script, "drop", "fails")
     launcher.wait_until(lambda: "listening" in launcher.logs().get("serverlog.0", ""))
-    there = launcher.start(*lists, "--host_ip=127.0.0.2", "--log_dir=there", script, "drop", "fails", 10)
-    _, error = there.communicate(timeout=30)
+    there = launcher.start(*lists, "--host_ip=127.0.0.2", "--log_dir=there", script, "drop", "fails")
+    error = launcher.finish(there)
     assert there.returncode == 7, error
     launcher.wait_until(lambda: "exit status 7" in launcher.logs()["serverlog.0"])
-    _, error = here.communicate(timeout=30)
+    (launcher.folder / "finish").touch()
+    error = launcher.finish(here)
     assert here.returncode == 0, error
     assert launcher.left() == []
 
@@ -295,7 +306,7 @@ def test_a_launcher_does_not_wait_long_for_servers_elsewhere_that_cannot_be_reac
 def test_servers_that_serve_nobody_elsewhere_either_are_ended_soon_after_a_failure(launcher, free_port: int) -> None:
     lists = ("--servers", f"127.0.0.1:{free_port}", "--workers", "127.0.0.2,127.0.0.1", "--timeout=60")
     began = time.monotonic()
-    done = launcher.run(*lists, "--host_ip=127.0.0.1", launcher.script(TOLD), "error", "fails", 0)
+    done = launcher.run(*lists, "--host_ip=127.0.0.1", launcher.script(TOLD), "error", "fails")
     assert time.monotonic() - began < 30
     assert done.returncode == 7
     assert "server 0: stopped" in done.stderr
@@ -304,17 +315,17 @@ def test_servers_that_serve_nobody_elsewhere_either_are_ended_soon_after_a_failu
 def test_servers_elsewhere_are_told_where_all_workers_are_here(launcher, free_port: int) -> None:
     script = launcher.script(TOLD.replace('["PADDLE_TRAINER_ID"] == "1"', '["TRAINING_ROLE"] == "TRAINER"'))
     lists = ("--servers", f"127.0.0.1:{free_port}", "--workers", "127.0.0.2")
-    launcher.start(*lists, "--host_ip=127.0.0.1", script, "error", "fails", 0)
+    launcher.start(*lists, "--host_ip=127.0.0.1", script, "error", "fails")
     launcher.wait_until(lambda: "listening" in launcher.logs().get("serverlog.0", ""))
-    done = launcher.run(*lists, "--host_ip=127.0.0.2", "--log_dir=there", script, "error", "fails", 0)
+    done = launcher.run(*lists, "--host_ip=127.0.0.2", "--log_dir=there", script, "error", "fails")
     assert done.returncode == 7
     assert "exit status 7" in launcher.logs()["serverlog.0"]
 
 
 def test_a_worker_that_the_launcher_ends_is_not_reported(launcher) -> None:
-    process = launcher.start("--server_num=1", "--worker_num=1", launcher.script(TOLD), "error", "fails", 60)
+    process = launcher.start("--server_num=1", "--worker_num=1", launcher.script(TOLD), "error", "fails")
     launcher.wait_until(lambda: "listening" in launcher.logs().get("serverlog.0", ""))
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=20)
+    error = launcher.finish(process)
     assert process.returncode == 130, error
     assert launcher.logs()["serverlog.0"] == "listening\n"

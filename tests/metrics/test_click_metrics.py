@@ -19,7 +19,7 @@ def test_against_scikit_learn():
     probabilities, labels = clicks(50_000)
     metrics = ClickMetrics()
     for start in range(0, 50_000, 999):
-        metrics.update(probabilities[start : start + 999], labels[start : start + 999])
+        metrics.count(probabilities[start : start + 999], labels[start : start + 999])
     values = metrics.values()
     assert values["auc"] == pytest.approx(roc_auc_score(labels, probabilities), abs=1e-3)
     q = np.clip(probabilities.astype(np.float64), 1e-7, 1 - 1e-7)
@@ -31,24 +31,24 @@ def test_against_scikit_learn():
 
 def test_ties_count_half():
     metrics = ClickMetrics()
-    metrics.update(np.full(10, 0.3, np.float32), np.array([0, 1] * 5, np.float32))
+    metrics.count(np.full(10, 0.3, np.float32), np.array([0, 1] * 5, np.float32))
     assert metrics.values()["auc"] == 0.5
 
 
 def test_one_class_has_no_auc():
     metrics = ClickMetrics()
     assert math.isnan(metrics.values()["auc"])
-    metrics.update(np.array([0.2], np.float32), np.array([1], np.float32))
+    metrics.count(np.array([0.2], np.float32), np.array([1], np.float32))
     assert math.isnan(metrics.values()["auc"])
 
 
 def test_merging_parts_is_exact():
     probabilities, labels = clicks(3_000)
     whole, merged = ClickMetrics(), ClickMetrics()
-    whole.update(probabilities, labels)
+    whole.count(probabilities, labels)
     for part in range(3):
         piece = ClickMetrics()
-        piece.update(probabilities[part::3], labels[part::3])
+        piece.count(probabilities[part::3], labels[part::3])
         merged.merge(ClickMetrics.from_dict(piece.to_dict()))
     assert merged.values() == whole.values()  # to the last digit
     with pytest.raises(ConfigError, match="100 and 4096 thresholds cannot be merged"):
@@ -57,7 +57,7 @@ def test_merging_parts_is_exact():
 
 def test_metrics_of_an_older_checkpoint_are_read():
     metrics = ClickMetrics()
-    metrics.update(*clicks(1_000))
+    metrics.count(*clicks(1_000))
     new = metrics.to_dict()
     old = {name: value for name, value in new.items() if not name.endswith("_parts")}
     old |= {
@@ -70,7 +70,7 @@ def test_metrics_of_an_older_checkpoint_are_read():
 
 def test_rows_without_label_are_left_out():
     metrics = ClickMetrics()
-    metrics.update(np.array([0.2, 0.4], np.float32), np.array([1, np.nan], np.float32))
+    metrics.count(np.array([0.2, 0.4], np.float32), np.array([1, np.nan], np.float32))
     assert (metrics.rows, metrics.bad) == (1, 1)
 
 
@@ -79,7 +79,7 @@ def test_window_is_the_pooled_auc_of_the_last_batches():
     window, last = WindowMetrics(slide_steps=3), ClickMetrics()
     for start in range(0, 1_000, 100):
         window.update(probabilities[start : start + 100], labels[start : start + 100])
-    last.update(probabilities[700:], labels[700:])
+    last.count(probabilities[700:], labels[700:])
     assert window.auc() == last.values()["auc"]
 
 

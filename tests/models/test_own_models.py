@@ -13,7 +13,7 @@ from sparsefleet.core.initializer import Constant, Uniform
 from sparsefleet.core.schema import CRITEO, DenseFeature, Schema, Slot
 from sparsefleet.data import Feeder
 from sparsefleet.data.open import open_reader
-from sparsefleet.models import CTRDNN, CTRDNNConfig, registry
+from sparsefleet.models import CTRDNNConfig, build, describe
 from sparsefleet.nn import SparseEmbedding, dense_input
 from sparsefleet.optim import FTRL, SGD, Adam
 from sparsefleet.store import LocalStore
@@ -69,9 +69,9 @@ def test_two_tables_each_with_its_own_rule(clicks, tmp_path, threads):
     again, other = TwoTables(), Trainer(Adam(0.005))
     other.load(again, str(tmp_path))
     assert other.evaluate(again, data["test"]) == pytest.approx(result.test, abs=1e-9)
-    with pytest.raises(CheckpointError, match=r"a model of your own \(.*TwoTables\): load it from a script"):
-        registry.build({"name": "custom", "class": "x.TwoTables"})
-    assert registry.describe(model)["class"].endswith("TwoTables")
+    with pytest.raises(CheckpointError, match=r"a model of your own \(.*TwoTables\), and no code: load it"):
+        build({"name": "custom", "class": "x.TwoTables"})
+    assert describe(model)["class"].endswith("TwoTables")
 
 
 class CountingStore(LocalStore):
@@ -79,9 +79,9 @@ class CountingStore(LocalStore):
         super().__init__()
         self.pushed = []
 
-    def push(self, table, keys, grads):
-        self.pushed.append((table, keys.copy(), grads.copy()))
-        return super().push(table, keys, grads)
+    def push_step(self, sparse, dense=None, **more):
+        self.pushed += [(table, given.keys.copy(), given.rows.copy()) for table, given in sparse.items()]
+        return super().push_step(sparse, dense, **more)
 
 
 class Shared(nn.Module):
@@ -295,32 +295,7 @@ def test_parameters_of_another_type_are_refused():
         Trainer().fit(Double(), small())
 
 
-# -- models by name ----------------------------------------------------------------------------------------------------
-
-
-def test_describe_and_build():
-    config = CTRDNNConfig(embedding_size=3, hidden=(8, 4), initializer=Uniform(-0.5, 0.25), pooling="mean")
-    model = registry.build(registry.describe(CTRDNN(["a", "b"], 2, config)))
-    assert isinstance(model, CTRDNN)
-    assert model.config == config
-    assert model.embedding.slots == ("a", "b")
-    assert model.tower.layers[0].in_features == 2 * 3 + 2
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"name": "transformer"}, "a model 'transformer' that this release does not know"),
-        ({"hidden": None}, "description of its model is damaged"),
-        ({"initializer": ["Pareto", 1]}, "description of its model is damaged"),
-        ({"initializer": []}, "description of its model is damaged"),
-        ({"embedding_size": "4"}, "description of its model is damaged"),
-        ({"hidden": [0]}, "description of its model is damaged"),
-    ],
-)
-def test_a_description_that_makes_no_sense(change, said):
-    with pytest.raises(CheckpointError, match=said):
-        registry.build({**registry.describe(CTRDNN()), **change})
+# -- settings ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

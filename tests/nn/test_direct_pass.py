@@ -12,11 +12,12 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.nn import DenseTower, PooledTower, SparseEmbedding
+from sparsefleet.nn.direct_pass import DirectPass
 from sparsefleet.nn.precision import Half
 from sparsefleet.optim import Adam
 from sparsefleet.store import LocalStore
+from sparsefleet.train.binding import BoundModel
 from sparsefleet.train.replica import Replica
-from sparsefleet.train.session import Session
 
 SLOTS = ("a", "b", "c")
 TABLE = "SparseFeatFactors"
@@ -60,7 +61,7 @@ def network(kind=CTRDNN, pooling="sum"):
 
 def replica(model, precision="float32"):
     store = LocalStore()
-    session = Session(model, store, Adam(1e-2), seed=3)
+    session = BoundModel(model, store, Adam(1e-2), seed=3)
     communicator = DirectCommunicator(store)
     communicator.start(session.parameters)
     (lane,) = communicator.begin_epoch(0, 1)
@@ -73,7 +74,7 @@ def trained(model, precision):
     outcomes = [runner.step(batch) for batch in batches([32, 32, 7, 1, 33, 34, 35, 32])]
     rows = store.pull(TABLE, np.arange(KEYS, dtype=np.uint64)).wait()
     return (
-        runner._direct is not None,
+        isinstance(runner._pass, DirectPass),
         [outcome.loss for outcome in outcomes],
         [outcome.probabilities.tobytes() for outcome in outcomes],
         session.block.values.tobytes(),
@@ -160,7 +161,7 @@ def with_tied_layers():
 )
 def test_any_other_model_goes_through_autograd(make):
     runner, *_ = replica(make())
-    assert runner._direct is None
+    assert not isinstance(runner._pass, DirectPass)
 
 
 def test_gradients_are_where_autograd_leaves_them():

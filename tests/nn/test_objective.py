@@ -52,4 +52,4 @@ def test_a_model_may_bring_its_own():
 
 def test_other_shapes_are_refused():
     with pytest.raises(ConfigError, match=r"must be \[B, 2\].*got \(4, 3\)"):
-        probabilities_of(nn.Identity(), torch.zeros(4, 3))
+        probabilities_of(nn.Identity(), torch.zeros(4, 3), 4)

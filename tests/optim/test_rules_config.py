@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
 from sparsefleet import optim
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.kernels import table as native
+from sparsefleet.kernels.reference import table as reference
+from sparsefleet.kernels.table import NOTING_SGD
 from sparsefleet.optim import schedule
+from sparsefleet.table import SparseTable, TableSpec
 
 
 @pytest.mark.parametrize(
@@ -56,20 +61,49 @@ def test_a_rule_survives_as_json(rule):
     assert optim.from_dict(json.loads(json.dumps(rule.to_dict()))) == rule
 
 
+def test_all_rules_are_tried_here():
+    assert {rule.name for rule in RULES} == set(optim.RULES)
+    assert {rule.name: type(rule) for rule in RULES} == optim.RULES
+
+
+def test_every_rule_has_a_kernel_of_its_own():
+    kinds = [rule.kind for rule in optim.RULES.values()]
+    assert len(set(kinds)) == len(kinds)
+    assert NOTING_SGD not in kinds
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_kinds_widths_and_hyperparameters_are_what_the_kernel_expects(rule):
-    assert rule.kind == list(optim.RULES).index(rule.name)
-    assert len(rule.hyperparameters()) <= 6
-    assert (
-        rule.state_width(10)
-        == {
-            "sgd": 0,
-            "adagrad": 10,
-            "rowwise_adagrad": 1,
-            "adam": 20,
-            "ftrl": 20,
-        }[rule.name]
-    )
+def test_kernel_and_twin_know_the_rule_its_width_and_its_constants(rule):
+    """Both refuse a kind that they do not have, the kernel also another width of the state."""
+    random, rule = np.random.default_rng(0), rule.for_dense()
+    hyper = np.array(rule.hyperparameters(), np.float64)
+    assert len(hyper) <= 6
+    wanted = random.standard_normal(12).astype(np.float32)
+    moved = []
+    for kernels in (native, reference):
+        values = wanted.copy()
+        state = np.full(rule.state_width(12), rule.initial_state(), np.float32)
+        for step in (1, 2, 3):
+            grads = random.standard_normal(12).astype(np.float32)
+            kernels.apply_rule(rule.kind, rule.rate(step), hyper, step, values, state, grads, kernels.BlockLocks())
+        moved.append((values, state))
+        random = np.random.default_rng(0)
+        random.standard_normal(12)
+    for one, other in zip(*moved, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(moved[0][0], wanted)
+    wrong = np.zeros(rule.state_width(12) + 1, np.float32)
+    with pytest.raises(ValueError, match="state"):
+        native.apply_rule(rule.kind, 0.1, hyper, 1, wanted.copy(), wrong, wanted, native.BlockLocks())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_table_takes_the_rule_on_its_rows(rule):
+    table = SparseTable(TableSpec("t", 3, rule))
+    keys = np.arange(4, dtype=np.uint64)
+    before = table.pull(keys).copy()
+    table.push(keys, np.ones((4, 3), np.float32))
+    assert np.abs(table.pull(keys) - before).max() > 0
 
 
 def test_by_name_takes_settings():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+import threading
 from typing import Any
 
 import pytest
-from small_jobs import in_threads
+from server_processes import save_together
+from waiting import wait_until
 
 from sparsefleet.core.errors import StoreError
 from sparsefleet.store.base import RunFacts
@@ -37,10 +38,7 @@ class Member:
         self.heard.append("resume")
 
     def wait_for(self, word: str) -> None:
-        deadline = time.monotonic() + 10
-        while word not in self.heard:
-            assert time.monotonic() < deadline, self.heard
-            time.sleep(0.01)
+        wait_until(lambda: word in self.heard, 20, lambda: f"{word!r}; heard so far: {self.heard}")
 
 
 class Reports:
@@ -54,11 +52,11 @@ class Reports:
 def test_every_trainer_is_asked_and_one_that_is_through_has_left_word(fleet, tmp_path):
     stores = fleet.start(2).stores_of_all(3)
     members, facts = [Member(step) for step in (10, 20, 30)], Reports()
-    with stores[2].attending(members[2]):
+    with stores[2].crew.attending(members[2]):
         stores[2].push_step({}, steps=4).wait()
-    with stores[0].attending(members[0]), stores[1].attending(members[1]):
+    with stores[0].crew.attending(members[0]), stores[1].crew.attending(members[1]):
         stores[1].push_step({}, steps=5).wait()
-        stores[0].save_together(str(tmp_path / "model"), members[0], facts)
+        save_together(stores[0], str(tmp_path / "model"), members[0], facts)
         members[1].wait_for("resume")
     assert facts.steps == {0: 10, 1: 20, 2: 30}
     assert members[1].heard == ["pause", "report 5", "resume", "report None"]
@@ -66,51 +64,70 @@ def test_every_trainer_is_asked_and_one_that_is_through_has_left_word(fleet, tmp
     assert members[2].heard == ["report None"], "what it said as it departed"
 
 
-def test_a_save_waits_for_a_trainer_that_has_not_begun(fleet, tmp_path):
-    stores, facts = fleet.start(1).stores_of_all(2), Reports()
+def test_a_save_does_not_wait_for_a_trainer_that_has_not_begun(fleet, tmp_path):
+    """It loads its data, say, for an hour: it stands at a known start, and the others need not stand still for it."""
+    stores, facts, trains = fleet.start(1).stores_of_all(3, timeout=2), Reports(), Member(8)
+    with stores[0].crew.attending(Member(6)), stores[1].crew.attending(trains):
+        save_together(stores[0], str(tmp_path / "model"), Member(6), facts)
+        trains.wait_for("resume")
+        assert stores[0].crew.not_begun() == [2]
+        with stores[2].crew.attending(Member(7)):
+            save_together(stores[0], str(tmp_path / "model"), Member(6), late := Reports())
+    assert facts.steps == {0: 6, 1: 8}
+    assert late.steps == {0: 6, 1: 8, 2: 7}
 
-    def begins_late():
-        time.sleep(0.5)
-        with stores[1].attending(member):
-            member.wait_for("resume")
 
-    member = Member(7)
-    with stores[0].attending(Member(6)):
-        in_threads([begins_late, lambda: stores[0].save_together(str(tmp_path / "model"), Member(6), facts)])
-    assert facts.steps == {0: 6, 1: 7}
+def test_who_begins_to_train_while_a_cut_is_named_waits_for_its_end(fleet, tmp_path):
+    stores, late = fleet.start(1).stores_of_all(2), Member(7)
+    link, identity = stores[0]._links[0], stores[0].connection.identity
+    name = link.action("open_cut", identity)["cut"]
+    link.action("ask_all", {"cut": name, "phase": "pause", "patience": 5})
+    began = threading.Event()
+
+    def begin():
+        with stores[1].crew.attending(late):
+            began.set()
+
+    thread = threading.Thread(target=begin, daemon=True)
+    thread.start()
+    assert link.action("ask_all", {"cut": name, "phase": "report", "patience": 5})["reports"] == {}
+    assert not began.wait(0.5), "its steps would be in the tables, and its position in no report"
+    link.action("close_cut", {"cut": name})
+    thread.join(10)
+    assert began.is_set()
 
 
 def test_what_fails_in_one_trainer_fails_the_save_and_all_go_on(fleet, tmp_path):
     stores, other = fleet.start(1).stores_of_all(2), Member(failure="no more room")
-    with stores[0].attending(Member()), stores[1].attending(other):
+    with stores[0].crew.attending(Member()), stores[1].crew.attending(other):
         with pytest.raises(StoreError, match="worker 1: no more room"):
-            stores[0].save_together(str(tmp_path / "model"), Member(), Reports())
+            save_together(stores[0], str(tmp_path / "model"), Member(), Reports())
         other.wait_for("resume")
         other.failure = None
-        stores[0].save_together(str(tmp_path / "model"), Member(), Reports())
+        save_together(stores[0], str(tmp_path / "model"), Member(), Reports())
 
 
 def test_when_the_one_that_saves_is_lost_the_others_go_on(fleet, tmp_path):
     stores, other = fleet.start(1, "--timeout", "1", "--lost-trainer", "drop").stores_of_all(2, timeout=4), Member()
-    with stores[1].attending(other):
-        name = stores[0]._links[0].action("open_cut", stores[0]._identity())["cut"]
+    with stores[1].crew.attending(other):
+        name = stores[0]._links[0].action("open_cut", stores[0].connection.identity)["cut"]
         stores[0]._links[0].action("ask_all", {"cut": name, "phase": "pause", "patience": 0})
         other.wait_for("pause")
         with pytest.raises(StoreError, match=r"worker 0 \(process .* is saving a checkpoint right now"):
-            stores[1].save_together(str(tmp_path / "model"), Member(), Reports())
-        stores[0]._heartbeats.stop()
+            save_together(stores[1], str(tmp_path / "model"), Member(), Reports())
+        stores[0].connection.heartbeats.stop()
         other.wait_for("resume")
-        stores[1].barrier("the loss is noticed")
-        stores[1].save_together(str(tmp_path / "model"), Member(), Reports())
+        stores[1].crew.barrier("the loss is noticed")
+        save_together(stores[1], str(tmp_path / "model"), Member(), Reports())
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_who_stands_still_when_the_server_dies_hears_of_it(fleet, how):
     """Its training threads ask nobody anything: they wait to be let on."""
     stores, other = fleet.start(1).stores_of_all(2, timeout=2), Member()
-    attending = stores[1].attending(other)
+    attending = stores[1].crew.attending(other)
     attending.__enter__()
-    name = stores[0]._links[0].action("open_cut", stores[0]._identity())["cut"]
+    name = stores[0]._links[0].action("open_cut", stores[0].connection.identity)["cut"]
     stores[0]._links[0].action("ask_all", {"cut": name, "phase": "pause", "patience": 0})
     other.wait_for("pause")
     os.kill(fleet.processes[0].pid, how)

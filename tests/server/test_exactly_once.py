@@ -88,7 +88,7 @@ def test_large_answers_of_calls_that_are_sent_again_block_nobody(fleet):
 def test_a_new_call_goes_behind_those_that_are_sent_again(fleet):
     store = lossy(fleet, "3", delay=1.0).store(timeout=8.0)
     block, pushed, pulled = six_steps_under_way(store)
-    time.sleep(1.5)  # cut by now, which sending notices
+    time.sleep(1.5)  # longer than the delay: the stream is cut by now, which sending notices
     last = store.pull("ads", KEYS)
     assert (last.wait() == 6).all()
     for one in (*pushed, *pulled):
@@ -104,11 +104,11 @@ def test_a_round_counts_once_when_its_answer_is_lost(fleet):
 
     def other():
         for _ in range(4):
-            stores[1].sync_push({"ads": rows}).wait()
+            stores[1].rounds.push({"ads": rows}).wait()
 
     thread = threading.Thread(target=other)
     thread.start()
-    assert [stores[0].sync_push({"ads": rows}).wait() for _ in range(4)] == [1, 2, 3, 4]
+    assert [stores[0].rounds.push({"ads": rows}).wait() for _ in range(4)] == [1, 2, 3, 4]
     thread.join(timeout=20)
     assert (stores[0].pull("ads", KEYS).wait() == 8).all()
 
@@ -118,10 +118,10 @@ def test_a_geo_exchange_counts_once_and_its_news_are_told_again(fleet, numbers):
     stores = lossy(fleet, numbers).stores_of_all(2)
     for store in stores:
         store.create_table(SPEC)
-        store.geo_pull("ads", KEYS).wait()
+        store.geo.pull("ads", KEYS).wait()
     rows, none = KeyedRows(KEYS, -ONES), KeyedRows(KEYS[:0], ONES[:0])
     for count in range(1, 6):
-        stores[0].geo_exchange({"ads": rows}).wait()
-        answer = stores[1].geo_exchange({"ads": none}).wait()
+        stores[0].geo.exchange({"ads": rows}).wait()
+        answer = stores[1].geo.exchange({"ads": none}).wait()
         np.testing.assert_array_equal(np.sort(answer.changed["ads"].keys), KEYS)
         assert (answer.changed["ads"].rows == count).all()

@@ -12,7 +12,9 @@ import pyarrow.flight as flight
 import pytest
 
 from sparsefleet import optim
+from sparsefleet.core.errors import StoreError
 from sparsefleet.core.initializer import Constant
+from sparsefleet.store.remote.packing import RowItem, pack
 from sparsefleet.store.wire import PROTOCOL, WireError, decode, encode, read_parts
 from sparsefleet.table import TableSpec
 
@@ -33,7 +35,7 @@ class Raw:
     """A stream on which anything can be said."""
 
     def __init__(self, fleet, store, **changes) -> None:
-        hello = {"protocol": PROTOCOL, "worker": 0, "incarnation": store.incarnation, "lane": 9, **changes}
+        hello = {"protocol": PROTOCOL, "worker": 0, "incarnation": store.connection.incarnation, "lane": 9, **changes}
         self.client = flight.FlightClient(f"grpc://{fleet.endpoints[0]}")
         self.open(json.dumps(hello).encode())
 
@@ -84,7 +86,10 @@ def test_each_wrong_message_is_told_what_is_wrong(fleet, store):
         (message({**push, "parts": [["rows", "ads"]]}), r"a part is [rows or dense"),
         (message({**push, "parts": [["rows", "ads", -1, 0]]}), "must be 0 or above; got [-1, 0]"),
         (message({**push, "parts": [["rows", "ads", 1 << 70, 0]]}), "bytes; 0 came"),
-        (message({**push, "parts": [["rows", "ads", 1, 2]]}, eight), "1 keys and 2 floats are 16 bytes; 8 came"),
+        (
+            message({**push, "parts": [["rows", "ads", 1, 2]]}, eight),
+            "with their counts, are 16 bytes; 8 came",
+        ),
         (message({**push, "parts": [["rows", "cats", 1, 1]]}, eight + four), "no table 'cats'; there are: ads"),
         (message({**push, "parts": [["rows", "ads", 1, 3]]}, eight + 3 * four), "'ads' has rows of 2 values"),
         (message({**push, "parts": [["dense", "net", 0, 5]]}, 5 * four), "'net': 6 floats belong here; got 5"),
@@ -132,7 +137,7 @@ def test_a_batch_that_claims_more_than_it_brings_is_refused(fleet, store, bitmap
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"protocol": 99}, "protocol 99 came; this server speaks 1"),
+        ({"protocol": 99}, "protocol 99 came; this server speaks 2"),
         ({"worker": 5}, "worker 5 is not registered here"),
         ({"incarnation": "other"}, "worker 0 is not registered here"),
         ({"incarnation": 7}, "incarnation must be text"),
@@ -154,26 +159,43 @@ def test_actions_of_any_kind_get_an_answer(fleet, store):
         return json.loads(next(iter(client.do_action(flight.Action(name, body), TIMEOUT))).body.to_pybytes())
 
     hello = {"protocol": PROTOCOL}
+    living = {**hello, "worker": 0, "incarnation": store.connection.incarnation}
     for name, data, reason in [
         ("format_disk", b"{}", "action 'format_disk' does not exist"),
         ("stats", b"\xff\x00", "not JSON"),
         ("stats", b"{}", "protocol None came"),
         ("stats", b"[" * 100_000, "not JSON"),
         ("register", json.dumps(hello).encode(), "servers must be a list"),
-        ("create_table", json.dumps(hello).encode(), "spec must describe a table"),
-        ("create_table", json.dumps({**hello, "spec": {"name": "x"}}).encode(), "a table's dim must be of type int"),
-        ("write", json.dumps({**hello, "patience": 1e9}).encode(), "patience must be 0 to 60"),
+        ("create_table", json.dumps(living).encode(), "spec must describe a table"),
+        ("create_table", json.dumps({**living, "spec": {"name": "x"}}).encode(), "a table's dim must be of type int"),
         (
-            "write",
-            json.dumps({**hello, "patience": 1, "owner": "me", "directory": "/"}).encode(),
-            "the freeze has ended",
+            "meet",
+            json.dumps({**living, "kind": "barrier", "name": "x", "turn": 1, "patience": 1e9}).encode(),
+            "0 to 60",
         ),
+        ("write", json.dumps({**living, "patience": 1, "directory": "/"}).encode(), "the cut is gone"),
+        ("freeze", json.dumps({**living, "seconds": 1e9}).encode(), "seconds must be 0 to 3600"),
         ("meet", json.dumps({**hello, "patience": 1}).encode(), "a meeting has a kind"),
-        ("advance", json.dumps({**hello, "lanes": 3}).encode(), "lanes must say numbers"),
+        ("advance", json.dumps({**living, "accounts": 3}).encode(), "accounts must say numbers"),
     ]:
         assert reason in act(name, data)["error"], (name, data)
     client.close()
     assert store.pull("ads", KEYS).wait().shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "action", ["freeze", "renew", "advance", "name_cut", "thaw", "write", "drop_cut", "saved", "load", "create_table"]
+)
+def test_what_changes_or_stops_a_server_needs_a_registered_life(fleet, store, tmp_path, action):
+    everything = {"seconds": 60, "patience": 1, "accounts": {}, "directory": str(tmp_path), "path": str(tmp_path)}
+    request = {**everything, "ticket": "mine", "spec": {"name": "evil"}, "owner": "stranger"}
+    link = store._links[0]
+    with pytest.raises(StoreError, match="incarnation must be text"):
+        link.action(action, request)
+    with pytest.raises(StoreError, match="worker 0 is not registered here"):
+        link.action(action, {**request, "worker": 0, "incarnation": "stranger"})
+    store.push("ads", KEYS, np.zeros((4, 2), np.float32)).wait(5)
+    assert not list(tmp_path.iterdir())
 
 
 def test_noise_does_not_bring_the_server_down(fleet, store):
@@ -207,5 +229,32 @@ def test_the_bytes_of_a_message_are_these():
 
 
 def test_parts_must_fill_the_body():
-    with pytest.raises(WireError, match="2 keys and 0 floats are 16 bytes; 15 came"):
+    with pytest.raises(WireError, match="2 keys and 0 floats, with their counts, are 16 bytes; 15 came"):
         read_parts({"parts": [["rows", "t", 2, 0]]}, np.zeros(15, np.uint8))
+    with pytest.raises(WireError, match="3 keys and 0 floats, with their counts, are 32 bytes; 24 came"):
+        read_parts({"parts": [["rows", "t", 3, 0, 2]]}, np.zeros(24, np.uint8))
+    with pytest.raises(WireError, match="'t': a key's count has 2 or 4 bytes; got 3"):
+        read_parts({"parts": [["rows", "t", 1, 0, 3]]}, np.zeros(11, np.uint8))
+    with pytest.raises(WireError, match="a part is"):
+        read_parts({"parts": [["rows", "t", 1, 0, 2, 2]]}, np.zeros(12, np.uint8))
+    with pytest.raises(WireError, match="must be 0 or above"):
+        read_parts({"parts": [["rows", "t", 1, 0, -2]]}, np.zeros(8, np.uint8))
+
+
+def test_counts_go_in_as_few_bytes_as_they_need():
+    """Of three tables one has small counts, one a large one, and one only ones, which needs no word."""
+    tables = {"small": [1, 3, 65535], "large": [1, 65536, 2], "ones": [1, 1, 1]}
+    keys, values = np.arange(3, dtype=np.uint64), np.arange(6, dtype=np.float32).reshape(3, 2)
+    items = [RowItem.of(name, 2, keys, values, 2, np.array(counts, np.uint32)) for name, counts in tables.items()]
+    found: dict[str, dict[int, int]] = {name: {} for name in tables}
+    for server in range(2):
+        described, body = pack(items, server, lambda _, size: np.empty(size, np.uint8))
+        assert [part[4:] for part in described] == [[2], [4], []]
+        for part in read_parts({"parts": described}, body):
+            counts = np.ones(len(part.keys), np.uint32) if part.counts is None else part.counts
+            assert counts.dtype == np.uint32
+            found[part.name] |= dict(zip(part.keys.tolist(), counts.tolist(), strict=True))
+            np.testing.assert_array_equal(part.rows(2), values[part.keys.astype(int)])
+    assert found == {name: dict(enumerate(counts)) for name, counts in tables.items()}
+    with pytest.raises(StoreError, match=r"counts must be uint32 of shape \[3\]; got int64 of shape \[3\]"):
+        RowItem.of("t", 2, keys, values, 2, np.ones(3, np.int64))

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from server_processes import servers
+from waiting import wait_until
 
 from sparsefleet import optim
 from sparsefleet.checkpoint import Checkpoint
@@ -17,6 +18,7 @@ from sparsefleet.core.errors import CheckpointError, StoreError
 from sparsefleet.core.initializer import Constant
 from sparsefleet.store.base import RunFacts
 from sparsefleet.store.local import LocalStore
+from sparsefleet.store.remote import checkpoints
 from sparsefleet.table import TableSpec
 
 SPEC = TableSpec("ads", 3, optim.Adam(0.1))
@@ -98,7 +100,7 @@ def test_a_cut_is_one_moment_while_trainers_push(fleet, tmp_path):
     """Each push adds 1 everywhere; whatever moment is cut, all rows and the block must show the same count."""
     stores = fleet.start(3).stores_of_all(2)
     spec = TableSpec("ads", 3, optim.SGD(1.0), Constant(0.0))
-    stop = threading.Event()
+    stop, pushed = threading.Event(), [0]
     for store in stores:
         store.create_table(spec)
     ones = np.full((3000, 3), -1.0, np.float32)
@@ -107,12 +109,14 @@ def test_a_cut_is_one_moment_while_trainers_push(fleet, tmp_path):
         while not stop.is_set():
             for pending in [stores[1].push("ads", KEYS, ones) for _ in range(3)]:
                 pending.wait()
+                pushed[0] += 1
 
     thread = threading.Thread(target=push)
     thread.start()
     try:
         for number in range(4):
-            time.sleep(0.05)
+            before = pushed[0]
+            wait_until(lambda before=before: pushed[0] > before + 1, 20, "pushes between two saves")
             stores[0].save(str(tmp_path / f"step-{number}"), RunFacts(step=number))
     finally:
         stop.set()
@@ -130,16 +134,16 @@ def test_a_cut_is_one_moment_while_trainers_push(fleet, tmp_path):
 def test_a_saver_that_dies_freezes_nobody_for_long(fleet):
     stores = fleet.start(1).stores_of_all(2)
     create(stores[0])
-    stores[0]._links[0].action("freeze", {"owner": "dead", "seconds": 2.0})
+    stores[1]._links[0].action("freeze", {**stores[1].connection.identity, "seconds": 2.0})
     start = time.monotonic()
     train(stores[0], 1)
     assert 1.0 < time.monotonic() - start < 8
 
 
 def test_two_saves_at_once_are_not_mixed(fleet, tmp_path):
-    store = fleet.start(1).store()
+    store, other = fleet.start(1).stores_of_all(2)
     create(store)
-    store._links[0].action("freeze", {"owner": "other", "seconds": 5.0})
+    other._links[0].action("freeze", {**other.connection.identity, "seconds": 5.0})
     with pytest.raises(StoreError, match="another checkpoint is being saved right now"):
         store.save(str(tmp_path / "mine"), RunFacts())
     assert not (tmp_path / "mine").exists()
@@ -165,7 +169,57 @@ def test_a_checkpoint_of_another_shape_is_refused(fleet, tmp_path):
     local.save(path, RunFacts())
     store = fleet.start(1).store()
     store.create_table(TableSpec("ads", 4, optim.Adam(0.1)))
-    with pytest.raises(StoreError, match=r"server 0 .*'ads' was saved with rows of 3 values; the model's have 4"):
+    with pytest.raises(CheckpointError, match=r"server 0 .*'ads' was saved with rows of 3 values; the model's have 4"):
         store.load(path)
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         store.load(str(tmp_path / "nothing"))
+
+
+def test_a_time_out_of_hours_stops_no_checkpoint(fleet, tmp_path):
+    store = fleet.start(1).store(timeout=4 * 3600.0)
+    create(store)
+    store.save(str(tmp_path / "checkpoint"), RunFacts(step=3))
+    assert Checkpoint.open(tmp_path / "checkpoint").manifest.step == 3
+
+
+def test_a_write_that_fails_is_nobody_s_death(fleet, tmp_path, monkeypatch):
+    """A full disk, say: the error tells that the checkpoint failed, not that a server did, and the next one works."""
+    stores = fleet.start(2, "--lost-trainer", "drop").stores_of_all(2)
+    create(stores[0])
+    train(stores[0], 2)
+    with stores[0].hold():
+        cut = stores[0].cut()
+    with cut, monkeypatch.context() as patched:
+        real = checkpoints._finished
+
+        def elsewhere(link, task, request, check):
+            return real(link, task, {**request, "directory": "/dev/null/full"}, check)
+
+        patched.setattr(checkpoints, "_finished", elsewhere)
+        with pytest.raises(CheckpointError, match=r"server \d .*, write: cannot write"):
+            cut.write(str(tmp_path / "first"), RunFacts())
+    assert not (tmp_path / "first").exists()
+    train(stores[0], 1)
+    stores[0].save(str(tmp_path / "second"), RunFacts(step=7))
+    assert Checkpoint.open(tmp_path / "second").manifest.tables[0].step == 3
+    assert stores[1].crew.lost() == []
+    assert [stores[1].stats()["workers"][worker]["state"] for worker in "01"] == ["present", "present"]
+
+
+def test_a_cut_that_is_being_written_stops_no_push_and_no_second_cut_is_mixed_with_it(fleet, tmp_path):
+    one, other = fleet.start(2).stores_of_all(2)
+    create(one)
+    create(other)
+    train(one, 2)
+    with one.hold():
+        cut = one.cut()
+    with cut:
+        train(other, 1)
+        with pytest.raises(StoreError, match="another checkpoint is being written right now"):
+            other.save(str(tmp_path / "mixed"), RunFacts())
+        cut.write(str(tmp_path / "mine"), RunFacts())
+        with pytest.raises(StoreError, match="another checkpoint is being written right now"):
+            other.save(str(tmp_path / "mixed"), RunFacts())
+    assert Checkpoint.open(tmp_path / "mine").manifest.tables[0].step == 2
+    other.save(str(tmp_path / "next"), RunFacts())
+    assert Checkpoint.open(tmp_path / "next").manifest.tables[0].step == 3

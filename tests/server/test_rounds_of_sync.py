@@ -7,6 +7,8 @@ import time
 
 import numpy as np
 import pytest
+from test_saving_after_a_loss import registered_again
+from waiting import wait_until
 
 from sparsefleet import optim
 from sparsefleet.core.errors import StoreError
@@ -15,7 +17,7 @@ from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.fleet.facade import Fleet
 from sparsefleet.server import ServerConfig
 from sparsefleet.server.holdings import BoundRows
-from sparsefleet.server.sessions import Registration
+from sparsefleet.server.members import Registration
 from sparsefleet.server.state import ServerState
 from sparsefleet.table import DenseTable, SparseTable, TableSpec
 
@@ -61,7 +63,7 @@ def test_three_trainers_equal_one_process_to_the_bit(fleet, count):
         rounds = []
         for step in range(20):
             rows, dense = part(step, worker)
-            rounds.append(store.sync_push({"ads": rows}, {"net": dense}).wait())
+            rounds.append(store.rounds.push({"ads": rows}, {"net": dense}).wait())
         return rounds
 
     rounds = on_all(stores, train)
@@ -93,10 +95,10 @@ def test_a_trainer_without_rows_leaves_and_comes_back(fleet):
     def train(store, worker):
         store.create_table(spec)
         for _ in range(3 if worker == 0 else 7):
-            store.sync_push({"ads": one}).wait()
-        store.leave_rounds()
-        store.barrier("epoch")
-        return store.sync_push({"ads": one}).wait()
+            store.rounds.push({"ads": one}).wait()
+        store.rounds.leave()
+        store.crew.barrier("epoch")
+        return store.rounds.push({"ads": one}).wait()
 
     assert on_all(stores, train) == {0: 8, 1: 8}
     assert (stores[0].pull("ads", one.keys).wait() == 3 + 7 + 2).all()
@@ -105,10 +107,10 @@ def test_a_trainer_without_rows_leaves_and_comes_back(fleet):
 def test_a_lost_trainer_is_named_and_nobody_hangs(fleet):
     stores = fleet.start(1, "--timeout", "2").stores_of_all(2, heartbeat=0.2)
     stores[0].create_table(SPEC)
-    stores[1]._heartbeats.stop()  # as if it had been killed
+    stores[1].connection.heartbeats.stop()  # as if it had been killed
     start = time.monotonic()
     with pytest.raises(StoreError, match=r"round 1: lost worker 1 \(process \d+ on .*last heard of .* time-out is 2 s"):
-        stores[0].sync_push({"ads": part(0, 0)[0]}).wait()
+        stores[0].rounds.push({"ads": part(0, 0)[0]}).wait()
     assert 1 < time.monotonic() - start < 10
 
 
@@ -116,17 +118,17 @@ def test_a_trainer_that_never_came_is_named(fleet):
     store = fleet.start(1, "--timeout", "5", "--join-timeout", "1").store(0, 2, heartbeat=0.2)
     store.create_table(SPEC)
     with pytest.raises(StoreError, match=r"lost worker 1 \(never registered\)"):
-        store.sync_push({"ads": part(0, 0)[0]}).wait()
+        store.rounds.push({"ads": part(0, 0)[0]}).wait()
 
 
 def test_lost_trainers_are_left_out_when_asked(fleet):
     stores = fleet.start(1, "--timeout", "1.5", "--lost-trainer", "drop").stores_of_all(2, heartbeat=0.2)
     stores[0].create_table(SPEC)
     stores[1].create_table(SPEC)
-    stores[1]._heartbeats.stop()
-    assert stores[0].sync_push({"ads": part(0, 0)[0]}).wait() == 1
-    assert stores[0].sync_push({"ads": part(1, 0)[0]}).wait() == 2
-    stores[0].barrier("end", timeout=10)
+    stores[1].connection.heartbeats.stop()
+    assert stores[0].rounds.push({"ads": part(0, 0)[0]}).wait() == 1
+    assert stores[0].rounds.push({"ads": part(1, 0)[0]}).wait() == 2
+    stores[0].crew.barrier("end", timeout=10)
     with pytest.raises(StoreError, match=r"the others went on without worker 1: it was silent for more than 1\.5 s"):
         stores[1].pull("ads", np.array([1], np.uint64)).wait()
     assert stores[0].stats()["workers"]["1"]["state"] == "dropped"
@@ -141,22 +143,22 @@ def stop_worker(store):
 @pytest.mark.parametrize("policy", ["error", "drop"])
 def test_a_trainer_that_is_cut_off_and_says_good_bye_has_not_run_out_of_rows(fleet, caplog, policy):
     stores = fleet.start(2, "--lost-trainer", policy).stores_of_all(2)  # the time-out plays no part
-    on_all(stores, lambda store, worker: store.sync_push({}).wait())
-    stores[1].give_up(StoreError("cut off"))  # as `fit` does where it fails
+    on_all(stores, lambda store, worker: store.rounds.push({}).wait())
+    stores[1].crew.give_up(StoreError("cut off"))  # as `fit` does where it fails
     stop_worker(stores[1])  # as a script does in its `finally`
     start = time.monotonic()
     if policy == "drop":
-        assert stores[0].sync_push({}).wait() == 2
+        assert stores[0].rounds.push({}).wait() == 2
     else:
         with pytest.raises(
             StoreError, match=r"round 2: lost worker 1 \(process \d+ on .*\), which failed: cut off; the time-out is"
         ):
-            stores[0].sync_push({}).wait()
+            stores[0].rounds.push({}).wait()
         with pytest.raises(StoreError, match=r"barrier 'end': lost worker 1"):
-            stores[0].barrier("end")
+            stores[0].crew.barrier("end")
     assert time.monotonic() - start < 10
     assert stores[0].stats()["workers"]["1"]["state"] == ("dropped" if policy == "drop" else "lost")
-    assert [name.split(" (")[0] for name in stores[0].lost_trainers()] == ["worker 1"]
+    assert [name.split(" (")[0] for name in stores[0].crew.lost()] == ["worker 1"]
     stop_worker(stores[0])
     assert "the job ends without worker 1 (process " in caplog.text
     assert [process.wait(timeout=20) for process in fleet.processes] == [3, 3]
@@ -166,8 +168,8 @@ def test_waiting_longer_than_the_time_out_is_fine_while_all_are_alive(fleet):
     stores = fleet.start(1, "--timeout", "3").stores_of_all(2, timeout=1.5, heartbeat=0.2)
     for store in stores:
         store.create_table(SPEC)
-    pending = stores[0].sync_push({"ads": part(0, 0)[0]})
-    timer = threading.Timer(4, lambda: stores[1].sync_push({"ads": part(0, 1)[0]}).wait())
+    pending = stores[0].rounds.push({"ads": part(0, 0)[0]})
+    timer = threading.Timer(4, lambda: stores[1].rounds.push({"ads": part(0, 1)[0]}).wait())
     timer.start()
     assert pending.wait() == 1
     timer.join()
@@ -180,26 +182,46 @@ def test_when_the_one_that_applies_dies_during_a_checkpoint_another_does():
 
     def contribute(worker, on_wait):
         state.sessions.register("life", Registration(worker, 2, ("a:1",), 0, "x"))
-        lane = state.lane(worker, "life", 0)
-        ended.append(state.rounds.contribute(lane, 1, [one], 1, on_wait))
+        account = state.account(worker, "life", 0)
+        ended.append(state.rounds.contribute(account, 1, [one], 1, on_wait))
 
     def dead(reason):
         raise OSError("the client is gone")  # as writing to its stream says
 
-    state.gate.freeze("saver", 60.0, 1.0)
+    state.ledger.gate.hold("saver", None, 1.0)
     other = threading.Thread(target=contribute, args=(0, lambda reason: None), daemon=True)
     other.start()
-    while not state.rounds.waiting:
-        time.sleep(0.01)
+    wait_until(lambda: state.rounds.waiting, 20, "a part of a round that waits")
     with pytest.raises(OSError, match="the client is gone"):
         contribute(1, dead)
-    state.gate.thaw("saver")
+    state.ledger.gate.open("saver")
     other.join(10)
     assert ended == [1]
     assert table.pull(key) == 2, "both parts, each once"
     contribute(1, dead)  # had it lived after all, and sent its part again
     assert ended == [1, 1]
     assert table.pull(key) == 2
+
+
+def test_a_job_that_died_within_a_round_leaves_the_servers_to_the_next_one(fleet):
+    """Its last round was applied on one server only, so the servers' own counts differ for ever."""
+    fleet.start(2, "--timeout", "1")
+    first = fleet.stores_of_all(2, timeout=4.0, heartbeat=0.2)
+    for store in first:
+        store.create_table(SPEC)
+    whole, half = part(0, 0)[0], part(0, 1)[0]
+    first[0].rounds.push({"ads": whole})
+    calls = first[1]._calls
+    messages = calls.messages("sync", [calls.row_item("ads", half.keys, half.rows)], steps=1)
+    first[1].connection.callers.mine().send("sync", {0: messages[0]})[0].wait(5)  # killed before server 1 had its part
+    for store in first:
+        store.connection.heartbeats.stop()
+    second = [registered_again(fleet, worker, 2) for worker in range(2)]
+    for store in second:
+        store.create_table(SPEC)
+    for expected in (1, 2):
+        rounds = on_all(second, lambda store, worker: store.rounds.push({"ads": part(1, worker)[0]}).wait())
+        assert rounds == {0: expected, 1: expected}
 
 
 def test_a_second_contribution_of_one_trainer_is_refused(fleet):
@@ -209,17 +231,17 @@ def test_a_second_contribution_of_one_trainer_is_refused(fleet):
 
     def second():
         try:
-            stores[0].sync_push({"ads": part(0, 0)[0]}).wait()
+            stores[0].rounds.push({"ads": part(0, 0)[0]}).wait()
         except StoreError as error:
             errors.append(str(error))
 
-    first = stores[0].sync_push({"ads": part(0, 0)[0]})
+    first = stores[0].rounds.push({"ads": part(0, 0)[0]})
     thread = threading.Thread(target=second)
     thread.start()
     thread.join(timeout=20)
     assert "worker 0 contributed twice to round 1" in errors[0]
     stores[1].create_table(SPEC)
-    stores[1].sync_push({"ads": part(0, 1)[0]}).wait()
+    stores[1].rounds.push({"ads": part(0, 1)[0]}).wait()
     assert first.wait() == 1
 
 
@@ -228,10 +250,10 @@ def test_barrier_and_reduce_bring_all_together(fleet):
 
     def meet(store, worker):
         for turn in range(3):
-            assert store.reduce("clicks", {"worker": worker, "turn": turn}) == [
+            assert store.crew.reduce("clicks", {"worker": worker, "turn": turn}) == [
                 {"worker": one, "turn": turn} for one in range(3)
             ]
-            store.barrier("end")
+            store.crew.barrier("end")
         return True
 
     assert on_all(stores, meet) == {0: True, 1: True, 2: True}
@@ -240,4 +262,4 @@ def test_barrier_and_reduce_bring_all_together(fleet):
 def test_a_barrier_that_runs_out_of_time_names_who_is_missing(fleet):
     stores = fleet.start(1).stores_of_all(2)
     with pytest.raises(StoreError, match=r"barrier 'epoch': after 0.5 s still without worker 1 \(process"):
-        stores[0].barrier("epoch", timeout=0.5)
+        stores[0].crew.barrier("epoch", timeout=0.5)

@@ -13,8 +13,8 @@ from sparsefleet import optim
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.server import ServerConfig
 from sparsefleet.server.process import ParameterServer
-from sparsefleet.store.remote_config import RemoteConfig
-from sparsefleet.store.remote_link import ServerLink
+from sparsefleet.store.remote.config import RemoteConfig
+from sparsefleet.store.remote.link import ServerLink
 from sparsefleet.table import TableSpec
 
 SPEC = TableSpec("ads", 2, optim.SGD(1.0))
@@ -93,3 +93,15 @@ def test_nonsense_settings_are_refused():
 
 def test_secrets_are_not_shown():
     assert "secret" not in repr(ServerConfig(token="secret", tls_key=b"secret", tls_certificate=b"secret"))
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "said"), [((), {}, 1), ((), TOKEN, 0), (("--insecure",), {}, 0)], ids=["none", "token", "known"]
+)
+def test_a_server_without_a_token_says_once_what_that_means(fleet, capfd, options, env, said):
+    fleet.start(1, *options, env={"SPARSEFLEET_TOKEN": "", "SPARSEFLEET_INSECURE": "", **env})
+    store = fleet.store(token=env.get("SPARSEFLEET_TOKEN"))
+    store.create_table(SPEC)
+    err = capfd.readouterr().err
+    assert err.count("server 0 has no token: every user of this machine can read and change") == said
+    assert err.count("Set SPARSEFLEET_TOKEN to the same secret for every process") == said

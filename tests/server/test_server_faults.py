@@ -12,15 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import wait_until
 from server_processes import SOURCES
+from waiting import wait_until
 
 from sparsefleet import optim
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.initializer import Constant
 from sparsefleet.launch.addresses import HeldEndpoints
 from sparsefleet.server import ParameterServer, ServerConfig
-from sparsefleet.store import remote_link
 from sparsefleet.store.base import RunFacts
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
 from sparsefleet.table import TableSpec
@@ -40,12 +39,13 @@ def free_ports():
 def strike(pid: int, how: signal.Signals) -> None:
     """Send a signal; return when it has worked. Threads of a process that is stopped may go on for a moment."""
     os.kill(pid, how)
-    deadline = time.monotonic() + 10
-    while how == signal.SIGSTOP and not all(
-        stat.read_text().rsplit(")", 1)[1].split()[0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+
+    def stands() -> bool:
+        tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+        return all(stat.read_text().rsplit(")", 1)[1].split()[0] == "T" for stat in tasks)
+
+    if how == signal.SIGSTOP:
+        wait_until(stands, 20, "a process that stands stopped")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -102,7 +102,7 @@ def test_a_write_to_a_stopped_server_ends_too(fleet, rows):
 def test_a_stopped_server_is_noticed_while_waiting_for_a_round(fleet):
     stores = fleet.start(1).stores_of_all(2, timeout=2.0)
     stores[0].create_table(SPEC)
-    pending = stores[0].sync_push({})
+    pending = stores[0].rounds.push({})
     strike(fleet.processes[0].pid, signal.SIGSTOP)
     start = time.monotonic()
     with pytest.raises(StoreError, match=r"server 0 .* did not answer sync push within 2 s: it is dead, stopped"):
@@ -113,8 +113,8 @@ def test_a_stopped_server_is_noticed_while_waiting_for_a_round(fleet):
 def test_a_wait_with_a_time_out_of_its_own_ends_with_it(fleet):
     """Servers that say that they wait for others do not make it longer."""
     stores = fleet.start(2).stores_of_all(2)
-    pending = stores[0].sync_push({})
-    late = threading.Timer(3.5, lambda: stores[1].sync_push({}))
+    pending = stores[0].rounds.push({})
+    late = threading.Timer(3.5, lambda: stores[1].rounds.push({}))
     late.start()
     start = time.monotonic()
     with pytest.raises(StoreError, match=r"did not answer sync push within 1.5 s"):
@@ -165,12 +165,11 @@ def test_a_trainer_waits_for_servers_that_come_late(fleet, free_ports, caplog):
         target=lambda: made.append(RemoteStore(RemoteConfig((f"127.0.0.1:{port}",), connect_timeout=30)))
     )
     thread.start()
-    time.sleep(remote_link.TELL_AFTER + 0.5)
+    wait_until(lambda: f"waiting for server 0 (127.0.0.1:{port}) to come up" in caplog.text, 20, "word of the wait")
     fleet.start(1, "--port", str(port))
     thread.join(timeout=30)
     made[0].create_table(SPEC)
     made[0].close()
-    assert f"waiting for server 0 (127.0.0.1:{port}) to come up" in caplog.text
 
 
 def test_servers_that_do_not_come_are_named(free_ports):
@@ -237,10 +236,14 @@ def test_a_wrong_order_of_servers_is_refused(fleet):
         fleet.store()
 
 
+def queues(store):
+    return store.stats()["servers"][0]["queues"]
+
+
 def test_a_trainer_that_goes_while_it_waits_is_one_line_in_the_log(fleet, capfd):
     stores = fleet.start(1).stores_of_all(2)
-    pending = stores[0].sync_push({})
-    time.sleep(0.5)
+    pending = stores[0].rounds.push({})
+    wait_until(lambda: queues(stores[1])["waiting_in_round"], 20, "a push that waits for the other trainer")
     with pytest.raises(StoreError, match="did not answer sync push"):
         pending.wait(timeout=0.1)  # cuts the connection
     said: list[str] = []
@@ -249,8 +252,8 @@ def test_a_trainer_that_goes_while_it_waits_is_one_line_in_the_log(fleet, capfd)
         said.append(capfd.readouterr().err)
         return "worker 0 is gone" in "".join(said)
 
-    wait_until(told, 10)
-    time.sleep(0.3)
+    wait_until(told, 20, "word of the trainer that is gone")
+    wait_until(lambda: not queues(stores[1])["under_way"], 20, "the end of its call")  # all is said by then
     log = "".join([*said, capfd.readouterr().err])
     assert "INFO worker 0 is gone, or has cut its connection, while it waited: round 1" in log
     assert "Traceback" not in log
@@ -268,19 +271,19 @@ def test_signals_end_a_server_even_with_open_streams(fleet, number):
 
 def test_servers_end_when_all_trainers_have_stopped(fleet):
     stores = fleet.start(2).stores_of_all(2)
-    stores[0].stop_servers()
-    time.sleep(0.6)
+    stores[0].crew.stop()
+    time.sleep(0.6)  # several looks of the servers whether all have stopped
     assert fleet.processes[0].poll() is None
-    stores[1].stop_servers()
+    stores[1].crew.stop()
     for process in fleet.processes:
         assert process.wait(timeout=10) == 0
 
 
 def test_a_server_ends_with_its_parent():
     script = (
-        "import subprocess, sys, time\n"
+        "import signal, subprocess, sys\n"
         "p = subprocess.Popen([sys.executable, '-m', 'sparsefleet.server', '--watch-parent'], stdout=subprocess.PIPE)\n"
-        "p.stdout.readline(); print(p.pid, flush=True); time.sleep(60)"
+        "p.stdout.readline(); print(p.pid, flush=True); signal.pause()"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
@@ -288,17 +291,18 @@ def test_a_server_ends_with_its_parent():
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
+
+    def over() -> bool:
         try:
-            state = Path(f"/proc/{server}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            return Path(f"/proc/{server}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
         except FileNotFoundError:
-            return
-        if state == "Z":
-            return
-        time.sleep(0.1)
-    os.kill(server, signal.SIGKILL)
-    pytest.fail("the server outlived its parent")
+            return True
+
+    try:
+        wait_until(over, 20, "the end of a server whose parent has ended")
+    finally:
+        if not over():
+            os.kill(server, signal.SIGKILL)
 
 
 def test_a_port_that_is_taken_is_said_so_and_nothing_else(fleet):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
+from waiting import wait_until
 
 from sparsefleet import optim
 from sparsefleet.core.keyed_rows import KeyedRows
@@ -22,8 +21,8 @@ def test_tables_calls_and_trainers_are_shown(fleet):
         store.push_step(
             {"ads": KeyedRows(keys, np.ones((1000, 4), np.float32))}, {"net": np.ones(10, np.float32)}
         ).wait()
-    store.report({"step": 10, "rows_per_s": 123.0, "staleness": 2})
-    time.sleep(0.5)
+    store.crew.report({"step": 10, "rows_per_s": 123.0, "staleness": 2})
+    wait_until(lambda: all("step" in one["workers"]["0"] for one in store.stats()["servers"]), 20, "a sign of life")
     stats = store.stats()
     assert stats["tables"]["ads"]["rows"] == 1000
     assert stats["tables"]["ads"]["step"] == 10

@@ -38,8 +38,10 @@ def make_slow(monkeypatch, pieces: int, pause: float) -> None:
     def slowly(self, *arguments, **settings):
         for rows in read(self, *arguments, **settings):
             for start in range(pieces):
-                time.sleep(pause)
-                yield type(rows)(*(getattr(rows, name)[start::pieces] for name in ("keys", "values", "state", "seen")))
+                time.sleep(pause)  # a load that takes longer than time-outs
+                yield type(rows)(
+                    *(getattr(rows, name)[start::pieces] for name in ("keys", "values", "state", "seen", "touched"))
+                )
 
     monkeypatch.setattr(Checkpoint, "sparse_rows", slowly)
 
@@ -54,8 +56,8 @@ def test_a_load_that_stands_still_is_not(saved, monkeypatch):
 
 @pytest.mark.parametrize("how", ["start from", "load"])
 def test_a_load_that_takes_long_is_waited_for(saved, monkeypatch, caplog, how):
-    monkeypatch.setattr("sparsefleet.store.remote_saving.TELL_EVERY", 0.5)
-    monkeypatch.setattr("sparsefleet.server.saving.TELL_EVERY", 0.5)
+    monkeypatch.setattr("sparsefleet.store.remote.checkpoints.TELL_EVERY", 0.5)
+    monkeypatch.setattr("sparsefleet.server.long_tasks.TELL_EVERY", 0.5)
     make_slow(monkeypatch, 10, TIMEOUT / 4)
     caplog.set_level("INFO")
     with cluster(2, load_from=saved if how == "start from" else None) as fleet:

@@ -10,19 +10,19 @@ import pytest
 from small_jobs import in_threads
 
 from sparsefleet.core.errors import StoreError
-from sparsefleet.store import patient
+from sparsefleet.store.remote import long_wait
 
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(patient, "TELL_AFTER", 0.5)
+    monkeypatch.setattr(long_wait, "TELL_AFTER", 0.5)
 
 
 def test_who_waits_at_a_meeting_says_for_whom(fleet, impatient, caplog):
     stores = fleet.start(1, "--workers", "2").stores_of_all(2)
-    late = threading.Timer(2.5, stores[1].barrier, ["end"])
+    late = threading.Timer(2.5, stores[1].crew.barrier, ["end"])
     late.start()
-    stores[0].barrier("end")
+    stores[0].crew.barrier("end")
     late.join()
     said = [record.message for record in caplog.records]
     assert any("barrier 'end': waiting, " in line and "s so far: without worker 1 (process " in line for line in said)
@@ -31,9 +31,9 @@ def test_who_waits_at_a_meeting_says_for_whom(fleet, impatient, caplog):
 
 def test_who_waits_in_a_round_says_for_whom(fleet, impatient, caplog):
     stores = fleet.start(1, "--workers", "2").stores_of_all(2)
-    late = threading.Timer(2.5, lambda: stores[1].sync_push({}).wait())
+    late = threading.Timer(2.5, lambda: stores[1].rounds.push({}).wait())
     late.start()
-    stores[0].sync_push({}).wait()
+    stores[0].rounds.push({}).wait()
     late.join()
     assert any("round 1 waits for worker 1 (process " in record.message for record in caplog.records)
 
@@ -48,7 +48,7 @@ def test_trainers_that_wait_at_different_places_end_with_an_error(fleet, monkeyp
 
     def wait(worker: int, place: str) -> None:
         with pytest.raises(StoreError, match="the job has ended: its trainers wait for each other") as found:
-            stores[worker].barrier(place)
+            stores[worker].crew.barrier(place)
         assert where in str(found.value)
 
     in_threads([partial(wait, 0, "exchange 1"), partial(wait, 1, "sync epoch 0")])
@@ -61,18 +61,18 @@ def test_one_that_does_not_wait_for_ever_is_no_deadlock(fleet, monkeypatch):
 
     def wait_a_while_elsewhere() -> None:
         with pytest.raises(StoreError, match=r"after 4 s still without worker 1 .*, which waits at barrier 'end'"):
-            stores[0].barrier("interrupted", timeout=4)
-        stores[0].barrier("end")
+            stores[0].crew.barrier("interrupted", timeout=4)
+        stores[0].crew.barrier("end")
 
-    in_threads([wait_a_while_elsewhere, partial(stores[1].barrier, "end")])
+    in_threads([wait_a_while_elsewhere, partial(stores[1].crew.barrier, "end")])
 
 
 def test_who_waits_in_a_thread_beside_the_main_one_may_still_come_elsewhere(fleet):
     stores = fleet.start(1, "--workers", "2", "--timeout", "2").stores_of_all(2)
 
     def after_a_while(worker: int, place: str) -> None:
-        time.sleep(5)
-        stores[worker].barrier(place)
+        time.sleep(5)  # longer than the time-out, after which a deadlock would be told
+        stores[worker].crew.barrier(place)
 
-    early = [partial(stores[0].barrier, "exchange"), partial(stores[1].barrier, "epoch")]
+    early = [partial(stores[0].crew.barrier, "exchange"), partial(stores[1].crew.barrier, "epoch")]
     in_threads([*early, partial(after_a_while, 1, "exchange"), partial(after_a_while, 0, "epoch")])

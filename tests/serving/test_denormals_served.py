@@ -42,4 +42,4 @@ def test_requests_are_parsed_where_denormals_are_numbers(trained):
     predictor = Predictor(trained.bundles[0])
     row = {**trained.rows[0], predictor.bundle.schema.dense_names[0]: 1e-39}
     feature = predictor.bundle.schema.dense[0]
-    assert predictor.parser.rows([row]).dense[0, 0] == np.float32((1e-39 - feature.minimum) / feature.diff) != 0
+    assert predictor.parser.samples([row]).dense[0, 0] == np.float32((1e-39 - feature.minimum) / feature.diff) != 0

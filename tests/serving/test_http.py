@@ -4,6 +4,7 @@ import concurrent.futures
 import http.client
 import itertools
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from bundle_fixtures import NAMES, probabilities_in
 from http_server import SOURCES, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from sparsefleet.serving import Predictor
 
@@ -203,6 +205,8 @@ def test_bad_bundles_are_refused_while_the_old_one_serves(trained, expected, tmp
             ({"bundle": str(flipped)}, 409, "damaged: its checksum"),
             ({"bundle": str(tmp_path / "none")}, 409, "no bundle at"),
             ({"bundle": str(trained.run)}, 409, "checkpoints"),
+            ({"bundle": "a\0b"}, 409, "is not a path"),
+            ({"bundle": "s3://bucket/v1"}, 409, "local disk"),
             ({"bundle": 3}, 400, '{"bundle": path}'),
             ({}, 400, '{"bundle": path}'),
         ):
@@ -213,7 +217,7 @@ def test_bad_bundles_are_refused_while_the_old_one_serves(trained, expected, tmp
         answer = server.post("/v1/predict", {"rows": trained.rows}).json()
         assert answer["version"] == "v1"
         np.testing.assert_allclose(answer["scores"], expected["v1"], atol=1e-6)
-        assert 'switches_total{outcome="refused"} 4' in server.client.get("/metrics").text
+        assert 'switches_total{outcome="refused"} 6' in server.client.get("/metrics").text
 
 
 def test_a_bundle_of_another_schema_needs_a_word(trained, tmp_path):
@@ -225,6 +229,26 @@ def test_a_bundle_of_another_schema_needs_a_word(trained, tmp_path):
         assert server.client.get("/healthz").json()["version"] == "v1"
         answer = server.post("/v1/reload", {"bundle": str(other), "other_schema": True})
         assert answer.json() == {"version": "v2", "previous": "v1"}
+
+
+def test_a_second_roll_back_does_not_return_to_the_bad_version(trained):
+    with serving(trained.bundles[0]) as server:
+        server.post("/v1/reload", {"bundle": str(trained.bundles[1])})
+        assert server.post("/v1/rollback", {}).json() == {"version": "v1", "previous": None}
+        answer = server.post("/v1/rollback", {})
+        assert answer.status_code == 409
+        assert "no earlier version" in answer.json()["error"]
+        assert server.client.get("/healthz").json()["version"] == "v1"
+        assert server.post("/v1/reload", {"bundle": str(trained.bundles[1])}).json()["version"] == "v2"  # if asked for
+
+
+def test_the_log_has_times(trained):
+    with serving(trained.bundles[0]) as server:
+        server.post("/v1/reload", {"bundle": str(trained.bundles[1])})
+        assert server.terminate() == 0
+        said = server.process.stderr.read().splitlines()
+    (switch,) = [line for line in said if "now serving v2" in line]
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z now serving v2 from /", switch)
 
 
 def test_who_may_switch(trained):
@@ -272,8 +296,10 @@ def test_no_request_fails_and_none_is_mixed_while_versions_switch(trained, expec
         steps = [("/v1/reload", {"bundle": str(trained.bundles[n])}) for n in (1, 2, 0)]
         steps.insert(2, ("/v1/rollback", {}))
         for number, (path, body) in enumerate(steps):
-            while progress[0] < clients * each * (number + 1) // 6 and not all(future.done() for future in running):
-                time.sleep(0.005)
+            enough = clients * each * (number + 1) // 6
+            wait_until(
+                lambda enough=enough: progress[0] >= enough or all(future.done() for future in running), 100, "answers"
+            )
             answer = server.post(path, body)
             assert answer.status_code == 200, answer.text
             told.append(answer.json()["version"])
@@ -296,17 +322,14 @@ def test_a_pointer_is_followed(trained, tmp_path):
         (tmp_path / "new").rename(tmp_path / "current")
 
     def wait_for(version):
-        deadline = time.monotonic() + 20
-        while server.client.get("/healthz").json()["version"] != version:
-            assert time.monotonic() < deadline, f"{version} was not taken over"
-            time.sleep(0.05)
+        wait_until(lambda: server.client.get("/healthz").json()["version"] == version, 20, version)
 
     with serving(tmp_path, "--watch-seconds", "0.1") as server:
         wait_for("v1")
         point("v2")
         wait_for("v2")
         point("nonsense")
-        time.sleep(0.5)
+        time.sleep(0.5)  # several looks at the pointer
         wait_for("v2")
         point("v1")
         wait_for("v1")
@@ -330,10 +353,8 @@ def test_sigterm_answers_what_is_under_way(trained):
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             answers = [pool.submit(ask) for _ in range(4)]
             started.wait(timeout=10)
-            deadline = time.monotonic() + 10
             # Under way: the server has begun to work on them.
-            while time.monotonic() < deadline and "rows_total 0" in server.client.get("/metrics").text:
-                time.sleep(0.001)
+            wait_until(lambda: "rows_total 0" not in server.client.get("/metrics").text, 20, "requests under way")
             assert server.terminate() == 0
             results = [answer.result(timeout=30) for answer in answers]
         assert [result.status_code for result in results] == [200] * 4

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
-from sparsefleet.kernels import request as native
-from sparsefleet.kernels.reference import request as reference
-from sparsefleet.serving.rows import RequestError, RowParser, parse_json
+from sparsefleet.serving.kernels import request as native
+from sparsefleet.serving.kernels.reference import request as reference
+from sparsefleet.serving.samples import RequestError, SampleParser, parse_json
 
 SMALL = Schema((DenseFeature("age", 10, 5), DenseFeature("é")), (Slot("a"), Slot("bb", "77")), sparse_feature_dim=1009)
 ROW = '{"age": 20, "é": null, "a": "hello", "bb": ["p", "q", 12]}'
 
 
-def agree(parser: RowParser, body: bytes) -> bool:
+def agree(parser: SampleParser, body: bytes) -> bool:
     """Whether it was plain; a plain one must be a right one, and the same to both."""
     found = parser._plain.parse(body)
     if found is None:
@@ -30,7 +30,7 @@ def agree(parser: RowParser, body: bytes) -> bool:
 
 
 def test_what_clients_send_is_plain(trained):
-    parser = RowParser(SCHEMA)
+    parser = SampleParser(SCHEMA)
     context = {name: trained.rows[0][name] for name in NAMES[:20]}
     candidates = [{name: row[name] for name in NAMES[20:]} for row in trained.rows]
     for document in (
@@ -59,7 +59,7 @@ def test_what_clients_send_is_plain(trained):
     ],
 )
 def test_plain_ones(body):
-    assert agree(RowParser(SMALL), body.encode())
+    assert agree(SampleParser(SMALL), body.encode())
 
 
 @pytest.mark.parametrize(
@@ -89,31 +89,31 @@ def test_plain_ones(body):
     ],
 )
 def test_ones_that_are_left_to_the_readable_parser(row):
-    assert RowParser(SMALL)._plain.parse(b'{"rows": [' + row.encode() + b"]}") is None
+    assert SampleParser(SMALL)._plain.parse(b'{"rows": [' + row.encode() + b"]}") is None
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"rows": [' + b"\xff" + b"]}", b'{"rows":' + b"[" * 99999])
 def test_ones_that_are_nothing(body):
-    assert RowParser(SMALL)._plain.parse(body) is None
+    assert SampleParser(SMALL)._plain.parse(body) is None
     with pytest.raises(RequestError, match=r"JSON|must have the field|row"):
-        RowParser(SMALL).body(body)
+        SampleParser(SMALL).body(body)
 
 
 def test_bad_utf8_is_no_text():
     body = ROW.encode().replace(b"hello", b"h\xe9llo")
-    assert RowParser(SMALL)._plain.parse(b'{"rows": [' + body + b"]}") is None
+    assert SampleParser(SMALL)._plain.parse(b'{"rows": [' + body + b"]}") is None
 
 
 def test_limits():
     body = ('{"rows": [' + ", ".join([ROW] * 3) + "]}").encode()
-    assert RowParser(SMALL, max_rows=3)._plain.parse(body) is not None
-    assert RowParser(SMALL, max_rows=2)._plain.parse(body) is None
+    assert SampleParser(SMALL, max_rows=3)._plain.parse(body) is not None
+    assert SampleParser(SMALL, max_rows=2)._plain.parse(body) is None
     many = ROW.replace("12", ", ".join(["1"] * 10_000)).encode()
-    assert RowParser(SMALL)._plain.parse(b'{"rows": [' + many + b"]}") is None
+    assert SampleParser(SMALL)._plain.parse(b'{"rows": [' + many + b"]}") is None
 
 
 def test_fields_that_are_left_out_where_that_is_allowed():
-    parser = RowParser(SMALL, allow_missing=True)
+    parser = SampleParser(SMALL, allow_missing=True)
     assert agree(parser, b'{"rows": [{"a": "x"}, {"bb": 3, "age": 9}, {}]}')
     assert agree(parser, b'{"context": {"a": "x"}, "candidates": [{"age": 1}, {"bb": ["u", "v"]}]}')
 
@@ -134,7 +134,7 @@ DOCUMENT = st.one_of(
 @given(DOCUMENT, st.booleans(), st.booleans())
 def test_any_document(document, ascii_only, allow_missing):
     agree(
-        RowParser(SMALL, allow_missing=allow_missing),
+        SampleParser(SMALL, allow_missing=allow_missing),
         json.dumps(document, ensure_ascii=ascii_only).encode("utf-8", "replace"),
     )
 
@@ -144,7 +144,7 @@ def test_any_document(document, ascii_only, allow_missing):
 def test_any_damage(start, junk, cut):
     body = bytearray(('{"rows": [' + ROW + ", " + ROW.replace("20", "-3.25e1") + "]}").encode())
     body[start : start + cut] = junk
-    agree(RowParser(SMALL), bytes(body))
+    agree(SampleParser(SMALL), bytes(body))
 
 
 @given(st.binary(max_size=300), st.binary(min_size=1, max_size=1))

@@ -14,7 +14,7 @@ from bundle_fixtures import NAMES
 from http_server import SOURCES, serving
 
 from sparsefleet.serving import Predictor
-from sparsefleet.serving.direct import most_rows
+from sparsefleet.serving.direct import most_samples
 from sparsefleet.serving.protocol import plain_length
 
 
@@ -96,7 +96,7 @@ def test_no_request_has_more_rows_than_are_counted_on(trained):
     for document in ({"rows": rows}, {"rows": lists}, {"rows": []}, {"context": rows[0], "candidates": [{}] * 7}):
         for indent in (None, 2):
             given = document.get("rows", document.get("candidates"))
-            assert len(given) <= most_rows(json.dumps(document, indent=indent).encode()) <= len(given) + 1
+            assert len(given) <= most_samples(json.dumps(document, indent=indent).encode()) <= len(given) + 1
 
 
 def test_requests_sent_at_once_are_answered_in_order(trained, server, expected):
@@ -136,7 +136,7 @@ def test_a_request_may_come_in_pieces(trained, server, expected, size):
             raw.sendall(sent[:first])
             for start in range(first, len(sent), size):
                 raw.sendall(sent[start : start + size])
-                time.sleep(0.0001)
+                time.sleep(0.0001)  # or the system would join the pieces
             np.testing.assert_allclose(scores_in(read(answers)), expected[:1], atol=1e-6)
 
 

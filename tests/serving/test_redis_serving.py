@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 from bundle_edits import with_schema
-from command_line import wait_until
 from http_server import serving
+from waiting import wait_until
 
 from sparsefleet.export import Bundle
 from sparsefleet.serving import Predictor
@@ -65,7 +65,7 @@ def test_redis_killed_and_back(trained, store):
         assert server.client.get("/healthz").status_code == 200
         # Back, but empty: what is not there is no unknown value.
         store.start()
-        wait_until(lambda: "no longer in Redis" in server.post("/v1/predict", {"rows": other}).text, 10)
+        wait_until(lambda: "no longer in Redis" in server.post("/v1/predict", {"rows": other}).text, 20, "an error")
         assert scores_of(server.post("/v1/predict", {"rows": known})).tobytes() == want.tobytes()
         published(store, bundle)
         got = scores_of(server.post("/v1/predict", {"rows": other}))
@@ -98,7 +98,9 @@ def test_redis_that_hangs_costs_one_time_out(trained, store):
             assert server.post("/v1/predict", {"rows": known}).status_code == 200
         finally:
             store.signal(signal.SIGCONT)
-        wait_until(lambda: server.post("/v1/predict", {"rows": trained.rows[100:200]}).status_code == 200, 10)
+        wait_until(
+            lambda: server.post("/v1/predict", {"rows": trained.rows[100:200]}).status_code == 200, 20, "an answer"
+        )
 
 
 def test_a_version_is_taken_over_once_it_is_published(trained, store):
@@ -136,10 +138,10 @@ def test_a_followed_pointer_waits_for_the_publish(trained, store, tmp_path):
     published(store, trained.bundles[0])
     with serving(tmp_path, "--sparse", store.url, "--watch-seconds", "0.1") as server:
         (tmp_path / "current").write_text("v2")
-        time.sleep(0.6)
+        time.sleep(0.6)  # several looks at the pointer
         assert server.client.get("/healthz").json()["version"] == "v1"
         published(store, trained.bundles[1])
-        wait_until(lambda: server.client.get("/healthz").json()["version"] == "v2", 20)
+        wait_until(lambda: server.client.get("/healthz").json()["version"] == "v2", 20, "version v2")
 
 
 def test_a_server_does_not_start_without_its_rows(trained, store):
@@ -210,7 +212,7 @@ def test_many_requests_while_redis_comes_and_goes(trained, store):
             store.start()
             published(store, trained.bundles[0])
             # The server leaves a lost Redis alone for a pause of at most LONGEST_PAUSE.
-            wait_until(lambda: ask() == 200)
+            wait_until(lambda: ask() == 200, 60, "an answer")
         assert [ask() for _ in range(15)] == [200] * 15
         assert server.terminate() == 0
 

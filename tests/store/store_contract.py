@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sparsefleet import optim
-from sparsefleet.core.errors import StoreError
+from sparsefleet.checkpoint import Checkpoint
+from sparsefleet.core.errors import CheckpointError, StoreError
 from sparsefleet.core.initializer import Constant, Uniform
-from sparsefleet.store.base import ParameterStore
+from sparsefleet.store.base import ParameterStore, RunFacts
 from sparsefleet.table import SparseTable, TableSpec
 
 SPEC = TableSpec("ads", 4, optim.SGD(1.0), Constant(0.0))
@@ -185,5 +187,76 @@ class StoreContract:
         with pytest.raises(StoreError, match=r"'net' exists with another layout: w \[10\] there, w \[5, 2\] here"):
             store.create_dense("net", np.zeros(10, np.float32), optim.SGD(0.5), [("w", (5, 2))])
 
-    def test_a_barrier_of_one_trainer_returns(self, store):
-        store.barrier("epoch", timeout=LIMIT)
+
+class CutContract:
+    """What a store that names a moment by itself must do, beside `StoreContract`."""
+
+    def test_a_cut_is_written_as_of_its_moment_while_pushes_go_on(self, store, tmp_path: Path):
+        store.create_table(replace(SPEC, rule=optim.Adagrad(1.0), initializer=Uniform(-1, 1)))
+        store.create_table(replace(SPEC, name="users", dim=2))
+        values, keys = np.zeros(10, np.float32), np.arange(3000, dtype=np.uint64)
+        store.create_dense("net", values, optim.Adagrad(1.0), [("w", (10,))])
+
+        def step(number: int) -> None:
+            push(store, keys, np.full((len(keys), 4), number, np.float32))
+            push(store, keys[::2], np.full((len(keys) // 2, 2), number, np.float32), "users")
+            store.push_dense("net", np.full(10, number, np.float32)).wait(LIMIT)
+
+        step(1)
+        store.save(str(tmp_path / "still"), RunFacts(step=1))
+        with store.cut() as cut:
+            step(2)
+            pull(store, np.arange(5000, 6000, dtype=np.uint64))
+            cut.write(str(tmp_path / "moving"), RunFacts(step=1))
+            step(3)
+        still, moving = (_contents(tmp_path / name) for name in ("still", "moving"))
+        assert still == moving
+        assert len(still["ads"]) == 3000
+
+    def test_one_cut_at_a_time_and_no_load_until_it_is_closed(self, store, tmp_path: Path):
+        store.create_table(SPEC)
+        values = np.zeros(4, np.float32)
+        store.create_dense("net", values, optim.SGD(0.5), [("w", (4,))])
+        push(store, u64(1, 2), np.full((2, 4), -1.0, np.float32))
+        store.save(str(tmp_path / "first"), RunFacts())
+        cut = store.cut()
+        with pytest.raises(StoreError, match=r"'ads'.*open already"):
+            store.cut()
+        push(store, u64(1, 2), np.full((2, 4), -1.0, np.float32))
+        store.push_dense("net", np.full(4, -2.0, np.float32)).wait(LIMIT)
+        with pytest.raises(StoreError, match=r"'ads'.*cannot be replaced while a checkpoint"):
+            store.load(str(tmp_path / "first"))
+        assert (pull(store, u64(1)) == 2).all()
+        assert (values == 1).all(), "a load that is refused changes nothing"
+        cut.close()
+        cut.close()
+        store.load(str(tmp_path / "first"))
+        assert (pull(store, u64(1)) == 1).all()
+        assert (values == 0).all()
+        store.cut().close()
+
+    def test_a_cut_whose_writing_fails_leaves_the_store_as_it_is(self, store, tmp_path: Path):
+        store.create_table(SPEC)
+        push(store, u64(1, 2), np.full((2, 4), -1.0, np.float32))
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises(CheckpointError), store.cut() as cut:
+            cut.write(str(tmp_path / "file" / "there"), RunFacts())
+        push(store, u64(1, 2), np.full((2, 4), -1.0, np.float32))
+        store.save(str(tmp_path / "here"), RunFacts())
+        assert len(_contents(tmp_path / "here")["ads"]) == 2
+
+
+def _contents(path: Path) -> dict[str, object]:
+    """All that a checkpoint holds, comparable."""
+    checkpoint = Checkpoint.open(str(path))
+    contents: dict[str, object] = {"tables": checkpoint.manifest.tables, "blocks": checkpoint.manifest.blocks}
+    for info in checkpoint.manifest.tables:
+        contents[info.name] = {
+            int(key): (rows.values[i].tobytes(), rows.state[i].tobytes(), int(rows.seen[i]), int(rows.touched[i]))
+            for rows in checkpoint.sparse_rows(info.name)
+            for i, key in enumerate(rows.keys)
+        }
+    for block in checkpoint.manifest.blocks:
+        piece = checkpoint.dense_cut(block.name, 0, block.size)
+        contents[block.name] = (piece.values.tobytes(), piece.state.tobytes())
+    return contents

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from store_contract import SPEC, StoreContract, u64
+from store_contract import SPEC, CutContract, StoreContract, u64
 
 from sparsefleet import optim
 from sparsefleet.store import LocalStore
 
 
-class TestLocalStore(StoreContract):
+class TestLocalStore(StoreContract, CutContract):
     @pytest.fixture
     def store(self):
         store = LocalStore()

@@ -9,7 +9,7 @@ import pytest
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.store.partition import dense_cut, server_of, split_keys
-from sparsefleet.store.remote_config import RemoteConfig
+from sparsefleet.store.remote.config import RemoteConfig
 
 
 def test_keys_keep_their_servers_for_ever():

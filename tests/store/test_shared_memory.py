@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from server_processes import Servers, servers
+from waiting import wait_until
 
 from sparsefleet import optim
 from sparsefleet.core.errors import StoreError
@@ -182,7 +182,7 @@ def trained(fleet: Servers, *, shared: bool) -> list[np.ndarray]:
         pushed.wait()
         later.wait()
         seen.append(out.copy())
-    store.sync_push({"ads": KeyedRows(KEYS, np.ones((len(KEYS), 10), np.float32))}, {"net": block}).wait()
+    store.rounds.push({"ads": KeyedRows(KEYS, np.ones((len(KEYS), 10), np.float32))}, {"net": block}).wait()
     seen.append(store.pull("ads", KEYS).wait())
     return seen
 
@@ -220,7 +220,7 @@ def test_answers_that_nobody_waits_for_give_their_room_back(fleet):
 
 
 def test_more_than_a_segment_holds_goes_in_messages(fleet, monkeypatch):
-    monkeypatch.setattr(sys.modules["sparsefleet.store.remote_stream"], "OwnSegment", lambda: OwnSegment(SMALL))
+    monkeypatch.setattr(sys.modules["sparsefleet.store.remote.stream"], "OwnSegment", lambda: OwnSegment(SMALL))
     store = fleet.start().store()
     store.create_table(SPEC)
     first = store.pull("ads", KEYS).wait()
@@ -238,19 +238,19 @@ def test_a_segment_is_gone_with_its_store(fleet):
     del store
     fleet.stores.clear()
     gc.collect()
-    wait_until(lambda: shared_by(fleet.processes[0].pid) == 0, 10)
+    wait_until(lambda: shared_by(fleet.processes[0].pid) == 0, 20, "the end of the sharing")
     assert shared_by(os.getpid()) == 0
 
 
 def segment_of(store):
-    return store._lanes.mine()._streams[0]._segment
+    return store.connection.callers.mine()._streams[0]._segment
 
 
 def test_places_that_are_not_there_get_an_error_and_the_server_goes_on(fleet):
     store = fleet.start().store()
     store.create_table(SPEC)
     first = store.pull("ads", KEYS).wait()
-    lane = store._lanes.mine()
+    lane = store.connection.callers.mine()
     parts = [["rows", "ads", 1000, 0]]
     for place in ([64, 1 << 40], [1 << 40, 64], "here", [3, 8], [0, 8000], {"a": 1}):
         for header in ({"at": place}, {"room": place}):
@@ -265,7 +265,7 @@ def test_keys_that_change_while_they_are_read_do_no_harm(fleet, op):
     store = fleet.start().store()
     store.create_table(SPEC)
     store.pull("ads", KEYS).wait()
-    lane, segment, count = store._lanes.mine(), segment_of(store), 60_000
+    lane, segment, count = store.connection.callers.mine(), segment_of(store), 60_000
     room, floats = segment.take(48 * count), 10 * count if op == "push" else 0
     keys, over = room[: 8 * count].view(np.uint64), threading.Event()
     spread = np.random.default_rng(0).integers(0, 1 << 63, count, dtype=np.uint64)
@@ -292,6 +292,6 @@ def test_without_a_segment_a_shared_body_is_refused(fleet):
     store = fleet.start().store(shared_memory=False)
     store.create_table(SPEC)
     header = {"op": "pull", "parts": [["rows", "ads", 1, 0]], "at": [64, 8]}
-    call = store._lanes.mine().send("test", {0: (header, np.empty(0, np.uint8), 0)})[0]
+    call = store.connection.callers.mine().send("test", {0: (header, np.empty(0, np.uint8), 0)})[0]
     with pytest.raises(StoreError, match="on a stream that shares none"):
         call.wait(10)

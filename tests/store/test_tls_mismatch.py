@@ -13,10 +13,11 @@ from typing import Any
 
 import pyarrow.flight as flight
 import pytest
+from waiting import wait_until
 
 from sparsefleet.core.errors import StoreError
-from sparsefleet.store.remote_config import RemoteConfig
-from sparsefleet.store.remote_link import ServerLink
+from sparsefleet.store.remote.config import RemoteConfig
+from sparsefleet.store.remote.link import ServerLink
 from sparsefleet.store.wire import to_json
 from sparsefleet.store.wire.tls import mismatch
 
@@ -90,14 +91,23 @@ def test_what_never_fits_is_said_at_once_and_harms_no_server(
             assert good.server_id == "some life"
 
 
-def test_a_server_that_still_starts_is_waited_for(pairs: dict[str, Pair]) -> None:
+def test_a_server_that_still_starts_is_waited_for(pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, action = [], ServerLink.action
+
+    def noted(link: ServerLink, *arguments: Any) -> Any:
+        try:
+            return action(link, *arguments)
+        finally:
+            tried.append(link)
+
+    monkeypatch.setattr(ServerLink, "action", noted)
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
     link = link_to(f"127.0.0.1:{port}", pairs["ours"][0], connect_timeout=30)
     registering = threading.Thread(target=link.register, args=("life", "test"), daemon=True)
     registering.start()
-    time.sleep(0.5)
+    wait_until(lambda: len(tried) > 1, 20, "tries that find nobody")
     assert registering.is_alive()
     with serving(pairs["ours"], port):
         registering.join(20)

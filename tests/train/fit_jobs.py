@@ -13,7 +13,7 @@ from sparsefleet.data.open import open_reader
 from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.optim import Adam
 from sparsefleet.train import SavePolicy, Trainer, TrainingState
-from sparsefleet.train.session import DENSE
+from sparsefleet.train.binding import DENSE
 
 BATCH = 100
 TABLE = "SparseFeatFactors"
@@ -70,7 +70,7 @@ def assert_same_checkpoints(one, other):
 def state_of(path) -> TrainingState:
     manifest = Checkpoint.open(str(path)).manifest
     training = manifest.extra["training"]
-    return TrainingState(manifest.step, training["epoch"], manifest.positions.get("0", {}), training["metrics"])
+    return TrainingState(manifest.step, training["epoch"], manifest.positions.get("0", {}), metrics=training["metrics"])
 
 
 def every(folder, steps=None, **settings) -> SavePolicy:

@@ -14,8 +14,8 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.models import CTRDNN, CTRDNNConfig
 from sparsefleet.store import LocalStore
+from sparsefleet.train.binding import BoundModel
 from sparsefleet.train.replica import Replica
-from sparsefleet.train.session import Session
 
 VOCABULARY, DIM = 50, 4
 
@@ -56,7 +56,7 @@ def pair(request):
     torch.manual_seed(0)
     model = CTRDNN(config=CTRDNNConfig(embedding_size=DIM, hidden=(16, 16, 16), pooling=request.param))
     store = LocalStore()
-    session = Session(model, store, optim.Adam(1e-3), seed=3)
+    session = BoundModel(model, store, optim.Adam(1e-3), seed=3)
     rows = torch.from_numpy(store.pull("SparseFeatFactors", np.arange(VOCABULARY, dtype=np.uint64)).wait())
     twin = PlainTorch(rows, model.tower, request.param)
     communicator = DirectCommunicator(store)

@@ -6,9 +6,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from fit_jobs import every, network, rows_of, trainer
+from waiting import stands_waiting, wait_until
 
 from sparsefleet.core.errors import CheckpointError, DataError, StoreError
 from sparsefleet.core.schema import CRITEO
@@ -16,7 +19,7 @@ from sparsefleet.data import Feeder, PyReader
 from sparsefleet.data.base import BatchStream, Epoch
 from sparsefleet.train import SavePolicy
 from sparsefleet.train.gate import Gate
-from sparsefleet.train.loop import run_threads
+from sparsefleet.train.threads import run_threads
 
 WAIT = 10.0
 
@@ -34,8 +37,19 @@ def ended(threads):
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
 
 
+@contextmanager
+def alone(gate: Gate) -> Iterator[None]:
+    """What a thread that names a cut does: inside, no other thread makes a step."""
+    with gate.aside():
+        gate.close()
+        try:
+            yield
+        finally:
+            gate.open()
+
+
 def test_alone_means_that_nobody_else_is_within_a_step():
-    gate, inside, wrong, alone = Gate(), [0], [], [0]
+    gate, inside, wrong, times = Gate(), [0], [], [0]
     lock = threading.Lock()
 
     def work(index):
@@ -43,20 +57,20 @@ def test_alone_means_that_nobody_else_is_within_a_step():
             with gate.step():
                 with lock:
                     inside[0] += 1
-                time.sleep(0)
+                time.sleep(0)  # lets other threads in
                 with lock:
                     inside[0] -= 1
                 if number % 20 == index:
-                    with gate.alone():
-                        alone[0] += 1
+                    with alone(gate):
+                        times[0] += 1
                         before = inside[0]
-                        time.sleep(0.0005)
+                        time.sleep(0.0005)  # others have the time to go wrong
                         if before or inside[0]:
                             wrong.append(inside[0])
 
     ended(in_threads(*(lambda index=index: work(index) for index in range(4))))
     assert not wrong
-    assert alone[0] == 40
+    assert times[0] == 40
     assert gate.quiet
 
 
@@ -71,7 +85,7 @@ def test_a_thread_that_waits_for_input_holds_nobody_up():
             pass
 
     def saves():
-        with gate.step(), gate.alone():
+        with gate.step(), alone(gate):
             pass
 
     reader, saver = in_threads(reads, saves)
@@ -85,7 +99,7 @@ def test_those_who_come_while_one_is_alone_wait():
     gate, entered, release, order = Gate(), threading.Event(), threading.Event(), []
 
     def saves():
-        with gate.step(), gate.alone():
+        with gate.step(), alone(gate):
             entered.set()
             release.wait(WAIT)
             order.append("save")
@@ -97,7 +111,7 @@ def test_those_who_come_while_one_is_alone_wait():
 
     threads = in_threads(saves, steps)
     entered.wait(WAIT)
-    time.sleep(0.05)
+    wait_until(lambda: stands_waiting(threads[1]), WAIT, "the step that waits for the save")
     assert not order
     assert not gate.quiet
     release.set()
@@ -107,7 +121,7 @@ def test_those_who_come_while_one_is_alone_wait():
 
 def test_an_error_opens_the_gate_again():
     gate = Gate()
-    with pytest.raises(ZeroDivisionError), gate.step(), gate.alone():
+    with pytest.raises(ZeroDivisionError), gate.step(), alone(gate):
         raise ZeroDivisionError
     assert gate.quiet
     ended(in_threads(lambda: gate.step().__enter__()))
@@ -149,20 +163,18 @@ def test_waiting_until_quiet_gives_up_on_a_step_but_not_on_a_save():
             release.wait(WAIT)
 
     threads = in_threads(steps)
-    while gate.quiet:
-        time.sleep(0.001)
+    wait_until(lambda: not gate.quiet, WAIT, "a step")
     assert gate.wait_until_quiet(0.05) is False
     release.set()
     ended(threads)
     assert gate.wait_until_quiet(0.05) is True
 
     def saves():
-        with gate.step(), gate.alone():
-            time.sleep(0.4)
+        with gate.step(), alone(gate):
+            time.sleep(0.4)  # a save takes longer than the limit below
 
     threads = in_threads(saves)
-    while gate.quiet:
-        time.sleep(0.001)
+    wait_until(lambda: not gate.quiet, WAIT, "a save")
     assert gate.wait_until_quiet(0.05) is True
     ended(threads)
 
@@ -236,8 +248,8 @@ def test_an_error_of_the_watcher_ends_the_threads():
     with pytest.raises(KeyboardInterrupt):
         run_threads(Epoch([Numbers(), Numbers()]), lambda index, batch: steps.append(batch), gate, tick)
     made = len(steps)
-    time.sleep(0.05)
-    assert len(steps) == made  # nobody goes on behind our back
+    time.sleep(0.05)  # nobody goes on behind our back, now or later
+    assert len(steps) == made
     assert gate.quiet
 
 
@@ -259,7 +271,7 @@ def test_a_real_ctrl_c_waits_for_the_step_under_way(repeat):
 
     def work(index, batch):
         within.set()
-        time.sleep(0.3)
+        time.sleep(0.3)  # whoever does not wait for this step is gone by its end
         ended_steps.append(batch)
 
     def interrupt():
@@ -372,12 +384,7 @@ def test_a_slow_reader_holds_up_no_save(clicks, tmp_path):
     def rows():
         with rows_of(clicks).epoch(1) as epoch:
             yield from (next(epoch.streams[0]) for _ in range(6))  # each thread holds one back
-            for _ in range(500):
-                if list(tmp_path.glob("step-*")):
-                    break
-                time.sleep(0.02)
-            else:
-                raise AssertionError("no save while a thread waits for input")
+            wait_until(lambda: list(tmp_path.glob("step-*")), 30, "a save while a thread waits for input")
             yield from (next(epoch.streams[0]) for _ in range(2))
 
     result = trainer(2).fit(network(), Feeder(CRITEO, rows), save=every(tmp_path, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparsefleet.metrics import ClickMetrics
-from sparsefleet.train.saving import TrainingState, joint_facts, lost_within_epoch
+from sparsefleet.train.training_state import TrainingState, joint_facts, lost_within_epoch
 
 METRICS = ClickMetrics().to_dict()
 

@@ -48,7 +48,7 @@ def test_threads_that_wait_for_each_other_say_so(clicks):
 
     def one_is_slow(batch):
         if slow.acquire(blocking=False):
-            time.sleep(0.02)
+            time.sleep(0.02)  # the time that the other is to wait for
             slow.release()
         consumed(batch)
 
@@ -69,7 +69,7 @@ def test_laps_go_to_the_thread_that_makes_them():
 
     def work(name, seconds):
         watch = watch_this_thread()
-        time.sleep(seconds)
+        time.sleep(seconds)  # what is measured here is time
         with lapped("push", "waiting"):
             time.sleep(seconds)
         seen[name] = dict(watch.seconds)

@@ -16,7 +16,7 @@ from fit_jobs import BATCH, assert_same_bits, network, trainer
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.open import open_reader
-from sparsefleet.data.tools.show import show
+from sparsefleet.datasets.show import show
 
 KINDS = ("queue", "memory", "pyreader", "feeder")
 FORMATS = ("criteo", "gzip", "multislot", "multislot gzip", "pipe", "pipe gzip", "parquet")

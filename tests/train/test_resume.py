@@ -26,6 +26,7 @@ from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data import Feeder, PyReader
+from sparsefleet.metrics import ClickMetrics
 from sparsefleet.models import CTRDNN
 from sparsefleet.optim import SGD, Adagrad, Adam
 from sparsefleet.train import FetchHandler, SavePolicy, Trainer
@@ -187,11 +188,12 @@ def test_an_interrupt_saves_where_the_run_stands(clicks, tmp_path, reader, threa
         trainer(threads).fit(network(), make(clicks), 2, save=SavePolicy(str(tmp_path)), fetch=[stop_at(83)])
     state = state_of(latest(tmp_path))
     assert 83 <= state.step < 83 + threads
-    assert state.epoch == 1
+    assert (state.epoch, state.finished) == (1, False)
     job = trainer(threads)
     result = job.fit(network(1), make(clicks), 2, resume=str(tmp_path))
     assert result.train["rows"] == 12000
     if threads == 1:
+        assert ClickMetrics.from_dict(state.metrics).rows == state.step * BATCH
         whole = trainer()
         whole.fit(network(), make(clicks), 2)
         assert_same_bits(whole, job)
@@ -381,6 +383,9 @@ def test_a_checkpoint_holds_one_moment(clicks, tmp_path):
         manifest = checkpoint.manifest
         assert manifest.table("SparseFeatFactors").step == manifest.block("dense").step == manifest.step
         seen = np.concatenate([rows.seen for rows in checkpoint.sparse_rows("SparseFeatFactors")])
-        assert seen.max() <= manifest.step
+        samples, rest = divmod(int(seen.sum()), len(CRITEO.slot_names))  # a sample has one value in every slot
+        assert rest == 0
+        assert (manifest.step - 3) * BATCH < samples <= manifest.step * BATCH, "each thread's last batch may be smaller"
         checked += 1
     assert checked >= 10
+    assert samples == 6000

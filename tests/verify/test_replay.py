@@ -11,10 +11,12 @@ import time
 
 import pytest
 from http_server import SOURCES, serving
+from waiting import wait_until
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.request_log import QUEUE_BYTES, RequestLog
+from sparsefleet.verify.http_client import HttpClient, PlaceError
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +174,34 @@ def test_what_cannot_be_replayed(trained, logged, cli, change, message):
     assert message in done.stderr
 
 
+@pytest.fixture
+def trickle():
+    """A server whose answer never ends, a byte at a time."""
+    over = threading.Event()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1 << 16)
+            self.request.sendall(b"HTTP/1.1 200 OK\r\nx-long: ")
+            while not over.wait(0.05):
+                self.request.sendall(b"a")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        over.set()
+        server.shutdown()
+
+
+def test_an_answer_that_trickles_in_is_given_up(trickle):
+    """Every byte comes in time; the answer as a whole does not."""
+    started = time.monotonic()
+    with pytest.raises(PlaceError, match="no answer in time"):
+        HttpClient(trickle, 0.5).get("/healthz")
+    assert time.monotonic() - started < 10
+
+
 def test_a_log_has_a_bound(tmp_path):
     metrics = Metrics()
     log = RequestLog(str(tmp_path / "log"), 1000, metrics, print)
@@ -194,9 +224,10 @@ def test_a_log_never_holds_up_a_request(tmp_path):
     log.add(b"{}", '{"rows": []}'.encode("utf-16"))
     log._file.close()  # as if the disk had gone
     log._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
-    for _ in range(3):
+    for dropped in range(3, 6):
         log.add(b"{}", b'{"rows": []}')
-        time.sleep(0.05)
+        told_of = f'logged_requests_total{{outcome="dropped"}} {dropped}'
+        wait_until(lambda told_of=told_of: told_of in metrics.text("v1", 0, {}), 20, told_of)
     log.close()
     assert 'logged_requests_total{outcome="dropped"} 5' in metrics.text("v1", 0, {})
     assert len(told) == 1

@@ -13,7 +13,7 @@ from bundle_edits import change_tensor, failed_checks, rewrite, with_schema
 from bundle_fixtures import SCHEMA
 from http_server import serving
 
-from sparsefleet.data.tools.show import show
+from sparsefleet.datasets.show import show
 from sparsefleet.export import export_checkpoint
 
 ROWS = "SparseFeatFactors"
@@ -222,7 +222,7 @@ def test_a_table_for_people(trained, cli):
         "equal: checkpoint, bundle",
     ):
         assert text in done.stdout
-    assert "the data has 300 rows; 1,000 were asked for" in done.stdout
+    assert "the data has 300 samples; 1,000 were asked for" in done.stdout
     done = cli("verify", *where, "--bundle", trained.bundles[1])
     assert done.exit_code == 1
     for text in ("DIFFERS", "The 10 worst rows", "rows in bundle", "differs: "):

@@ -13,7 +13,7 @@ from http_server import serving
 from redis_server import BINARY, SKIPPED, redis_server
 
 from sparsefleet.checkpoint import Checkpoint, latest
-from sparsefleet.data.tools.synth import SynthSpec, synth
+from sparsefleet.datasets.synth import SynthSpec, synth
 
 ROWS = "SparseFeatFactors"
 pytestmark = pytest.mark.xdist_group("verify distributed")  # `made` takes long: once is enough

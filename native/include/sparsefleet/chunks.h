@@ -22,14 +22,17 @@ class ChunkArena {
     ChunkArena(const ChunkArena&) = delete;
     ChunkArena& operator=(const ChunkArena&) = delete;
 
-    std::byte* take();   // safe from many threads
-    void release_all();  // every chunk handed out becomes invalid
+    // Safe from many threads.
+    std::byte* take();
+    void give_back(std::byte* chunk);  // it is the next that `take` hands out
+    void release_all();                // every chunk handed out becomes invalid
     std::size_t bytes() const;
 
   private:
     const std::size_t chunk_bytes_;
     std::size_t block_bytes_ = 0, chunks_per_block_ = 0, used_in_last_ = 0;
     std::vector<void*> blocks_;
+    std::vector<std::byte*> free_;
     mutable std::mutex mutex_;
 };
 

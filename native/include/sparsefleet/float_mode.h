@@ -5,8 +5,9 @@
 // denormals are zero (FlushDenormals): some processors take a hundred cycles for each. In reading text and
 // stored rows, making first values and counting clicks they are numbers (KeepDenormals).
 //
-// Trap: the compiler does not know that arithmetic depends on the setting, and may move it out of a scope. So
-// put only calls into one that are not inlined: of functions in another file, or marked noinline.
+// Trap: the compiler does not know that arithmetic depends on the setting, and may move arithmetic out of a
+// scope. So put only calls into a scope that are not inlined: of functions in another file, or marked
+// noinline.
 #pragma once
 
 #include <cstdint>

@@ -19,11 +19,11 @@ struct Operand {
 
 enum class After { kNothing, kRelu, kMask };
 
-// What becomes of the product on its way to memory.
+// What is done with a sum before it is written to memory.
 struct Epilogue {
     const float* bias = nullptr;  // [N], added to every row
     After after = After::kNothing;
-    const float* mask = nullptr;  // [M, N]: kMask keeps what stands where this is above zero
+    const float* mask = nullptr;  // [M, N]: kMask keeps the sums where this is above zero
 };
 
 // Room for operands in another layout; kept from call to call.
@@ -31,8 +31,8 @@ struct GemmScratch {
     std::vector<float> panel, tiles;
 };
 
-// out [M, N] = a [M, K] . b [K, N]; rows of out (and of the mask) are contiguous. A row of the result has the
-// same bits whatever stands in the others.
+// out [M, N] = a [M, K] . b [K, N]; rows of out (and of the mask) are contiguous. The bits of a row of the
+// result do not depend on the other rows.
 void gemm(const Operand& a, const Operand& b, float* out, std::size_t m, std::size_t n, std::size_t k,
           const Epilogue& epilogue, GemmScratch& scratch);
 

@@ -1,14 +1,14 @@
 // Products of bfloat16 factors with float32 sums, for a tower of dense layers, on one core.
 //
 // Processors multiply *pairs*: two neighbours of the inner dimension at a time, the first in the low half of
-// 32 bits. So both operands are laid out anew, and what a step uses twice (weights, activations, gradients)
-// is rounded once:
+// 32 bits. So both operands are laid out anew. A value that a step uses twice (weights, activations,
+// gradients) is rounded once:
 //
 //   HalfRows    a matrix as it stands, row by row: a left operand whose inner dimension runs along its rows
 //   HalfPanels  a right operand: panels of 16 columns, [pairs, 16] each, one after the other
 //
-// The inner dimension is padded with zeros to whole tiles of 32 values, the outer ones to 16: what is
-// multiplied there is thrown away.
+// The inner dimension is padded with zeros to whole tiles of 32 values, the outer ones to 16; products of
+// the padding are thrown away.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ class HalfRows {
     // Rounds [rows, columns] float32 values to the nearest bfloat16, ties to even.
     void round(const float* from, std::size_t rows, std::size_t columns);
 
-    // The matrix turned: [columns, rows] of `from`.
+    // Becomes the transposed matrix: [columns, rows] of `from`.
     void turn(const HalfRows& from);
 
     std::size_t rows() const { return rows_; }
@@ -86,7 +86,7 @@ struct HalfBlock {
     std::size_t i, j, rows, columns;
 };
 
-// What becomes of the blocks, in the order of their columns.
+// Receives the blocks of a product, in the order of their columns.
 class HalfSink {
   public:
     virtual void take(const HalfBlock& block) = 0;
@@ -95,11 +95,11 @@ class HalfSink {
     ~HalfSink() = default;
 };
 
-// left [M, K] . right [K, N], block by block. A row of the result has the same bits whatever stands in the
-// others.
+// left [M, K] . right [K, N], block by block. The bits of a row of the result do not depend on the other
+// rows.
 void half_product(const HalfRows& left, const HalfPanels& right, HalfSink& sink);
 
-// To the nearest bfloat16, ties to even; what is not a number stays so.
+// Rounds to the nearest bfloat16, ties to even; NaN stays NaN.
 void round_to_half(const float* from, std::size_t count, std::uint16_t* to);
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

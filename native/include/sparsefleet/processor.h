@@ -1,5 +1,5 @@
-// What this processor can do and what the operating system lets programs use of it. Compiled once, for any
-// processor.
+// What this processor can do, and what of it the operating system lets programs use. This file is compiled
+// once, for any processor.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,8 @@
 // lock.
 //
 // Rows are numbered without gaps in the order they came, and none is ever removed. Eviction, when it comes,
-// can move the last row into the hole and shift the index entries behind it; scans must not run beside it.
+// can move the last row into the hole and shift the index entries behind it; scans and cuts must not run
+// beside it.
 #pragma once
 
 #include <atomic>
@@ -15,6 +16,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "sparsefleet/aside.h"
 #include "sparsefleet/chunks.h"
 #include "sparsefleet/mix.h"
 
@@ -30,7 +32,7 @@ inline std::uint32_t shard_of(std::uint64_t place) { return static_cast<std::uin
 struct RowLayout {
     RowLayout(std::size_t dim, std::size_t state_width);
 
-    static constexpr std::size_t kSeen = 8, kValues = 12;  // byte offsets; the key is at 0
+    static constexpr std::size_t kSeen = 8, kTouched = 12, kValues = 16;  // byte offsets; the key is at 0
 
     std::size_t dim, state_width;
     std::size_t row_bytes;
@@ -50,6 +52,7 @@ class alignas(64) Shard {
     void attach(const RowLayout* layout, ChunkArena* arena) { layout_ = layout, arena_ = arena; }
 
     mutable std::shared_mutex mutex;
+    Aside aside;  // rows as they were at an open cut
 
     // Brings the index line of `place` near. A stale pointer is harmless here: prefetching never faults.
     void prefetch(std::uint64_t place) const {
@@ -74,8 +77,8 @@ class alignas(64) Shard {
     // The row of `key`, or kNone.
     std::uint32_t find(std::uint64_t place, std::uint64_t key) const;
 
-    // The row of a key that is not there yet. Its key is set and seen is 0; values and state are up to the
-    // caller. Rows may move in memory, but keep their numbers.
+    // The row of a key that is not there yet. Its key is set, seen and touched are 0; values and state are up
+    // to the caller. Rows may move in memory, but keep their numbers.
     std::uint32_t append(std::uint64_t place, std::uint64_t key);
 
     std::byte* row(std::uint32_t number) const {
@@ -117,6 +120,9 @@ inline std::uint64_t row_key(const std::byte* row) {
 }
 inline std::uint32_t* row_seen(std::byte* row) {
     return reinterpret_cast<std::uint32_t*>(row + RowLayout::kSeen);
+}
+inline std::uint32_t* row_touched(std::byte* row) {
+    return reinterpret_cast<std::uint32_t*>(row + RowLayout::kTouched);
 }
 inline float* row_values(std::byte* row) { return reinterpret_cast<float*>(row + RowLayout::kValues); }
 

@@ -1,4 +1,5 @@
-// Text rows into arrays: raw Criteo lines and MultiSlot lines. Plain pointers; nothing here knows of Python.
+// Parses samples from text (raw Criteo, MultiSlot) into arrays. Plain pointers; nothing here knows of
+// Python.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
-// Why a row was refused. The numbers are shared with kernels/reasons.py.
+// Why a sample was refused. The numbers are shared with kernels/text_types.py.
 enum Reason : int {
     kFine = 0,
     kEmptyLine,
@@ -40,30 +41,32 @@ struct Block {
     std::size_t stop;   // lines that start here or later belong to somebody else
     bool final;         // the file ends with this block: a last line without a line feed counts
     bool open;          // the block starts inside an over-long line that has been refused already
-    bool skip;          // count bad rows and go on, instead of stopping at the first
+    bool skip;          // count bad samples and go on, instead of stopping at the first
 };
 
-// Where rows go. Row i of the arrays is filled from `row` on; `lines` and `ends` may carry what came before
-// the block.
+// Where samples go. Places before `filled` are taken; `lines` and `ends` may carry what came
+// before the block.
 struct Columns {
     float* labels;
     float* dense;           // [capacity, n]
     std::uint64_t* keys;    // Criteo: [capacity, S]; MultiSlot: [key_capacity]
-    std::int64_t* offsets;  // MultiSlot only: [capacity * S + 1], offsets[row * S] already set
-    std::int64_t* lines;    // rows consumed once row i is: line_base + lines of this block
+    std::int64_t* offsets;  // MultiSlot only: [capacity * S + 1], offsets[sample * S] already set
+    std::int64_t* lines;    // samples consumed once sample i is: line_base + lines of this block
     std::int64_t* ends;     // byte_base + offset of the next line
-    std::size_t row, capacity, key_capacity;
+    std::size_t filled, capacity, key_capacity;
     std::int64_t line_base, byte_base;
-    std::int64_t* counts;  // [kReasons] refused rows, added to
+    std::int64_t* counts;  // [kReasons] refused samples, added to
+    double* numbers =
+        nullptr;  // Criteo, where wanted: [capacity, n] numbers as they stand in the text; blank: NaN
 };
 
 struct Parsed {
-    std::size_t row = 0;       // rows filled, those before the call included
+    std::size_t filled = 0;    // samples filled, those before the call included
     std::size_t consumed = 0;  // offset of the first byte not dealt with
     std::int64_t lines = 0;    // lines dealt with, refused ones included
     bool open = false;         // the block ends inside an over-long line that has been refused
-    bool full = false;         // stopped because the next row's keys do not fit
-    // The first refused row, when not skipping.
+    bool full = false;         // stopped because the next sample's keys do not fit
+    // The first refused sample, when not skipping.
     int reason = kFine;
     std::int64_t column = 0;         // from 1
     std::size_t line_begin = 0;      // where its line starts
@@ -119,10 +122,10 @@ class LineParser {
         std::int64_t found = 0;
     };
 
-    // One line without its end, with 64 readable bytes behind it, into row `row`. `scan.length` is the line's
-    // length.
-    virtual Refusal row(const char* line, const LineScan& scan, const Columns& out, std::size_t row,
-                        bool* full) = 0;
+    // One line without its end, with 64 readable bytes behind it, into place `sample`. `scan.length` is the
+    // line's length.
+    virtual Refusal read_line(const char* line, const LineScan& scan, const Columns& out, std::size_t sample,
+                              bool* full) = 0;
     virtual std::size_t tab_capacity() const = 0;
 
     static Refusal bad_bytes(const char* line, std::size_t length, char separator);
@@ -141,13 +144,13 @@ class CriteoParser final : public LineParser {
                  std::uint64_t seed, std::uint64_t dim, bool labelled, std::size_t max_line);
 
   protected:
-    Refusal row(const char* line, const LineScan& scan, const Columns& out, std::size_t row,
-                bool* full) override;
+    Refusal read_line(const char* line, const LineScan& scan, const Columns& out, std::size_t sample,
+                      bool* full) override;
     std::size_t tab_capacity() const override { return fields_; }
 
   private:
     std::vector<double> minimum_, diff_, numbers_;
-    void hash_row(const char* line, const std::uint32_t* ends, std::size_t begin, std::uint64_t* keys);
+    void hash_sample(const char* line, const std::uint32_t* ends, std::size_t begin, std::uint64_t* keys);
 
     std::vector<PrefixHash> hashes_;
     std::uint64_t seed_;
@@ -176,15 +179,15 @@ class MultiSlotParser final : public LineParser {
                     std::size_t max_line);
 
   protected:
-    Refusal row(const char* line, const LineScan& scan, const Columns& out, std::size_t row,
-                bool* full) override;
+    Refusal read_line(const char* line, const LineScan& scan, const Columns& out, std::size_t sample,
+                      bool* full) override;
     std::size_t tab_capacity() const override { return 0; }
 
   private:
     std::vector<Entry> layout_;
     std::size_t dense_, slots_;
     Fold fold_;
-    std::vector<std::uint64_t> keys_;                          // of one row, in the order of the text
+    std::vector<std::uint64_t> keys_;                          // of one sample, in the order of the text
     std::vector<std::pair<std::size_t, std::size_t>> ranges_;  // per slot of the schema: its part of keys_
 };
 

@@ -9,8 +9,8 @@
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
-// Buffers of one forward and backward pass over so many rows: fresh memory for each would cost a page fault
-// per page. One thread at a time.
+// Buffers of one forward and backward pass over a batch. They are kept, because fresh memory for each pass
+// would cost a page fault per page. One thread at a time.
 class TowerSpace {
   public:
     // `widths`: from input to output, at least two.
@@ -24,7 +24,7 @@ class TowerSpace {
     void forward(const float* x, const std::vector<const float*>& weights,
                  const std::vector<const float*>& biases, float* out, bool half);
 
-    // Whether `forward` was called last with this `half`, as `backward` needs it.
+    // Whether the last `forward` had this `half`; `backward` needs the same.
     bool went_forward(bool half) const { return half ? went_ == kHalf : went_ == kFloat; }
 
     // After `forward` of the same x, with the same `half`: gradients of all weights and biases, and of x
@@ -46,8 +46,8 @@ class TowerSpace {
     std::vector<float> grads_[2];             // at two neighbouring layers
     GemmScratch scratch_;
 
-    // With `half`, per layer: what it got, its weights and the gradient of its output, each rounded once, in
-    // `forward` but for the last, and used by every product that it is in.
+    // With `half`, per layer: its input, its weights and the gradient of its output. Each is rounded once
+    // (input and weights in `forward`, the gradient in `backward`) and used in every product that needs it.
     struct HalfLayer {
         HalfRows input, weights, gradient, turned_gradient;
     };

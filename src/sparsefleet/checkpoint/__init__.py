@@ -8,7 +8,7 @@ Looking: `show`, `diff`.
 from sparsefleet.checkpoint.compare import diff, show
 from sparsefleet.checkpoint.dense import DensePiece, named, write_buffers, write_dense
 from sparsefleet.checkpoint.draft import CheckpointDraft, abort, begin, commit
-from sparsefleet.checkpoint.manifest import BlockInfo, FileEntry, Layout, Manifest, TableInfo
+from sparsefleet.checkpoint.manifest import BlockInfo, FileEntry, Layout, Manifest, Partition, TableInfo
 from sparsefleet.checkpoint.parse import file_entry
 from sparsefleet.checkpoint.reader import Checkpoint
 from sparsefleet.checkpoint.retention import latest, point_latest, prune, step_path
@@ -25,6 +25,7 @@ __all__ = [
     "Layout",
     "Location",
     "Manifest",
+    "Partition",
     "TableInfo",
     "abort",
     "begin",

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from sparsefleet.table.spec import TableSpec
 
 FORMAT = "sparsefleet-checkpoint"
-VERSION = 1
+VERSION = 2
+OLDEST = 1
+"""Versions from here on are read. Version 1 had no `touched` of rows, no `shard` of files and no `partition`."""
 FILE_NAME = "manifest.json"
 MAX_BYTES = 64 << 20
 
@@ -36,7 +38,7 @@ def now() -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of a checkpoint. `rows` is set for sparse files, `start` and `stop` for dense ones."""
+    """One file of a checkpoint. `rows` and `shard` are set for sparse files, `start` and `stop` for dense ones."""
 
     path: str
     bytes: int
@@ -46,6 +48,8 @@ class FileEntry:
     of: str | None = None
     """The table or block it belongs to."""
     rows: int | None = None
+    shard: int | None = None
+    """Which process wrote it; None in files of version 1."""
     start: int | None = None
     stop: int | None = None
 
@@ -132,6 +136,15 @@ class BlockInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Partition:
+    """How rows were spread over the shards of a checkpoint: shard i holds the keys that server i of so many owns."""
+
+    name: str
+    """The function from key to server (`store/partition.py`)."""
+    servers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     step: int
     tables: tuple[TableInfo, ...] = ()
@@ -141,6 +154,9 @@ class Manifest:
     model: Mapping[str, Any] = field(default_factory=dict)
     positions: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    partition: Partition | None = None
+    """None where one process wrote all, or where nothing is known of it."""
+    version: int = VERSION
     created: str = field(default_factory=now)
     sparsefleet: str = sparsefleet.__version__
 
@@ -164,7 +180,7 @@ class Manifest:
     def to_dict(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "sparsefleet": self.sparsefleet,
             "created": self.created,
             "step": self.step,
@@ -175,6 +191,7 @@ class Manifest:
             "files": [entry.to_dict() for entry in self.files],
             "positions": self.positions,
             "extra": self.extra,
+            "partition": asdict(self.partition) if self.partition else None,
         }
 
     def to_json(self) -> bytes:

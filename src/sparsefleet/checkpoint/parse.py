@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparsefleet.checkpoint.manifest import (
     FILE_NAME,
     FORMAT,
     MAX_BYTES,
+    OLDEST,
     VERSION,
     BlockInfo,
     FileEntry,
     Layout,
     Manifest,
+    Partition,
     TableInfo,
 )
 from sparsefleet.core.errors import CheckpointError
@@ -24,6 +26,7 @@ MAX_FLOATS = 2**40  # of a dense block: 4 TiB
 MAX_DIM = 65536
 MAX_STATE = 64 * MAX_DIM
 MAX_AXES = 64
+MAX_SHARDS = 100_000
 
 
 class _Fields(Fields):
@@ -41,10 +44,10 @@ def manifest(data: bytes, where: str) -> Manifest:
     if found != FORMAT:
         raise CheckpointError(f"{where}: format is {short(found)}, not {FORMAT!r}: no checkpoint of ours")
     version = fields.take("version")
-    if version != VERSION or isinstance(version, bool):
+    if version not in range(OLDEST, VERSION + 1) or not isinstance(version, int) or isinstance(version, bool):
         raise CheckpointError(
-            f"{where}: checkpoint version {short(version)}; this release reads version "
-            f"{VERSION}: load it with the release that wrote it"
+            f"{where}: checkpoint version {short(version)}; this release reads versions {OLDEST} to {VERSION}: "
+            "load it with the release that wrote it, or a newer one"
         )
     schema = fields.take("schema")
     if schema is not None and not isinstance(schema, Mapping):
@@ -53,11 +56,13 @@ def manifest(data: bytes, where: str) -> Manifest:
         step=fields.integer("step"),
         tables=fields.items("tables", _table),
         blocks=fields.items("blocks", _block),
-        files=fields.items("files", file_entry),
+        files=fields.items("files", file_entry if version > 1 else _file_entry_1),
         schema=schema,
         model=fields.mapping("model"),
         positions=fields.mapping("positions"),
         extra=fields.mapping("extra"),
+        partition=_partition(fields) if version > 1 else None,
+        version=version,
         created=fields.created("created"),
         sparsefleet=fields.text("sparsefleet"),
     )
@@ -66,13 +71,14 @@ def manifest(data: bytes, where: str) -> Manifest:
     return result
 
 
-def file_entry(data: Any, where: str) -> FileEntry:
+def file_entry(data: Any, where: str, version: int = VERSION) -> FileEntry:
     fields = _Fields(data, where)
     path, checksum = fields.checked("path", file_problem), fields.checksum("checksum")
     kind = fields.text("kind")
     size = fields.integer("bytes")
     if kind == "sparse":
-        entry = FileEntry(path, size, checksum, kind, of=fields.name("of"), rows=fields.integer("rows"))
+        shard = fields.integer("shard", 0, MAX_SHARDS - 1) if version > 1 else None
+        entry = FileEntry(path, size, checksum, kind, of=fields.name("of"), rows=fields.integer("rows"), shard=shard)
     elif kind == "dense":
         start, stop = fields.integer("start", 0, MAX_FLOATS), fields.integer("stop", 0, MAX_FLOATS)
         entry = FileEntry(path, size, checksum, kind, of=fields.name("of"), start=start, stop=stop)
@@ -82,6 +88,19 @@ def file_entry(data: Any, where: str) -> FileEntry:
         raise fields.fail("kind", f"is {short(kind)}; allowed are sparse, dense and buffers")
     fields.end()
     return entry
+
+
+def _file_entry_1(data: Any, where: str) -> FileEntry:
+    return file_entry(data, where, version=1)
+
+
+def _partition(fields: _Fields) -> Partition | None:
+    if fields.take("partition") is None:
+        return None
+    inner = fields.child("partition")
+    partition = Partition(name=inner.text("name"), servers=inner.integer("servers", 1, MAX_SHARDS))
+    inner.end()
+    return partition
 
 
 def file_problem(path: str) -> str | None:
@@ -166,6 +185,11 @@ def _check_together(manifest: Manifest, where: str) -> None:
     for entry in manifest.files:
         if entry.kind == "sparse" and entry.of not in tables:
             raise CheckpointError(f"{where}: file {entry.path} belongs to table {short(entry.of)}, which is not listed")
+        if entry.shard and manifest.partition and entry.shard >= manifest.partition.servers:
+            raise CheckpointError(
+                f"{where}: file {entry.path} is of shard {entry.shard}; the partition says that "
+                f"there are {manifest.partition.servers}"
+            )
         if entry.kind == "dense":
             if entry.of not in pieces:
                 raise CheckpointError(
@@ -174,6 +198,19 @@ def _check_together(manifest: Manifest, where: str) -> None:
             pieces[str(entry.of)].append(entry)
     for block in manifest.blocks:
         _check_cover(block, pieces[block.name], where)
+    if manifest.partition is not None:
+        for table in manifest.tables:
+            _check_shards(table.name, manifest.files_of("sparse", table.name), manifest.partition.servers, where)
+
+
+def _check_shards(table: str, files: Iterable[FileEntry], shards: int, where: str) -> None:
+    """A server that reads its own files only must find some: an empty shard is an empty file."""
+    there = {entry.shard for entry in files}
+    for shard in range(shards):
+        if shard not in there:
+            raise CheckpointError(
+                f"{where}: table {table!r} has no file of shard {shard}; the partition says that there are {shards}"
+            )
 
 
 def _check_cover(block: BlockInfo, pieces: list[FileEntry], where: str) -> None:

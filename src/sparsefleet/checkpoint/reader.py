@@ -57,16 +57,23 @@ class Checkpoint:
                 yield error
 
     def sparse_rows(
-        self, table: str, keep: sparse.KeepKeys | None = None, *, read_state: bool = True
+        self,
+        table: str,
+        keep: sparse.KeepKeys | None = None,
+        *,
+        read_state: bool = True,
+        shard: int | None = None,
     ) -> Iterator[TableRows]:
         """All rows of a table, or those whose keys `keep` wants, in pieces of bounded size.
 
         A server of several passes its routing: `keep=lambda keys: server_of(keys) == me`. read_state=False
         leaves the optimizer's state on disk; the rows then have state of width 0, as where it was not saved.
+        shard: only what that one wrote (version 2 on).
         """
         info = self.manifest.table(table)
         for entry in self.manifest.files_of("sparse", table):
-            yield from sparse.read_sparse_file(self.location / entry.path, entry, info, keep, read_state)
+            if shard is None or entry.shard == shard:
+                yield from self._rows_of(entry, info, keep, read_state)
 
     def row_count(self, table: str) -> int:
         self.manifest.table(table)
@@ -136,6 +143,12 @@ class Checkpoint:
             _check_rule(what, info, dense_rule, dense_rule.state_width(1))
         return info
 
+    def _rows_of(
+        self, entry: FileEntry, table: TableInfo, keep: sparse.KeepKeys | None, read_state: bool
+    ) -> Iterator[TableRows]:
+        has_touched = self.manifest.version > 1
+        return sparse.read_sparse_file(self.location / entry.path, entry, table, keep, read_state, has_touched)
+
     def _verify_file(self, entry: FileEntry) -> None:
         location = self.location / entry.path
         _check_size(self.location, entry)
@@ -143,7 +156,7 @@ class Checkpoint:
         if found != entry.checksum:
             raise CheckpointError(f"{location}: damaged: its checksum is {found}; the manifest says {entry.checksum}")
         if entry.kind == "sparse":
-            for _ in sparse.read_sparse_file(location, entry, self.manifest.table(str(entry.of))):
+            for _ in self._rows_of(entry, self.manifest.table(str(entry.of)), None, True):
                 pass
         elif entry.kind == "dense":
             info = self.manifest.block(str(entry.of))

@@ -6,6 +6,7 @@ Legend: U rows, D values a row, S floats of state a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +63,7 @@ def write_sparse_shard(
                 count += len(group)
                 group = next(groups, None)
             writer.close()
-        entries.append(FileEntry(path, output.bytes, output.checksum, "sparse", of=table, rows=count))
+        entries.append(FileEntry(path, output.bytes, output.checksum, "sparse", of=table, rows=count, shard=shard))
     return entries
 
 
@@ -72,10 +73,15 @@ def read_sparse_file(
     table: TableInfo,
     keep: KeepKeys | None = None,
     read_state: bool = True,
+    has_touched: bool = True,
 ) -> Iterator[TableRows]:
-    """The rows of one file, a row group or less at a time; those that `keep` wants."""
+    """The rows of one file, a row group or less at a time; those that `keep` wants.
+
+    has_touched: files of version 1 have no such column; the rows then say 0.
+    """
     width = table.state_width if read_state else 0
-    for batch in _batches(location, entry, table, ["key", "values", *(["state"] if width else []), "seen"]):
+    columns = ["key", "values", *(["state"] if width else []), "seen", *(["touched"] if has_touched else [])]
+    for batch in _batches(location, entry, table, columns, has_touched):
         try:
             rows = _from_batch(batch, table.dim, width)
         except ValueError as error:
@@ -91,7 +97,7 @@ def group_rows(dim: int, state_width: int) -> int:
 
 
 def _row_bytes(dim: int, state_width: int) -> int:
-    return 12 + 4 * (dim + state_width)
+    return 16 + 4 * (dim + state_width)
 
 
 def _arrow_schema(dim: int, state_width: int) -> pa.Schema:
@@ -101,7 +107,7 @@ def _arrow_schema(dim: int, state_width: int) -> pa.Schema:
     fields = [pa.field("key", pa.uint64(), nullable=False), pa.field("values", floats(dim), nullable=False)]
     if state_width:
         fields.append(pa.field("state", floats(state_width), nullable=False))
-    return pa.schema([*fields, pa.field("seen", pa.uint32(), nullable=False)])
+    return pa.schema([*fields, *(pa.field(name, pa.uint32(), nullable=False) for name in ("seen", "touched"))])
 
 
 def _row_groups(
@@ -112,7 +118,7 @@ def _row_groups(
     A batch is good until the next one is asked for: they share one buffer.
     """
     schema = _arrow_schema(dim, state_width)
-    keys, seen = np.empty(size, np.uint64), np.empty(size, np.uint32)
+    keys, seen, touched = np.empty(size, np.uint64), np.empty(size, np.uint32), np.empty(size, np.uint32)
     values, state = np.empty((size, dim), np.float32), np.empty((size, state_width), np.float32)
 
     def batch(count: int) -> pa.RecordBatch:
@@ -121,7 +127,8 @@ def _row_groups(
             if floats.shape[1]:
                 flat = pa.array(floats[:count].reshape(-1))
                 arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=schema.field(name).type))
-        return pa.RecordBatch.from_arrays([*arrays, pa.array(seen[:count])], schema=schema)
+        arrays += [pa.array(seen[:count]), pa.array(touched[:count])]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     filled = 0
     for chunk in chunks:
@@ -134,7 +141,8 @@ def _row_groups(
         while taken < len(chunk):
             count = min(size - filled, len(chunk) - taken)
             here, there = slice(filled, filled + count), slice(taken, taken + count)
-            keys[here], seen[here], values[here] = chunk.keys[there], chunk.seen[there], chunk.values[there]
+            keys[here], values[here] = chunk.keys[there], chunk.values[there]
+            seen[here], touched[here] = chunk.seen[there], chunk.touched[there]
             if state_width:
                 state[here] = chunk.state[there]
             filled, taken = filled + count, taken + count
@@ -145,11 +153,13 @@ def _row_groups(
         yield batch(filled)
 
 
-def _batches(location: Location, entry: FileEntry, table: TableInfo, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(
+    location: Location, entry: FileEntry, table: TableInfo, columns: list[str], has_touched: bool
+) -> Iterator[pa.RecordBatch]:
     try:
         with location.open_input() as source:
             file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
-            _check_file(file, entry, table)
+            _check_file(file, entry, table, has_touched)
             count = 0
             for batch in file.iter_batches(
                 group_rows(table.dim, table.state_width), columns=columns, use_threads=False
@@ -167,9 +177,11 @@ def _damaged(location: Location, error: BaseException) -> CheckpointError:
     return CheckpointError(f"{location}: damaged or unreadable Parquet file: {error}")
 
 
-def _check_file(file: pq.ParquetFile, entry: FileEntry, table: TableInfo) -> None:
+def _check_file(file: pq.ParquetFile, entry: FileEntry, table: TableInfo, has_touched: bool) -> None:
     """What the manifest says of the file, before anything of it is read."""
     wanted = {"key": "uint64", "values": f"float32[{table.dim}]", "seen": "uint32"}
+    if has_touched:
+        wanted["touched"] = "uint32"
     if table.state_width:
         wanted["state"] = f"float32[{table.state_width}]"
     found = {field.name: _type_name(field.type) for field in file.schema_arrow}
@@ -210,14 +222,19 @@ def _from_batch(batch: pa.RecordBatch, dim: int, state_width: int) -> TableRows:
             raise ValueError(f"column {name} holds nulls")
         return flat.to_numpy(zero_copy_only=False).reshape(count, width)  # type: ignore[no-any-return]
 
-    keys, seen = batch.column("key"), batch.column("seen")
-    if keys.null_count or seen.null_count:
-        raise ValueError("column key or seen holds nulls")
+    def integers(name: str) -> npt.NDArray[Any]:
+        column = batch.column(name)
+        if column.null_count:
+            raise ValueError(f"column {name} holds nulls")
+        return column.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    touched = "touched" in batch.schema.names
     return TableRows(
-        keys.to_numpy(zero_copy_only=False),
+        integers("key"),
         floats("values", dim),
         floats("state", state_width),
-        seen.to_numpy(zero_copy_only=False),
+        integers("seen"),
+        integers("touched") if touched else np.zeros(count, np.uint32),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from sparsefleet.checkpoint import Checkpoint, diff, latest, show
-from sparsefleet.cli.console import add_figures, figures, results, say
+from sparsefleet.cli.console import add_figures, figures, results, say, size_text
 from sparsefleet.cli.positions import describe_position
 from sparsefleet.cli.train_checks import epochs_done
 from sparsefleet.core.errors import SparseFleetError
@@ -33,7 +33,7 @@ def show_command(path: Path, as_json: AsJson = False) -> None:
         _print_json(found)
         return
     out = results()
-    about = f"{found['path']}: step {found['step']:,}, {_size(found['bytes'])}, saved {found['created']}"
+    about = f"{found['path']}: step {found['step']:,}, {size_text(found['bytes'])}, saved {found['created']}"
     say(about, markup=False, to=out)
     tables = figures("table", ">rows", ">dim", "optimizer", ">state", ">updates", ">files", ">size")
     for table in found["tables"]:
@@ -46,7 +46,7 @@ def show_command(path: Path, as_json: AsJson = False) -> None:
             str(table["state_width"]) if table["state_width"] else "none",
             f"{table['step']:,}",
             str(table["files"]),
-            _size(table["bytes"]),
+            size_text(table["bytes"]),
         )
     out.print(tables)
     parameters = figures("block", "parameter", "shape")
@@ -84,7 +84,7 @@ def verify_command(path: Path, as_json: AsJson = False) -> None:
             typer.echo(problem, err=True)
         typer.echo(f"{checkpoint.location}: {len(problems)} of {len(files)} files damaged", err=True)
     else:
-        typer.echo(f"{checkpoint.location}: {len(files)} files, {_size(total)}, all as the manifest says")
+        typer.echo(f"{checkpoint.location}: {len(files)} files, {size_text(total)}, all as the manifest says")
     raise typer.Exit(1 if problems else 0)
 
 
@@ -163,11 +163,3 @@ def _finite(data: Any) -> Any:
     if isinstance(data, list):
         return [_finite(value) for value in data]
     return str(data) if isinstance(data, float) and not math.isfinite(data) else data
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

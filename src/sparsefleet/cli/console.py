@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -118,6 +117,15 @@ def add_figures(table: Table, *cells: str | Text) -> None:
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
+def size_text(count: float) -> str:
+    """Bytes, as people read them: three digits and a unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.0f} TB" if count >= 999.5 else f"{count:.3g} TB"
+
+
 class Progress(ABC):
     """How far a command has come: called with (done, total), total None where it is not known."""
 
@@ -127,20 +135,6 @@ class Progress(ABC):
     @abstractmethod
     def another(self, title: str) -> Progress:
         """For a second stage of the same command."""
-
-
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """A polite end asked for by a scheduler is treated like Ctrl-C: stop between two steps, save if asked to."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import typer
 
 from sparsefleet.cli.console import add_figures, console, errors_to_exit, figures, progress
 from sparsefleet.core.schema import Schema
-from sparsefleet.data.formats.base import BadRows
+from sparsefleet.data.formats import file_formats
+from sparsefleet.data.formats.base import BadSamples
 
 app = typer.Typer(help="Make, prepare, fetch and look at data.", no_args_is_help=True)
 
@@ -20,12 +21,8 @@ class OnBadRow(StrEnum):
     skip = "skip"
 
 
-class FormatName(StrEnum):
-    auto = "auto"
-    criteo = "criteo"
-    multislot = "multislot"
-    parquet = "parquet"
-
+FormatName = StrEnum("FormatName", file_formats())  # type: ignore[misc]  # typer shows an enum as choices
+AUTO = FormatName("auto")
 
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")]
 BadRowPolicy = Annotated[OnBadRow, typer.Option("--on-bad-row", help="Stop at a bad row, or skip and count it.")]
@@ -42,7 +39,7 @@ def synth_command(
     overwrite: Overwrite = False,
 ) -> None:
     """Write Criteo-like rows with labels from a known model, and say the best AUC any model could reach."""
-    from sparsefleet.data.tools.synth import SynthSpec, synth
+    from sparsefleet.datasets.synth import SynthSpec, synth
 
     spec = SynthSpec(rows, rows // 10 if test_rows is None else test_rows, parts, seed)
     with progress("synth") as update:
@@ -77,7 +74,7 @@ def prepare_command(
     overwrite: Overwrite = False,
 ) -> None:
     """Check raw Criteo rows, split them into train and test parts, and measure the normalisation."""
-    from sparsefleet.data.tools.prepare import PrepareReport, PrepareSpec, prepare
+    from sparsefleet.datasets.prepare import PrepareReport, PrepareSpec, prepare
 
     def summary(report: PrepareReport) -> None:
         print(f"training rows  {report.train_rows:,} in {out / 'train'}")
@@ -111,7 +108,7 @@ def download_command(
     overwrite: Overwrite = False,
 ) -> None:
     """Fetch a file, going on where an earlier attempt stopped; check it, and unpack it."""
-    from sparsefleet.data.tools.download import DownloadSpec, download
+    from sparsefleet.datasets.download import DownloadSpec, download
 
     def retry(reason: str, pause: float) -> None:
         console.print(f"{reason}; trying again in {pause:g} s", markup=False)
@@ -136,7 +133,7 @@ def download_command(
 @errors_to_exit
 def show_command(
     file: Annotated[Path, typer.Argument(help="The file to read.")],
-    format: Annotated[FormatName, typer.Option(help="What the file holds.")] = FormatName.auto,
+    format: Annotated[FormatName, typer.Option(help="What the file holds.")] = AUTO,
     rows: Annotated[int | None, typer.Option(help="Stop after so many rows. [default: all]")] = None,
     pipe_command: Annotated[
         str | None, typer.Option(help="Send the file through this command, which prints MultiSlot text.")
@@ -152,9 +149,9 @@ def show_command(
     on_bad_row: BadRowPolicy = OnBadRow.error,
 ) -> None:
     """Print the parsed rows in MultiSlot form."""
-    from sparsefleet.data.tools.show import show
+    from sparsefleet.datasets.show import show
 
-    bad_rows = BadRows(on_bad_row.value)
+    bad_samples = BadSamples(on_bad_row.value)
     lines = show(
         file,
         format=format.value,
@@ -162,11 +159,11 @@ def show_command(
         pipe_command=pipe_command,
         schema=Schema.load(schema) if schema else None,
         sparse_feature_dim=sparse_feature_dim,
-        bad_rows=bad_rows,
+        bad_samples=bad_samples,
     )
     for line in lines:
         print(line)
-    for reason, count in bad_rows.counts.items():
+    for reason, count in bad_samples.counts.items():
         console.print(f"skipped {count:,}: {reason}", markup=False)
 
 

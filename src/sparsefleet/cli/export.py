@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from sparsefleet.cli.console import console, errors_to_exit, say
+from sparsefleet.cli.console import console, errors_to_exit, say, size_text
 from sparsefleet.core.errors import SparseFleetError
 
 
 @errors_to_exit
 def export(
     checkpoint: Annotated[str, typer.Argument(help="A checkpoint, or a run's folder: then its newest checkpoint.")],
-    out: Annotated[Path, typer.Option(help="The bundle's folder; a bundle of that name is replaced.")],
+    out: Annotated[str, typer.Option(help="The bundle's folder; a bundle of that name is replaced.")],
     rows: Annotated[str, typer.Option(help="How rows are kept: float32, float16 or int8.")] = "float32",
     min_seen: Annotated[int, typer.Option(help="Leave out rows that training met fewer times than this.")] = 0,
     name: Annotated[
@@ -40,9 +39,9 @@ def export(
     manifest = done.manifest
     summary = Table("part", "rows", "left out", "kept as", "size")
     for table in manifest.tables:
-        size = _size(manifest.file(table.path).bytes)
+        size = size_text(manifest.file(table.path).bytes)
         summary.add_row(f"table {table.name}", f"{table.rows:,}", f"{table.dropped:,}", table.dtype, size)
-    summary.add_row("network", "", "", "ONNX", _size(manifest.file("model.onnx").bytes))
+    summary.add_row("network", "", "", "ONNX", size_text(manifest.file("model.onnx").bytes))
     console.print(summary)
     say(
         f"[bold]bundle[/] {done.path}  version {manifest.name}, of {manifest.checkpoint.name}; "
@@ -53,11 +52,3 @@ def export(
         total = sum(entry.bytes for entry in manifest.files)
         facts = {"bundle": str(done.path), "version": manifest.name, "id": manifest.id, "bytes": total}
         print(json.dumps({**facts, "tables": tables, "difference": done.difference}))
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -10,15 +10,14 @@ import typer
 from rich.markup import escape
 
 from sparsefleet.checkpoint import Checkpoint, latest
-from sparsefleet.cli.console import errors_to_exit, progress, say, sigterm_interrupts
-from sparsefleet.cli.infer_progress import ToldScoring, all_rows
-from sparsefleet.cli.infer_workers import score_with_workers
-from sparsefleet.cli.predictions import check_name
+from sparsefleet.cli.console import errors_to_exit, progress, say
 from sparsefleet.cli.reading import tell_skipped
-from sparsefleet.cli.scoring import Scoring
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.data.files import list_files
+from sparsefleet.data.formats import can_be_cut, format_help
 from sparsefleet.data.split import ordered_shares
+from sparsefleet.scoring import Scoring, check_name, score_with_workers
 from sparsefleet.train.reporting.console import describe_metrics
 from sparsefleet.train.reporting.jsonl import plain_numbers
 
@@ -30,7 +29,7 @@ def infer(
     output: Annotated[
         Path | None, typer.Option(help="Where to write predictions, one per input row: a .csv or .parquet file.")
     ] = None,
-    format: Annotated[str, typer.Option(help="auto, criteo, multislot or parquet.")] = "auto",
+    format: Annotated[str, typer.Option(help=format_help())] = "auto",
     pipe_command: Annotated[
         str | None, typer.Option(help="Shell command that turns a file (its stdin) into MultiSlot text.")
     ] = None,
@@ -74,10 +73,10 @@ def infer(
             report(rows, all_rows(rows, share))
 
         if workers == 1:
-            metrics, skipped = ToldScoring(**vars(scoring), tell=tell).score(files, output)
+            metrics, skipped = scoring.score(files, output, tell)
         else:
             scoring.check(data)
-            shares = ordered_shares(files, workers, cuttable=pipe_command is None)
+            shares = ordered_shares(files, workers, cuttable=can_be_cut(format, pipe_command))
             with sigterm_interrupts():
                 metrics, skipped = score_with_workers(scoring, shares, output, timeout=timeout, tell=tell)
     values = metrics.values()
@@ -90,3 +89,8 @@ def infer(
     if json_output:
         extra = {"model": str(checkpoint.location), "step": checkpoint.manifest.step}
         print(json.dumps(plain_numbers({**values, **extra, "skipped": skipped})))
+
+
+def all_rows(rows: int, share: float | None) -> int | None:
+    """How many there will be, if the rest is like what has been scored."""
+    return max(rows, round(rows / share)) if share else None

@@ -20,7 +20,7 @@ def describe_position(position: Mapping[str, Any], epoch: int) -> str:
     try:
         match position:
             case {"kind": "memory", "rows": int(rows)}:
-                done = sum(mark.rows for mark in marks_of(position, 1).values())
+                done = sum(mark.samples for mark in marks_of(position, len(units_of(position))).values())
                 return f"epoch {epoch}, row {done:,} of {rows:,} in memory"
             case {"kind": "files"}:
                 return f"epoch {epoch}, {_in_files(position)}"
@@ -34,11 +34,11 @@ def describe_position(position: Mapping[str, Any], epoch: int) -> str:
 def _in_files(position: Mapping[str, Any]) -> str:
     units = units_of(position)
     marks = marks_of(position, len(units))
-    read = sum(mark.rows for mark in marks.values())
+    read = sum(mark.samples for mark in marks.values())
     places = []
     for index, mark in marks.items():
         if not mark.done:
-            where = f"byte {mark.offset:,}" if mark.offset >= 0 else f"row {mark.rows:,}"
+            where = f"byte {mark.offset:,}" if mark.offset >= 0 else f"row {mark.samples:,}"
             places.append(f"{units[index].file} at {where}")
     if len(places) > SHOWN_PLACES:
         places[SHOWN_PLACES:] = [f"and {len(places) - SHOWN_PLACES} more"]

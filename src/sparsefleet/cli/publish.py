@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
-from sparsefleet.cli.console import errors_to_exit, progress, say, sigterm_interrupts
+from sparsefleet.cli.console import errors_to_exit, progress, say
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.interrupts import sigterm_interrupts
 
 
 @errors_to_exit
 def publish(
     bundle: Annotated[str, typer.Argument(help="A bundle. With --rollback there is none: give the URL alone.")],
     url: Annotated[
-        str | None, typer.Argument(help="redis://[user:password@]host[:port][/database], rediss:// for TLS.")
+        str | None, typer.Argument(help=r"redis://\[user:password@]host\[:port]\[/database], rediss:// for TLS.")
     ] = None,
     prefix: Annotated[
         str | None, typer.Option(help="What all names in Redis start with; one per model. By default sparsefleet.")

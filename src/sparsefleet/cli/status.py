@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import pyarrow.flight as flight
@@ -17,12 +17,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sparsefleet.cli.console import add_figures, console, errors_to_exit, figures, results, say
+from sparsefleet.cli.console import add_figures, console, errors_to_exit, figures, results, say, size_text
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.fleet.roles import parse_endpoints
 from sparsefleet.fleet.security import Security
-from sparsefleet.store.remote_config import RemoteConfig
-from sparsefleet.store.remote_link import ServerLink
+from sparsefleet.launch import job_token
+from sparsefleet.store.remote.config import RemoteConfig
+from sparsefleet.store.remote.link import ServerLink
 
 _LATE_SECONDS = 3.0
 """Trainers give a sign of life every second."""
@@ -37,14 +38,15 @@ def status(
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a server's answer.")] = 5.0,
 ) -> None:
-    """Show tables, speed, latencies and trainers of a running job; with its SPARSEFLEET_TOKEN, where it has one."""
+    """Show tables, speed, latencies and trainers of a running job; with its SPARSEFLEET_TOKEN, if you set one."""
     if watch is not None and not watch > 0:
         raise ConfigError(f"--watch {watch:g} must be above 0 seconds")
-    security = Security.from_environment()
-    config = RemoteConfig(
-        parse_endpoints("servers", servers), timeout=timeout, token=security.token, tls_root_certs=security.roots
-    )
-    links = [ServerLink(config, index) for index in range(len(config.endpoints))]
+    security, endpoints = Security.from_environment(), parse_endpoints("servers", servers)
+    config = RemoteConfig(endpoints, timeout=timeout, tls_root_certs=security.roots)
+    links = [
+        ServerLink(replace(config, token=security.token or job_token.find(endpoint)), index)
+        for index, endpoint in enumerate(endpoints)
+    ]
     if watch is None:
         report = look(links)
         _print(report, json_output)
@@ -179,11 +181,17 @@ def _tables(report: Report) -> Group:
     table = figures("server", "table", ">rows", ">memory", ">updates", ">misses")
     for server in report.answers.values():
         lines = [
-            (name, _count(t["rows"]), _bytes(t["memory_bytes"]), _count(t["step"]), _count(t["misses"]))
+            (name, _count(t["rows"]), size_text(t["memory_bytes"]), _count(t["step"]), _count(t["misses"]))
             for name, t in server["tables"].items()
         ]
         lines += [
-            (f"{name} (dense block)", _count(block["values"]), _bytes(block["memory_bytes"]), _count(block["step"]), "")
+            (
+                f"{name} (dense block)",
+                _count(block["values"]),
+                size_text(block["memory_bytes"]),
+                _count(block["step"]),
+                "",
+            )
             for name, block in server["dense"].items()
         ]
         for number, line in enumerate(lines or [("none yet", "", "", "", "")]):
@@ -244,14 +252,6 @@ def _trainers(report: Report) -> Table:
 
 def _count(number: float) -> str:
     return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:,.1f} TB"
 
 
 def _clock(seconds: float) -> str:

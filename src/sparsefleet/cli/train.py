@@ -20,9 +20,10 @@ from sparsefleet.cli.console import (
     errors_to_exit,
     figures,
     say,
-    sigterm_interrupts,
 )
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.interrupts import sigterm_interrupts
+from sparsefleet.data.formats import can_be_cut, format_help
 from sparsefleet.fleet.roles import Role
 
 
@@ -43,7 +44,7 @@ def train(
     test_data: Annotated[str | None, _data("Rows to score after each epoch.")] = None,
     schema: Annotated[str | None, _data("Schema file; default: schema.json beside the data, else Criteo's.")] = None,
     reader: Annotated[str, _data("queue, memory, pyreader or feeder.")] = "queue",
-    format: Annotated[str, _data("auto, criteo, multislot or parquet.")] = "auto",
+    format: Annotated[str, _data(format_help())] = "auto",
     shuffle: Annotated[
         bool, _data("Give each epoch's rows in an order of its own, drawn from --seed; needs --reader memory.")
     ] = False,
@@ -128,7 +129,8 @@ def train(
     import torch
 
     from sparsefleet.cli import train_parts, train_roles
-    from sparsefleet.cli.reading import ReadingOptions, schema_for, tell_skipped
+    from sparsefleet.cli.reading import schema_for, tell_skipped
+    from sparsefleet.data.reading import ReadingOptions
     from sparsefleet.train import SavePolicy, Trainer
     from sparsefleet.train.reporting.jsonl import plain_numbers
     from sparsefleet.train.reporting.tensorboard import writer_type
@@ -153,7 +155,7 @@ def train(
         # What only the processes would find out is found out before there are any.
         for path in filter(None, (data, test_data)):
             reading.check(path, rows)
-        train_roles.check_inputs([data, test_data], workers, pipe_command)
+        train_roles.check_inputs([data, test_data], workers, can_be_cut(format, pipe_command))
         if tensorboard:
             writer_type()
         folder = Path(log_dir or train_roles.LOG_FOLDER)
@@ -167,8 +169,9 @@ def train(
     if role.is_server:
         train_roles.serve()
     with sigterm_interrupts():
-        train_rows = reading.open(train_roles.share(data, pipe_command), rows, seed if shuffle else None)
-        test_rows = reading.open(train_roles.share(test_data, pipe_command), rows) if test_data else None
+        cuttable = can_be_cut(format, pipe_command)
+        train_rows = reading.open(train_roles.share(data, cuttable), rows, seed if shuffle else None)
+        test_rows = reading.open(train_roles.share(test_data, cuttable), rows) if test_data else None
         # After the data: nothing is written for a run that cannot be.
         first = role.is_first_worker
         log_seconds = LOG_SECONDS if role.kind == "single" else train_roles.ROLE_LOG_SECONDS
@@ -177,7 +180,7 @@ def train(
         fleet.init_worker()
         result = trainer.fit(model, train_rows, epochs, test=test_rows, save=policy, resume=resume)
         test_skipped = test_rows.skipped() if test_rows else {}
-        whole = train_roles.whole_job(trainer.store, result)
+        whole = train_roles.whole_job(trainer.crew, result)
         summary = plain_numbers({**train_parts.metrics(result, test_skipped), **whole})
         fleet.stop_worker()
     tell_skipped(result.skipped, "the training data")

@@ -24,12 +24,12 @@ from sparsefleet import fleet, launch
 from sparsefleet.checkpoint import Checkpoint, Manifest, latest
 from sparsefleet.cli.train_checks import epochs_done
 from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.crew import Crew
 from sparsefleet.data.files import list_files
 from sparsefleet.data.split import split_files
 from sparsefleet.fleet.strategy import Resolved
 from sparsefleet.launch.logs import last_lines
 from sparsefleet.launch.view import view_for
-from sparsefleet.store.base import ParameterStore
 from sparsefleet.train import FitResult
 
 LOG_FOLDER = "log"
@@ -39,11 +39,11 @@ REPORT_SECONDS = 10.0
 """Beyond the time-out after which peers notice a loss: to write down what they noticed."""
 
 
-def check_inputs(paths: Sequence[str | None], workers: int, pipe_command: str | None) -> None:
+def check_inputs(paths: Sequence[str | None], workers: int, cuttable: bool) -> None:
     """Refuse files that are not there, or too few of them, before any process is started."""
     for path in paths:
         if path is not None:
-            split_files(list_files(path), 0, workers, cuttable=pipe_command is None)
+            split_files(list_files(path), 0, workers, cuttable=cuttable)
 
 
 def launch_roles(
@@ -117,12 +117,12 @@ def serve() -> NoReturn:
     fleet.run_server()
 
 
-def share(path: str, pipe_command: str | None) -> list[str]:
+def share(path: str, cuttable: bool) -> list[str]:
     """This trainer's part of the input; in one process, all of it."""
-    return fleet.split_files(list_files(path), cuttable=pipe_command is None)
+    return fleet.split_files(list_files(path), cuttable=cuttable)
 
 
-def whole_job(store: ParameterStore, result: FitResult) -> dict[str, Any]:
+def whole_job(crew: Crew, result: FitResult) -> dict[str, Any]:
     """Rows, speed and checkpoint of all trainers that are left. All call it."""
     mine = {
         "rows": result.rows,
@@ -130,7 +130,7 @@ def whole_job(store: ParameterStore, result: FitResult) -> dict[str, Any]:
         "skipped": dict(result.skipped),
         "model": result.checkpoint,
     }
-    parts: list[Mapping[str, Any]] = store.reduce("result", mine)
+    parts: list[Mapping[str, Any]] = crew.reduce("result", mine)
     rows, seconds = sum(part["rows"] for part in parts), max(part["seconds"] for part in parts)
     return {
         "rows": rows,
@@ -140,5 +140,5 @@ def whole_job(store: ParameterStore, result: FitResult) -> dict[str, Any]:
         "skipped": dict(sum((Counter(part["skipped"]) for part in parts), Counter[str]())),
         "model": next((part["model"] for part in parts if part["model"]), None),
         "trainers": len(parts),
-        "lost": store.lost_trainers(),  # by now; one may have been lost after its last epoch
+        "lost": crew.lost(),  # by now; one may have been lost after its last epoch
     }

@@ -12,6 +12,7 @@ import typer
 from sparsefleet.cli.console import console, errors_exit_with, say
 from sparsefleet.cli.verify_view import show_report
 from sparsefleet.core.errors import BundleError, SparseFleetError
+from sparsefleet.data.formats import format_help
 
 UNREADABLE = 2
 """Exit status where there is nothing to compare: 1 says that something differs."""
@@ -32,7 +33,7 @@ def verify(
         int | None, typer.Option(help="Compare about so many rows of each table instead of all.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for one answer of a server.")] = 30.0,
-    format: Annotated[str, typer.Option(help="auto, criteo, multislot or parquet.")] = "auto",
+    format: Annotated[str, typer.Option(help=format_help())] = "auto",
     pipe_command: Annotated[
         str | None, typer.Option(help="Shell command that turns a file (its stdin) into MultiSlot text.")
     ] = None,

@@ -18,12 +18,15 @@ from sparsefleet.communicator.base import Communicator, CommunicatorConfig, Lane
 from sparsefleet.communicator.merging import merged
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
+from sparsefleet.crew import Crew
 from sparsefleet.store.base import Done, ParameterStore, Pending
 
 
 class AsyncCommunicator(Communicator):
-    def __init__(self, store: ParameterStore, config: CommunicatorConfig | None = None) -> None:
-        super().__init__(store, config)
+    def __init__(
+        self, store: ParameterStore, config: CommunicatorConfig | None = None, crew: Crew | None = None
+    ) -> None:
+        super().__init__(store, config, crew)
         self._queue: deque[tuple[_MergingLane, StepGradients]] = deque()
         self._lanes: Sequence[_AsyncLane] = ()
         self._busy = False

@@ -15,6 +15,7 @@ from typing import Self
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.crew import Crew, CrewOfOne
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import ParameterStore, Pending
 from sparsefleet.table.spec import TableSpec
@@ -89,7 +90,7 @@ class Lane(ABC):
         """Hand in one step's gradients; returns when this thread may start its next step."""
 
     def leave(self) -> None:  # noqa: B027  (most variants need no farewell)
-        """This thread has no more rows in this epoch; nobody need wait for it."""
+        """This thread has no more samples in this epoch; nobody need wait for it."""
 
     def give_up(self, error: BaseException) -> None:
         """This thread has failed: whoever waits for it must be told. Never raises."""
@@ -97,9 +98,12 @@ class Lane(ABC):
 
 
 class Communicator(ABC):
-    def __init__(self, store: ParameterStore, config: CommunicatorConfig | None = None) -> None:
+    def __init__(
+        self, store: ParameterStore, config: CommunicatorConfig | None = None, crew: Crew | None = None
+    ) -> None:
         self.store = store
         self.config = config or CommunicatorConfig()
+        self.crew = crew or CrewOfOne()
 
     def start(self, parameters: Parameters, done: int = 0) -> None:
         """Training is about to begin; this trainer has done so many steps of it before."""

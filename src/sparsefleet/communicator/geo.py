@@ -29,7 +29,8 @@ from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.kernels.rows import unique_keys
 from sparsefleet.optim import SGD
-from sparsefleet.store.base import Done, GeoAnswer, ParameterStore, Pending
+from sparsefleet.store.base import Done, Pending
+from sparsefleet.store.geo import GeoAnswer, GeoStore
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.spec import TableSpec
 from sparsefleet.table.working_copy import WorkingCopy
@@ -46,8 +47,8 @@ class GeoCommunicator(Communicator):
             if not isinstance(rule, SGD):
                 raise ConfigError(f"geo works with SGD only, but {what} has {rule.name}; use sgd, or another mode")
         super().start(parameters, done)
-        fetch = not self.store.begins_empty()
-        self._copies = {name: _LocalCopy(spec, self.store, fetch, done) for name, spec in parameters.tables.items()}
+        fetch = not self.store.geo.begins_empty()
+        self._copies = {name: _LocalCopy(spec, self.store.geo, fetch, done) for name, spec in parameters.tables.items()}
         self._dense = DenseTable(parameters.dense_name, parameters.dense_values, parameters.dense_rule)
         self._dense.step = done
         self._old_dense = parameters.dense_values.copy()
@@ -99,7 +100,7 @@ class GeoCommunicator(Communicator):
         with flushed():
             delta = (self.parameters.dense_values - self._old_dense) / np.float32(shares)
             self._old_dense += delta
-        self._under_way = self.store.geo_exchange(sparse, self.parameters.dense_part(delta))
+        self._under_way = self.store.geo.exchange(sparse, self.parameters.dense_part(delta))
 
     def _take_in(self) -> None:
         """Take in the answer of the exchange under way, if there is one."""
@@ -129,9 +130,9 @@ class _GeoLane(Lane):
 class _LocalCopy:
     """The rows of one table that this trainer has met, and which of them the next exchange is about."""
 
-    def __init__(self, spec: TableSpec, store: ParameterStore, fetch: bool, done: int) -> None:
+    def __init__(self, spec: TableSpec, geo: GeoStore, fetch: bool, done: int) -> None:
         """fetch: ask the servers for rows that are met for the first time; else they begin as the spec says."""
-        self._store, self._name, self._dim, self._fetch = store, spec.name, spec.dim, fetch
+        self._geo, self._name, self._dim, self._fetch = geo, spec.name, spec.dim, fetch
         self._rows = WorkingCopy(spec, done)
         self._touched: list[U64] = []
         self._held_back = _NO_KEYS
@@ -145,12 +146,12 @@ class _LocalCopy:
             with self._fetching:  # once is enough, for all threads
                 missing = keys[~self._rows.contains(keys)]
                 if len(missing):
-                    self._rows.hear(missing, self._store.geo_pull(self._name, missing).wait(), create=True)
+                    self._rows.hear(missing, self._geo.pull(self._name, missing).wait(), create=True)
         self._touch(keys)
         return self._rows.pull(keys)
 
     def push(self, gradients: KeyedRows) -> None:
-        self._rows.push(gradients.keys, gradients.rows)
+        self._rows.push(gradients.keys, gradients.rows, gradients.counts)
         self._touch(gradients.keys)
 
     def _touch(self, keys: U64) -> None:
@@ -168,9 +169,10 @@ class _LocalCopy:
         keys, _ = unique_keys(np.concatenate([shared, self._held_back]))  # in order: those shared come first
         self._held_back = shared if shares > 1 else _NO_KEYS
         self._sent, delta = keys, np.empty((len(keys), self._dim), np.float32)
-        self._rows.take(shared, shares, delta[: len(shared)])
-        self._rows.take(keys[len(shared) :], 1, delta[len(shared) :])
-        return KeyedRows(keys, delta)
+        counts = np.empty(len(keys), np.uint32)
+        self._rows.take(shared, shares, delta[: len(shared)], counts[: len(shared)])
+        self._rows.take(keys[len(shared) :], 1, delta[len(shared) :], counts[len(shared) :])
+        return KeyedRows(keys, delta, counts)
 
     def nothing(self) -> KeyedRows:
         return KeyedRows(_NO_KEYS, np.empty((0, self._dim), np.float32))

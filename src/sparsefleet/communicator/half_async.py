@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from sparsefleet.communicator.base import Communicator, Lane, StepGradients
-from sparsefleet.communicator.meeting import Meeting
 from sparsefleet.communicator.merging import merged
+from sparsefleet.communicator.thread_round import ThreadRound
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.store.base import ParameterStore, Pending
 
 
 class HalfAsyncCommunicator(Communicator):
-    _meeting: Meeting | None = None
+    _round: ThreadRound | None = None
 
     def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
-        self._meeting = Meeting(lanes, self._apply)
-        return [MeetingLane(self.store, self._meeting, index) for index in range(lanes)]
+        self._round = ThreadRound(lanes, self._apply)
+        return [RoundLane(self.store, self._round, index) for index in range(lanes)]
 
     def _apply(self, parts: list[StepGradients]) -> None:
         step = merged(parts, self.parameters)
@@ -27,28 +27,28 @@ class HalfAsyncCommunicator(Communicator):
         self.refresh_dense()
 
     def parked(self) -> int:
-        return self._meeting.waiting if self._meeting else 0
+        return self._round.waiting if self._round else 0
 
     def abandon(self) -> None:
-        if self._meeting:
-            self._meeting.fail(RuntimeError("training has been given up"))
+        if self._round:
+            self._round.fail(RuntimeError("training has been given up"))
 
 
-class MeetingLane(Lane):
+class RoundLane(Lane):
     """A lane whose pushes wait for the trainer's other threads."""
 
-    def __init__(self, store: ParameterStore, meeting: Meeting, index: int) -> None:
-        self._store, self._meeting, self._index = store, meeting, index
+    def __init__(self, store: ParameterStore, round: ThreadRound, index: int) -> None:
+        self._store, self._round, self._index = store, round, index
 
     def pull(self, table: str, keys: U64) -> Pending[F32]:
         return self._store.pull(table, keys)
 
     def push(self, gradients: StepGradients) -> None:
-        self._meeting.hand_in(self._index, gradients)
+        self._round.hand_in(self._index, gradients)
 
     def leave(self) -> None:
-        self._meeting.leave()
+        self._round.leave()
 
     def give_up(self, error: BaseException) -> None:
-        # Not a leave: in sync the others would go on as if this trainer had run out of rows.
-        self._meeting.fail(error)
+        # Not a leave: in sync the others would go on as if this trainer had run out of samples.
+        self._round.fail(error)

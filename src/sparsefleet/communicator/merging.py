@@ -33,7 +33,7 @@ def merged(parts: Sequence[StepGradients], parameters: Parameters) -> StepGradie
     with flushed():
         return StepGradients(
             sparse={
-                table: KeyedRows(rows.keys, rows.rows * _weight(parameters.tables[table].rule, len(parts)))
+                table: KeyedRows(rows.keys, rows.rows * _weight(parameters.tables[table].rule, len(parts)), rows.counts)
                 for table, rows in total.sparse.items()
             },
             dense=total.dense * _weight(parameters.dense_rule, len(parts)),

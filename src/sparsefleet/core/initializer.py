@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from sparsefleet.core.errors import ConfigError
 
@@ -17,6 +18,10 @@ class Initializer:
     @property
     def numbers(self) -> tuple[float, float]:
         raise NotImplementedError
+
+    def to_list(self) -> list[Any]:
+        """Plain data: the name of the class and its numbers; `from_list` is the inverse."""
+        return [type(self).__name__, *self.numbers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +68,13 @@ class Constant(Initializer):
     @property
     def numbers(self) -> tuple[float, float]:
         return self.value, 0.0
+
+
+_KINDS: dict[str, type[Initializer]] = {kind.__name__: kind for kind in (Uniform, Normal, Constant)}
+
+
+def from_list(plain: Sequence[Any]) -> Initializer:
+    """The initializer that `to_list` described. Raises KeyError, TypeError or ValueError for anything else."""
+    name, *numbers = plain
+    kind = _KINDS[name]
+    return kind(*numbers[: len(fields(kind))])

@@ -1,6 +1,13 @@
-"""JSON of unknown origin, taken apart field by field; what does not fit is an error that names the field.
+"""Strict reading of JSON of unknown origin, field by field. An error names the field, what came and what is allowed.
 
-Checkpoints and bundles read their manifests with it, each with an error of its own kind.
+Checkpoints, bundles and records in Redis read their documents with it, each with an error of its own kind.
+
+Why not msgspec (0.22, tried on a bundle's manifest): it takes an object with one key twice; its errors do not say
+what came ("Expected `int` >= 1 - at `$.tables[0].dim`") nor, for a choice, what is allowed ("Invalid enum value
+'int4'"); they have no fields to word better ones from, only that text; and bounds end at 2**63, where seeds need
+2**64. It would save about 200 of the 770 lines of this file and its three users, of which a layer that takes its
+messages apart would need 50 again, and be one more compiled package. It reads a manifest in 12 µs instead of 120,
+once for each bundle that is opened.
 """
 
 from __future__ import annotations
@@ -137,8 +144,9 @@ def encodes(text: str) -> bool:
 
 
 def kind(value: Any) -> str:
+    """What a value is, in words; a type's name where JSON has no such value."""
     kinds = {dict: "an object", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
-    return kinds.get(type(value), "a number")
+    return kinds.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
 
 
 def short(value: Any) -> str:

@@ -11,8 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_mine = threading.local()
-
 
 class Stopwatch:
     """Seconds by part; of one thread."""
@@ -27,6 +25,13 @@ class Stopwatch:
         self._since = now
 
 
+class _Mine(threading.local):
+    stopwatch: Stopwatch | None = None  # a default in the class: one that is missing would raise at every mark
+
+
+_mine = _Mine()
+
+
 def watch_this_thread() -> Stopwatch:
     """From now on the marks of this thread go to the stopwatch returned."""
     made: Stopwatch = Stopwatch()
@@ -36,9 +41,8 @@ def watch_this_thread() -> Stopwatch:
 
 def lap(part: str) -> None:
     """All that has passed since this thread's last mark went into this part."""
-    stopwatch: Stopwatch | None = getattr(_mine, "stopwatch", None)
-    if stopwatch is not None:
-        stopwatch.lap(part)
+    if _mine.stopwatch is not None:
+        _mine.stopwatch.lap(part)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ reader.consumed(batch)                               the trainer says so after e
 reader.position() -> dict                            consumed so far, as plain JSON data, for a checkpoint
 reader.seek(position)                                the next epoch() starts there
 ```
-With one thread the order of rows is fixed. Whatever is read ahead but not consumed is not in the position.
+With one thread the order of samples is fixed. Whatever is read ahead but not consumed is not in the position.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Reader(ABC):
     def epoch(self, threads: int = 1) -> Epoch:
         """Start a pass over the data, from the last `seek` or the beginning, split over `threads` streams.
 
-        Each row comes once, in exactly one stream.
+        Each sample comes once, in exactly one stream.
         """
 
     @abstractmethod
@@ -70,8 +70,8 @@ class Reader(ABC):
     def settled(self) -> bool:
         """Whether `position` holds every batch consumed so far.
 
-        A thread whose own input has ended takes batches from another's queue, and may be done with one while an earlier
-        one of that queue has not begun: until that one is consumed, the position leaves out both.
+        A thread whose own input has ended takes batches from another's queue. It may finish a batch while an earlier
+        one of that queue is still under way; until the earlier one is consumed, the position holds neither.
         """
         return True
 
@@ -80,12 +80,12 @@ class Reader(ABC):
         """Make the next epoch start from `position`, as `position()` gave it; {} means the beginning."""
 
     def set_epoch(self, number: int) -> None:  # noqa: B027  (most readers give every epoch alike)
-        """Say which epoch comes next (the first is 0), where the order of rows depends on it."""
+        """Say which epoch comes next (the first is 0), where the order of samples depends on it."""
 
     def progress(self) -> float | None:
         """Share of the epoch consumed, 0 to 1, or None where it is not known."""
         return None
 
     def skipped(self) -> dict[str, int]:
-        """Bad rows passed over so far, per reason (with on_bad_row='skip')."""
+        """Bad samples passed over so far, per reason (with on_bad_row='skip')."""
         return {}

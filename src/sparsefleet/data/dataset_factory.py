@@ -36,11 +36,11 @@ class DatasetFactory:
 
 
 def inputs_of(variables: Any) -> tuple[Schema, Layout | None]:
-    """The schema of declared inputs, and the order and kind of the slots in a row (None: the schema's own).
+    """The schema of declared inputs, and the order and kind of the slots in a sample (None: the schema's own).
 
     An input is a name (a sparse slot, or the label where the name is "label"), a pair (name, width) of dense
     values, or an object with `name`, `dtype` and `shape`, floating ones being dense. Keys are taken as they
-    are: whoever wrote the row has hashed and folded them.
+    are: whoever wrote the sample has hashed and folded them.
     """
     if isinstance(variables, Schema):
         return variables, None

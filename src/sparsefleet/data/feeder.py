@@ -4,7 +4,7 @@
 reader = Feeder(schema, [{"label": [0, 1], "dense": dense, "C1": [[3], [4, 5]], …}, …])
 ```
 
-What a batch can be stands in `data/python_rows.py`. The source is an iterable or a function that returns one:
+What a batch can be stands in `data/python_samples.py`. The source is an iterable or a function that returns one:
 every epoch starts it anew. One item is always drawn before the one that is given, to know which is the last. An
 iterator that has a `cancel` is told by it, from another thread, that nobody waits for its next item any more.
 """
@@ -22,7 +22,7 @@ from sparsefleet.data.batching import Cutter, WholeItems, check_batch_size
 from sparsefleet.data.iterable_pass import KIND, IterablePass, spans_of
 from sparsefleet.data.pass_reader import PassReader
 from sparsefleet.data.passes import Pass, check_position
-from sparsefleet.data.python_rows import batch_of, batch_of_samples, is_sample
+from sparsefleet.data.python_samples import batch_of, batch_of_samples, is_sample
 
 Item = Batch | Mapping[str, Any] | list[Mapping[str, Any]]
 Source = Iterable[Item] | Callable[[], Iterable[Item]]
@@ -36,9 +36,9 @@ class Feeder(PassReader):
 
     def __init__(self, schema: Schema, source: Source, batch_size: int | None = None) -> None:
         """
-        schema: what the rows mean.
+        schema: what the samples mean.
         source: batches, lists of samples or single samples; or a function that returns such an iterable.
-        batch_size: cut the rows into batches of this size; None gives the batches as they were handed in.
+        batch_size: cut the samples into batches of this size; None gives the batches as they were handed in.
         """
         super().__init__()
         if not isinstance(schema, Schema):
@@ -79,6 +79,11 @@ class Feeder(PassReader):
 
         cancel = getattr(items, "cancel", None)
         return IterablePass(self._batches(items), sought, close, *([] if cancel is None else [cancel]))
+
+    def skipped(self) -> dict[str, int]:
+        """What the source says that it passed over, where it has a `skipped` of its own."""
+        count = getattr(self._source, "skipped", None)
+        return {} if count is None else dict(count())
 
     def _check(self, position: Mapping[str, Any]) -> None:
         check_position(position, KIND)

@@ -11,7 +11,7 @@ from typing import Any
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.batching import Cutter, check_batch_size
-from sparsefleet.data.formats.base import BadRows, Format, Unit
+from sparsefleet.data.formats.base import BadSamples, Format, Unit
 from sparsefleet.data.pass_reader import PassReader, check_threads
 from sparsefleet.data.readahead import check_capacity
 from sparsefleet.data.split import parse_unit, plan_units
@@ -19,7 +19,7 @@ from sparsefleet.data.units import files_with_sizes
 
 Path = str | os.PathLike[str]
 Layout = Sequence[tuple[str, str]]
-"""(name, kind) of every slot of a row, in order; kind is dense, sparse or label."""
+"""(name, kind) of every slot of a sample, in order; kind is dense, sparse or label."""
 
 PIECES_PER_THREAD = 4
 """Several threads get more pieces than there are threads, so that they finish at about the same time."""
@@ -39,8 +39,8 @@ class FileReader(PassReader):
     ) -> None:
         """
         files: paths, read in this order.
-        format: how a file becomes rows.
-        batch_size: rows in a batch; only the last that each reading thread reads may be shorter.
+        format: how a file becomes samples.
+        batch_size: samples in a batch; only the last that each reading thread reads may be shorter.
         threads: streams of an epoch that is not told how many, and threads that load into memory.
         on_bad_row: error, or skip (and count).
         capacity: batches that each stream's reading thread keeps ready.
@@ -54,7 +54,7 @@ class FileReader(PassReader):
         self._layout: Layout | None = None
         self.batch_size = check_batch_size(batch_size)
         self.threads = check_threads(threads)
-        self.on_bad_row = BadRows(on_bad_row).policy
+        self.on_bad_row = BadSamples(on_bad_row).policy
         self.read_ahead = check_capacity(capacity)
         self.drop_last = drop_last
 
@@ -73,7 +73,7 @@ class FileReader(PassReader):
         self.threads = check_threads(threads)
 
     def set_pipe_command(self, command: str) -> None:
-        """Rows are what this shell command prints in MultiSlot text when a file is its standard input."""
+        """Samples are what this shell command prints in MultiSlot text when a file is its standard input."""
         self._before_first_use("set_pipe_command")
         if not isinstance(command, str) or not command.strip():
             raise ConfigError(
@@ -82,7 +82,7 @@ class FileReader(PassReader):
         self._pipe_command, self._format = command, None
 
     def set_use_var(self, variables: Any) -> None:
-        """The inputs in the order in which rows give them: a Schema, names, or (name, dense width) pairs."""
+        """The inputs in the order in which samples give them: a Schema, names, or (name, dense width) pairs."""
         from sparsefleet.data.dataset_factory import inputs_of
 
         self._before_first_use("set_use_var")
@@ -129,9 +129,9 @@ class FileReader(PassReader):
         where = files[0] if len(files) == 1 else f"{len(files)} files, {files[0]} to {files[-1]}"
         skipped = self.skipped()
         if not skipped:
-            return f"there are no rows in {where}"
+            return f"there are no samples in {where}"
         reasons = "; ".join(f"{count} × {reason}" for reason, count in skipped.items())
-        return f"there are no good rows in {where}; skipped: {reasons}"
+        return f"there are no good samples in {where}; skipped: {reasons}"
 
     def _plan_files(self, threads: int) -> tuple[list[list[Any]], list[Unit]]:
         """The files with their sizes, and the units to read them in."""
@@ -159,5 +159,5 @@ def _file_list(files: Path | Sequence[Path]) -> list[str]:
         raise ConfigError("the list of files is empty; give at least one file")
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise ConfigError(f"files are listed twice, so their rows would be too: {', '.join(twice[:3])}")
+        raise ConfigError(f"files are listed twice, so their samples would be too: {', '.join(twice[:3])}")
     return names

@@ -102,7 +102,7 @@ def _check_regular(path: str) -> None:
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         # Opening a named pipe that nobody writes to would wait for ever; looking into it would empty it.
-        raise DataError(f"{path}: is not a regular file; write the rows to one, or give a pipe_command")
+        raise DataError(f"{path}: is not a regular file; write the samples to one, or give a pipe_command")
 
 
 def check_file(path: str) -> int:
@@ -114,8 +114,12 @@ def check_file(path: str) -> int:
     return size
 
 
-def empty_file(path: str) -> DataError:
-    return DataError(f"{path}: the file is empty; remove it from the list, or write it again")
+class EmptyFileError(DataError):
+    """A file without a byte, or a compressed one without content."""
+
+
+def empty_file(path: str) -> EmptyFileError:
+    return EmptyFileError(f"{path}: the file is empty; remove it from the list, or write it again")
 
 
 def is_gzip(path: str) -> bool:

@@ -13,7 +13,7 @@ class Clicks(dg.MultiSlotDataGenerator):
 Clicks().run_from_stdin()                   # cat part-0 | python clicks.py
 ```
 
-A row of the output is, slot by slot in a fixed order, how many values and the values, with spaces between.
+A sample of the output is, slot by slot in a fixed order, how many values and the values, with spaces between.
 
 A pipe command starts once per file: this module loads neither numpy nor torch, nor even `typing`.
 """
@@ -66,7 +66,7 @@ class DataGenerator:
         self.batch_size_ = batch_size
 
     def run_from_stdin(self) -> None:
-        """Read lines from standard input, write rows to standard output.
+        """Read lines from standard input, write samples to standard output.
 
         An error is printed with its line, and the process ends with status 1. A closed output ends it
         quietly.
@@ -79,7 +79,7 @@ class DataGenerator:
         self._run(enumerate(sys.stdin, 1))
 
     def run_from_memory(self) -> None:
-        """Write the rows of `generate_sample(None)`: for trying things out."""
+        """Write the samples of `generate_sample(None)`: for trying things out."""
         self._run([(0, None)])
 
     def _run(self, lines: Iterable[Place]) -> None:
@@ -128,7 +128,7 @@ class DataGenerator:
             yield samples, places
 
     def _gen_str(self, line: Sample) -> str:
-        """One row of the output, with its line end."""
+        """One sample of the output, with its line end."""
         pairs = self._pairs(line)
         parts = []
         for name, values in pairs:
@@ -225,7 +225,7 @@ def _iterate(samples: Any, source: str) -> Iterator[Any]:
 
 
 def _fail(reason: str, where: list[Place]) -> NoReturn:
-    """Say what is wrong and where, after the good rows, and end the process with status 1."""
+    """Say what is wrong and where, after the good samples, and end the process with status 1."""
     try:
         sys.stdout.flush()
     finally:

@@ -1,4 +1,4 @@
-"""InMemoryDataset: loads its files once, shuffles rows, and gives epochs from memory.
+"""InMemoryDataset: loads its files once, shuffles samples, and gives epochs from memory.
 
 ```
 reader = InMemoryDataset(files, format, batch_size=1000, threads=2)
@@ -8,7 +8,7 @@ with reader.epoch(threads=2) as epoch: ...
 reader.release_memory()
 ```
 
-Shuffling moves no rows: it draws a permutation, and each stream's reading thread gathers the rows of some
+Shuffling moves no samples: it draws a permutation, and each stream's reading thread gathers the samples of some
 batches at a time. What is in memory, and its order, do not depend on the number of threads.
 """
 
@@ -24,12 +24,12 @@ import numpy.typing as npt
 from sparsefleet.core.batch import Batch, Mark
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.data.file_reader import PIECES_PER_THREAD, FileReader
-from sparsefleet.data.formats.base import CHUNK_ROWS, BadRows, Chunk, Unit
+from sparsefleet.data.formats.base import CHUNK_SAMPLES, BadSamples, Chunk, Unit
 from sparsefleet.data.loading import Loading
 from sparsefleet.data.pass_reader import sum_counts
 from sparsefleet.data.passes import Pass, check_position
-from sparsefleet.data.row_blocks import BlockBuilder, RowBlocks, join_small
-from sparsefleet.data.row_bytes import Bytes, from_bytes, to_bytes
+from sparsefleet.data.sample_blocks import BlockBuilder, SampleBlocks, join_small
+from sparsefleet.data.sample_bytes import Bytes, from_bytes, to_bytes
 from sparsefleet.data.units import UnitPass, check_same_files, units_of
 
 Permutation = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
@@ -48,10 +48,10 @@ class Peers(Protocol):
 class InMemoryDataset(FileReader):
     """Takes the settings of FileReader; `threads` also says how many threads load."""
 
-    _rows: RowBlocks | None = None
+    _samples: SampleBlocks | None = None
     _loading: Loading | None = None
     _files_loaded: list[list[Any]]
-    _load_bad_rows: tuple[BadRows, ...] = ()
+    _load_bad_samples: tuple[BadSamples, ...] = ()
     _seed: int | None = None
     _order: Permutation | None = None
     _next_epoch: int = 0
@@ -71,44 +71,44 @@ class InMemoryDataset(FileReader):
         files, units = self._plan_files(self.threads)
         self._files_loaded = files
         self._loading = Loading(self.format, units, self.threads, self.on_bad_row)
-        self._load_bad_rows = tuple(self._loading.bad_rows)
+        self._load_bad_samples = tuple(self._loading.bad_samples)
 
     preload = preload_into_memory
 
     def wait_preload_done(self) -> None:
-        """Return when the rows are in memory; an error of a loading thread comes out here."""
+        """Return when the samples are in memory; an error of a loading thread comes out here."""
         if self._loading is None:
             raise ConfigError("nothing is being loaded; call preload_into_memory() first")
         loading, self._loading = self._loading, None
         blocks = join_small(loading.wait(), self.schema.slot_names)
         if not blocks:
             raise DataError(self._nothing())
-        self._rows = RowBlocks(self.schema.slot_names, len(self.schema.dense), blocks)
+        self._samples = SampleBlocks(self.schema.slot_names, len(self.schema.dense), blocks)
 
     def release_memory(self) -> None:
-        """Let go of all rows, or stop a load that is under way."""
+        """Let go of all samples, or stop a load that is under way."""
         if self._under_way:
             raise ConfigError("release_memory while an epoch is open: leave its `with` block first")
         if self._loading is not None:
             self._loading.stop()
             self._loading = None
-        self._rows = self._order = self._pass = None
-        self._streams, self._load_bad_rows = (), ()
+        self._samples = self._order = self._pass = None
+        self._streams, self._load_bad_samples = (), ()
 
     def get_memory_data_size(self) -> int:
-        """Rows in memory; 0 when nothing is loaded."""
-        return 0 if self._rows is None else len(self._rows)
+        """Samples in memory; 0 when nothing is loaded."""
+        return 0 if self._samples is None else len(self._samples)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the rows, and the order of the epoch under way, take."""
+        """Bytes that the samples, and the order of the epoch under way, take."""
         order = 0 if self._order is None else self._order.nbytes
-        return order + (0 if self._rows is None else self._rows.nbytes)
+        return order + (0 if self._samples is None else self._samples.nbytes)
 
     # Shuffling
 
     def local_shuffle(self, seed: int = 0) -> None:
-        """From the next epoch on, give the rows in an order drawn from (seed, number of the epoch)."""
+        """From the next epoch on, give the samples in an order drawn from (seed, number of the epoch)."""
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ConfigError(f"local_shuffle(seed={seed!r}): the seed must be a whole number, 0 or above")
         self._loaded()
@@ -117,55 +117,55 @@ class InMemoryDataset(FileReader):
     def global_shuffle(self, fleet: Peers | None = None, seed: int = 0) -> None:
         """Shuffle across all trainers of a fleet, which all call it; without one, the same as `local_shuffle`.
 
-        Every row goes to one trainer, at random; afterwards all have the same number of rows, give or take one per
-        trainer. The rows of all trainers cross the network; while they do, a trainer holds its rows about twice.
+        Every sample goes to one trainer, at random; afterwards all have the same number of samples, give or take one
+        per trainer. All samples cross the network; meanwhile a trainer holds its own about twice.
         """
         if fleet is not None and not all(hasattr(fleet, name) for name in ("worker_index", "worker_num", "exchange")):
             raise ConfigError(f"global_shuffle(fleet={fleet!r}): give sparsefleet.fleet, after fleet.init_worker()")
         self.local_shuffle(seed)  # checks the seed, and gives every epoch an order of its own
         if fleet is None or fleet.worker_num() == 1:
             return
-        rows, me, trainers = self._loaded(), fleet.worker_index(), fleet.worker_num()
-        numbers = np.random.default_rng([seed, me]).permutation(len(rows))
-        # Where the rows do not go up evenly, each trainer gives the rest to others than its neighbours do.
+        samples, me, trainers = self._loaded(), fleet.worker_index(), fleet.worker_num()
+        numbers = np.random.default_rng([seed, me]).permutation(len(samples))
+        # Where the samples do not go up evenly, each trainer gives the rest to others than its neighbours do.
         parts = {(me + turn) % trainers: numbers[turn::trainers] for turn in range(trainers)}
 
         def letters() -> Iterator[tuple[int, Bytes]]:
             for to, chosen in parts.items():
                 if to != me:
-                    for batch in rows.export(chosen):
+                    for batch in samples.export(chosen):
                         yield to, to_bytes(batch)
 
         received = fleet.exchange(letters())
 
         def batches() -> Iterator[Batch]:
-            # In the order of the trainers, so that the same seed gives the same rows in the same order.
+            # In the order of the trainers, so that the same seed gives the same samples in the same order.
             for sender in range(trainers):
                 if sender == me:
-                    yield from rows.export(parts[me])
+                    yield from samples.export(parts[me])
                 else:
                     for letter in received.pop(sender):
-                        yield from_bytes(letter, rows.slots, rows.dense_width)
+                        yield from_bytes(letter, samples.slots, samples.dense_width)
 
         self.import_rows(batches())
 
     def get_shuffle_data_size(self) -> int:
-        """Rows in memory after a shuffle: with one trainer, the same number as before."""
+        """Samples in memory after a shuffle: with one trainer, the same number as before."""
         return self.get_memory_data_size()
 
     def export_rows(self, numbers: npt.NDArray[np.int64] | None = None) -> Iterator[Batch]:
-        """Rows out of memory as batches: all, or those with the given numbers, in that order."""
+        """Samples out of memory as batches: all, or those with the given numbers, in that order."""
         return self._loaded().export(numbers)
 
     def import_rows(self, batches: Iterable[Batch]) -> None:
-        """Put these rows in the place of what is in memory."""
+        """Put these samples in the place of what is in memory."""
         if self._under_way:
             raise ConfigError("import_rows while an epoch is open: leave its `with` block first")
         old = self._loaded()
         builder = BlockBuilder(old.slots, old.dense_width)
         for batch in batches:
             builder.add(batch)
-        self._rows = RowBlocks(old.slots, old.dense_width, join_small(builder.finish(), old.slots))
+        self._samples = SampleBlocks(old.slots, old.dense_width, join_small(builder.finish(), old.slots))
         self._order = None
 
     # Epochs
@@ -179,16 +179,16 @@ class InMemoryDataset(FileReader):
         self._next_epoch = number
 
     def skipped(self) -> dict[str, int]:
-        """Bad rows passed over while loading, per reason."""
-        return sum_counts(self._load_bad_rows)
+        """Bad samples passed over while loading, per reason."""
+        return sum_counts(self._load_bad_samples)
 
     def _start(self, threads: int, sought: Mapping[str, Any]) -> Pass:
-        rows = self._loaded()
+        samples = self._loaded()
         if sought:
             self._check(sought)
             self._next_epoch = sought["epoch"]
         number = self._next_epoch
-        order = self._order = None if self._seed is None else draw_order(len(rows), self._seed, number)
+        order = self._order = None if self._seed is None else draw_order(len(samples), self._seed, number)
         check = 0 if order is None else zlib.crc32(order.tobytes())
         if sought and sought["order"] != check:
             raise ConfigError(
@@ -198,33 +198,33 @@ class InMemoryDataset(FileReader):
         if sought:
             units = units_of(sought)
         else:
-            units = _pieces(len(rows), 1 if threads == 1 else threads * PIECES_PER_THREAD, self.batch_size)
+            units = _pieces(len(samples), 1 if threads == 1 else threads * PIECES_PER_THREAD, self.batch_size)
         self._next_epoch = number + 1
         identity = {
             "files": self._files_loaded,
-            "rows": len(rows),
+            "rows": len(samples),
             "seed": self._seed,
             "epoch": number,
             "order": check,
         }
-        at_a_time = max(self.batch_size, CHUNK_ROWS // self.batch_size * self.batch_size)
+        at_a_time = max(self.batch_size, CHUNK_SAMPLES // self.batch_size * self.batch_size)
 
-        def read(unit: Unit, bad_rows: BadRows, resume: Mark | None) -> Iterator[Chunk]:
-            stop = len(rows) if unit.stop is None else unit.stop
-            for at in range(unit.start + (0 if resume is None else resume.rows), stop, at_a_time):
+        def read(unit: Unit, bad_samples: BadSamples, resume: Mark | None) -> Iterator[Chunk]:
+            stop = len(samples) if unit.stop is None else unit.stop
+            for at in range(unit.start + (0 if resume is None else resume.samples), stop, at_a_time):
                 end = min(at + at_a_time, stop)
-                batch = rows.gather(np.arange(at, end) if order is None else order[at:end])
+                batch = samples.gather(np.arange(at, end) if order is None else order[at:end])
                 yield Chunk(batch, np.arange(at, end) - (unit.start - 1))
 
         lengths = [unit.stop - unit.start for unit in units if unit.stop is not None]
         return UnitPass("memory", identity, units, read, lengths=lengths, sought=sought, nothing=self._nothing)
 
     def _check(self, position: Mapping[str, Any]) -> None:
-        rows = self._loaded()
+        samples = self._loaded()
         check_position(position, "memory")
         check_same_files(position, self._files_loaded)
         for name, here, meaning in (
-            ("rows", len(rows), "rows in memory"),
+            ("rows", len(samples), "samples in memory"),
             ("seed", self._seed, "local_shuffle with the seed"),
         ):
             if position.get(name) != here:
@@ -236,31 +236,31 @@ class InMemoryDataset(FileReader):
         if not isinstance(number, int) or number < 0 or not isinstance(check, int):
             raise ConfigError("reader position: its epoch or order is missing or damaged")
         units = units_of(position)
-        if any(unit.stop is None or unit.stop > len(rows) for unit in units):
-            raise ConfigError(f"reader position: its units go beyond the {len(rows)} rows in memory")
+        if any(unit.stop is None or unit.stop > len(samples) for unit in units):
+            raise ConfigError(f"reader position: its units go beyond the {len(samples)} samples in memory")
         UnitPass("memory", {}, units, lambda *_: iter(()), lengths=(), sought=position, nothing=str)
 
-    def _loaded(self) -> RowBlocks:
-        if self._rows is None:
+    def _loaded(self) -> SampleBlocks:
+        if self._samples is None:
             todo = "wait_preload_done()" if self._loading is not None else "load_into_memory()"
-            raise ConfigError(f"InMemoryDataset has no rows in memory yet; call {todo} first")
-        return self._rows
+            raise ConfigError(f"InMemoryDataset has no samples in memory yet; call {todo} first")
+        return self._samples
 
     def _before_first_use(self, setter: str) -> None:
-        if self._rows is not None or self._loading is not None:
+        if self._samples is not None or self._loading is not None:
             raise ConfigError(f"{setter} after loading has begun; call release_memory() first, then load again")
         super()._before_first_use(setter)
 
 
-def draw_order(rows: int, seed: int, epoch: int) -> Permutation:
-    """The order of rows in an epoch: a function of its arguments alone."""
-    order: Permutation = np.arange(rows, dtype=np.uint32) if rows < 2**32 else np.arange(rows, dtype=np.int64)
+def draw_order(samples: int, seed: int, epoch: int) -> Permutation:
+    """The order of samples in an epoch: a function of its arguments alone."""
+    order: Permutation = np.arange(samples, dtype=np.uint32) if samples < 2**32 else np.arange(samples, dtype=np.int64)
     np.random.default_rng([seed, epoch]).shuffle(order)
     return order
 
 
-def _pieces(rows: int, pieces: int, batch_size: int) -> list[Unit]:
-    """Ranges of rows for the streams to claim, in whole batches."""
-    batches = -(-rows // batch_size)
+def _pieces(samples: int, pieces: int, batch_size: int) -> list[Unit]:
+    """Ranges of samples for the streams to claim, in whole batches."""
+    batches = -(-samples // batch_size)
     size = max(1, -(-batches // pieces)) * batch_size
-    return [Unit("", start, min(start + size, rows)) for start in range(0, rows, size)]
+    return [Unit("", start, min(start + size, samples)) for start in range(0, samples, size)]

@@ -1,7 +1,6 @@
-"""A pass over a Python iterable: items are drawn one after the other, under a lock, by whichever stream is
-free.
+"""A pass over a Python iterable: whichever stream is free draws the next item, under a lock.
 
-Nothing in an iterable has an address, so rows are counted. The position says how many rows from the start are
+Nothing in an iterable has an address, so samples are counted. The position says how many samples from the start are
 consumed, and which ones beyond (several threads do not finish in order); going on runs the iterable again and
 leaves them out.
 """
@@ -17,14 +16,14 @@ import numpy as np
 
 from sparsefleet.core.batch import Batch, Mark
 from sparsefleet.core.errors import ConfigError, DataError
-from sparsefleet.data.formats.base import BadRows, Chunk
+from sparsefleet.data.formats.base import BadSamples, Chunk
 from sparsefleet.data.passes import Claim, Pass, Position, new_position
 
 KIND = "iterable"
 
 
 class Spans:
-    """A set of row numbers as sorted, disjoint spans [first, stop)."""
+    """A set of sample numbers as sorted, disjoint spans [first, stop)."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[int, int]] = []
@@ -75,9 +74,9 @@ class IterablePass(Pass):
         self._drawing = threading.Lock()  # held while the user's code runs; `_lock` never is
         self._consumed = spans_of(sought)
         self._skip = spans_of(sought)
-        self._drawn_rows = 0
+        self._drawn_samples = 0
         self._next_unit = 0
-        self._first_row: dict[int, int] = {}
+        self._first_sample: dict[int, int] = {}
         self._exhausted = False
 
     def claim(self, stopped: Callable[[], bool]) -> Claim | None:
@@ -91,68 +90,68 @@ class IterablePass(Pass):
                 except StopIteration:
                     self._end()
                     break
-                first, stop = self._drawn_rows, self._drawn_rows + len(item)
+                first, stop = self._drawn_samples, self._drawn_samples + len(item)
                 if first < stop:
-                    self.saw_rows()
-                self._drawn_rows = stop
+                    self.saw_samples()
+                self._drawn_samples = stop
                 left = self._skip.without(first, stop) if first < self._skip.end else range(first, stop)
                 if len(left):
-                    return self._claim_rows(item, first, left)
+                    return self._claim_samples(item, first, left)
             return None
         finally:
             self._drawing.release()
 
-    def _claim_rows(self, item: Batch, first: int, left: list[int] | range) -> Claim:
+    def _claim_samples(self, item: Batch, first: int, left: list[int] | range) -> Claim:
         numbers = np.arange(left.start, left.stop) if isinstance(left, range) else np.asarray(left)
-        rows = item if len(numbers) == len(item) else item.take(numbers - first)
-        chunk = Chunk(rows, numbers - first + 1)
+        samples = item if len(numbers) == len(item) else item.take(numbers - first)
+        chunk = Chunk(samples, numbers - first + 1)
         with self._lock:
             unit = self._next_unit
             self._next_unit += 1
-            self._first_row[unit] = first
+            self._first_sample[unit] = first
 
-        def read(bad_rows: BadRows) -> Iterator[Chunk]:
+        def read(bad_samples: BadSamples) -> Iterator[Chunk]:
             yield chunk
 
         return Claim(unit, read)
 
     def _end(self) -> None:
-        if self._drawn_rows < self._skip.end:
+        if self._drawn_samples < self._skip.end:
             raise DataError(
-                f"the iterable ended after {self._drawn_rows} rows, but the position says "
-                f"that {self._skip.end} rows had been drawn; it must give the same rows again to go on"
+                f"the iterable ended after {self._drawn_samples} samples, but the position says "
+                f"that {self._skip.end} samples had been drawn; it must give the same samples again to go on"
             )
         with self._lock:
             self._exhausted = True
 
     def _note(self, marks: Sequence[Mark]) -> None:
         for mark in marks:
-            first = self._first_row.get(mark.unit)
+            first = self._first_sample.get(mark.unit)
             if first is None:
                 continue
-            self._consumed.add(first, first + mark.rows)
+            self._consumed.add(first, first + mark.samples)
             if mark.done:
-                del self._first_row[mark.unit]
+                del self._first_sample[mark.unit]
 
-    def no_rows_in(self, mark: Mark) -> None:
+    def no_samples_in(self, mark: Mark) -> None:
         with self._lock:
-            first = self._first_row.pop(mark.unit, None)
+            first = self._first_sample.pop(mark.unit, None)
             if first is not None:
-                self._consumed.add(first, first + mark.rows)
+                self._consumed.add(first, first + mark.samples)
 
     def _position(self) -> Position:
-        if self._exhausted and self._consumed.prefix == self._drawn_rows:
+        if self._exhausted and self._consumed.prefix == self._drawn_samples:
             return {}
         return new_position(KIND, rows=self._consumed.prefix, beyond=self._consumed.beyond)
 
     def share(self) -> float | None:
         with self._lock:
-            if self._exhausted and self._consumed.prefix == self._drawn_rows:
+            if self._exhausted and self._consumed.prefix == self._drawn_samples:
                 return 1.0
             return None if self._touched or self._sought else 0.0
 
     def nothing(self) -> str:
-        return "there are no rows in the iterable: it ended before it gave one"
+        return "there are no samples in the iterable: it ended before it gave one"
 
     def close(self) -> None:
         self._close()
@@ -162,18 +161,18 @@ class IterablePass(Pass):
 
 
 def spans_of(position: Mapping[str, Any]) -> Spans:
-    """The consumed rows of a position, checked."""
+    """The consumed samples of a position, checked."""
     spans = Spans()
     if not position:
         return spans
-    rows, beyond = position.get("rows"), position.get("beyond")
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0 or not isinstance(beyond, list | tuple):
-        raise ConfigError(f"reader position: rows={rows!r}, beyond={beyond!r:.80} make no sense")
-    spans.add(0, rows)
+    samples, beyond = position.get("rows"), position.get("beyond")
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or not isinstance(beyond, list | tuple):
+        raise ConfigError(f"reader position: rows={samples!r}, beyond={beyond!r:.80} make no sense")
+    spans.add(0, samples)
     for span in beyond:
         match span:
-            case [int(first), int(stop)] if rows < first < stop:
+            case [int(first), int(stop)] if samples < first < stop:
                 spans.add(first, stop)
             case _:
-                raise ConfigError(f"reader position: {span!r} is not [first row, row after the last]")
+                raise ConfigError(f"reader position: {span!r} is not [first sample, sample after the last]")
     return spans

@@ -1,4 +1,4 @@
-"""Loading: all rows of some units into memory, by several threads, in the order of the units."""
+"""Loading: all samples of some units into memory, by several threads, in the order of the units."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from sparsefleet.core.errors import DataError
-from sparsefleet.data.formats.base import BadRows, Chunk, Format, Unit
-from sparsefleet.data.row_blocks import Block, BlockBuilder
+from sparsefleet.data.formats.base import BadSamples, Chunk, Format, Unit
+from sparsefleet.data.sample_blocks import Block, BlockBuilder
 
 STOP_SECONDS = 1.0
 """How long `stop` waits for threads that are busy inside a format."""
@@ -25,12 +25,12 @@ class Loading:
         self._stopping = False
         self._error: BaseException | None = None
         self._open: dict[int, Iterator[Chunk]] = {}
-        self.bad_rows = [BadRows(on_bad_row) for _ in range(threads)]
+        self.bad_samples = [BadSamples(on_bad_row) for _ in range(threads)]
         self._left = threads
         # Not the threads' own `join`: a Ctrl-C that comes in the middle of it makes Python 3.11 take a thread that
         # runs for one that has ended.
         self._ended = threading.Event()
-        for i, bad in enumerate(self.bad_rows):
+        for i, bad in enumerate(self.bad_samples):
             threading.Thread(target=self._run, args=(bad,), name=f"sparsefleet-load-{i}", daemon=True).start()
 
     @property
@@ -61,10 +61,10 @@ class Loading:
                     cancel()
             self._ended.wait(0.1)
 
-    def _run(self, bad_rows: BadRows) -> None:
+    def _run(self, bad_samples: BadSamples) -> None:
         try:
             while not self._stopping and (index := self._claim()) is not None:
-                self._blocks[index] = self._read(index, bad_rows)
+                self._blocks[index] = self._read(index, bad_samples)
         except BaseException as error:
             with self._lock:
                 self._error = self._error or error
@@ -82,10 +82,10 @@ class Loading:
             self._next += 1
             return self._next - 1
 
-    def _read(self, index: int, bad_rows: BadRows) -> list[Block]:
+    def _read(self, index: int, bad_samples: BadSamples) -> list[Block]:
         schema = self._format.schema
         builder = BlockBuilder(schema.slot_names, len(schema.dense))
-        chunks = self._format.read(self._units[index], bad_rows)
+        chunks = self._format.read(self._units[index], bad_samples)
         self._open[index] = chunks
         try:
             for chunk in chunks:

@@ -11,7 +11,7 @@ from sparsefleet.data.base import Reader
 from sparsefleet.data.feeder import Feeder
 from sparsefleet.data.files import Path, list_files
 from sparsefleet.data.formats import format_for
-from sparsefleet.data.formats.base import BadRows, Chunk, Format
+from sparsefleet.data.formats.base import BadSamples, Chunk, Format
 from sparsefleet.data.in_memory import InMemoryDataset
 from sparsefleet.data.py_reader import PyReader
 from sparsefleet.data.queue_dataset import QueueDataset
@@ -34,12 +34,12 @@ def open_reader(
 ) -> Reader:
     """`kind`: queue streams, memory loads (and shuffles, given a seed), pyreader reads ahead, feeder does not.
 
-    load=False leaves loading to the caller: all settings are checked, and no row is read.
+    load=False leaves loading to the caller: all settings are checked, and no sample is read.
     """
     if kind not in _MAKERS:
         raise ConfigError(f"reader={kind!r} is not a reader; choose {', '.join(_MAKERS)}")
     if shuffle_seed is not None and kind != "memory":
-        raise ConfigError(f"only the memory reader shuffles; reader={kind!r} streams rows in their order")
+        raise ConfigError(f"only the memory reader shuffles; reader={kind!r} streams samples in their order")
     files = list_files(paths)
     whole = [parse_unit(name).file for name in files]
     format = format_for(format_name, schema, files=whole, labelled=labelled, pipe_command=pipe_command)
@@ -51,23 +51,26 @@ def open_reader(
     return reader
 
 
-class _Rows:
-    """The rows of files as an ordinary Python iterable of batches: what PyReader and Feeder take."""
+class _Samples:
+    """The samples of files as an ordinary Python iterable of batches: what PyReader and Feeder take."""
 
     def __init__(self, files: Sequence[str], format: Format, on_bad_row: str) -> None:
         self._files, self._format = files, format
-        self.bad_rows = BadRows(on_bad_row)
+        self._bad_samples = BadSamples(on_bad_row)
 
     def __call__(self) -> Iterator[Batch]:
-        self.bad_rows = BadRows(self.bad_rows.policy)  # counted anew in each epoch, as the other readers do
-        return _Pass(self._files, self._format, self.bad_rows)
+        self._bad_samples = BadSamples(self._bad_samples.policy)  # counted anew in each epoch, as the other readers do
+        return _Pass(self._files, self._format, self._bad_samples)
+
+    def skipped(self) -> dict[str, int]:
+        return dict(self._bad_samples.counts)
 
 
 class _Pass(Iterator[Batch]):
     """One run over the files. `cancel` may be called from any thread."""
 
-    def __init__(self, files: Sequence[str], format: Format, bad_rows: BadRows) -> None:
-        self._format, self._bad_rows = format, bad_rows
+    def __init__(self, files: Sequence[str], format: Format, bad_samples: BadSamples) -> None:
+        self._format, self._bad_samples = format, bad_samples
         self._units = iter(plan_units(files, 1, format.plan))
         self._chunks: Iterator[Chunk] = iter(())
 
@@ -75,7 +78,7 @@ class _Pass(Iterator[Batch]):
         while True:
             for chunk in self._chunks:
                 return chunk.batch
-            self._chunks = self._format.read(next(self._units), self._bad_rows)
+            self._chunks = self._format.read(next(self._units), self._bad_samples)
 
     def cancel(self) -> None:
         cancel = getattr(self._chunks, "cancel", None)
@@ -88,24 +91,6 @@ class _Pass(Iterator[Batch]):
             close()
 
 
-class _FileFeeder(Feeder):
-    def __init__(self, rows: _Rows, schema: Schema, batch_size: int) -> None:
-        super().__init__(schema, rows, batch_size)
-        self._rows = rows
-
-    def skipped(self) -> dict[str, int]:
-        return dict(self._rows.bad_rows.counts)
-
-
-class _FilePyReader(PyReader):
-    def __init__(self, rows: _Rows, schema: Schema, batch_size: int) -> None:
-        super().__init__(schema, rows, batch_size)
-        self._rows = rows
-
-    def skipped(self) -> dict[str, int]:
-        return dict(self._rows.bad_rows.counts)
-
-
 _Maker = Callable[[list[str], Format, int, str, int], Reader]
 _MAKERS: Mapping[str, _Maker] = {
     "queue": lambda files, format, size, bad, threads: QueueDataset(
@@ -114,6 +99,6 @@ _MAKERS: Mapping[str, _Maker] = {
     "memory": lambda files, format, size, bad, threads: InMemoryDataset(
         files, format, size, threads=threads, on_bad_row=bad
     ),
-    "pyreader": lambda files, format, size, bad, threads: _FilePyReader(_Rows(files, format, bad), format.schema, size),
-    "feeder": lambda files, format, size, bad, threads: _FileFeeder(_Rows(files, format, bad), format.schema, size),
+    "pyreader": lambda files, format, size, bad, threads: PyReader(format.schema, _Samples(files, format, bad), size),
+    "feeder": lambda files, format, size, bad, threads: Feeder(format.schema, _Samples(files, format, bad), size),
 }

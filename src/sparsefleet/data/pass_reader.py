@@ -1,6 +1,6 @@
 """PassReader: what all our readers share. A reader says how a pass starts; the rest is here.
 
-One epoch at a time: marks of two of them could not be told apart.
+Only one epoch can be open at a time, because the marks of two could not be told apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.data.base import Epoch, Reader
 from sparsefleet.data.batching import Cutter
-from sparsefleet.data.formats.base import BadRows
+from sparsefleet.data.formats.base import BadSamples
 from sparsefleet.data.passes import Groups, Pass, Position
 from sparsefleet.data.readahead import ReadAhead, Stream, Together
 
@@ -49,7 +49,7 @@ class DirectStream(Stream):
                     group = next(self._groups)
             except BaseException:
                 stopped, self._finished = self._finished, True
-                if stopped:  # closed meanwhile: what the read says of it is of no interest
+                if stopped:  # another thread has closed the stream, so an error of this read does not matter
                     break
                 raise
             finally:
@@ -64,7 +64,7 @@ class DirectStream(Stream):
 
     def close(self) -> None:
         self.ask_to_stop()
-        # Another thread may be in the middle of a read: then it is that thread that closes, on its way out.
+        # If another thread is in the middle of a read, that thread closes the stream when the read ends.
         if self._reading.acquire(blocking=False):
             try:
                 self._ready = iter(())
@@ -99,7 +99,7 @@ class PassReader(Reader):
         self._sought: Position = {}
         self._pass: Pass | None = None
         self._streams: tuple[Stream, ...] = ()
-        self._bad_rows: list[BadRows] = []
+        self._bad_samples: list[BadSamples] = []
         self._guard = threading.RLock()
 
     @abstractmethod
@@ -125,10 +125,9 @@ class PassReader(Reader):
                     "the previous epoch is still open: leave its `with` block, or close its streams, first"
                 )
             started = self._start(count, self._sought)
-            self._bad_rows = [BadRows(self.on_bad_row) for _ in range(count)]
-            # All streams enter the pass before the first begins to read: the last one out must be the last
-            # one.
-            groups = [Groups(started, self._cutter(), bad_rows) for bad_rows in self._bad_rows]
+            self._bad_samples = [BadSamples(self.on_bad_row) for _ in range(count)]
+            # All streams enter the pass before the first begins to read, for the last one to leave closes the pass.
+            groups = [Groups(started, self._cutter(), bad_samples) for bad_samples in self._bad_samples]
             together = Together()
             self._streams = tuple(self._stream(each, index, started, together) for index, each in enumerate(groups))
             self._pass, self._sought = started, {}
@@ -173,13 +172,13 @@ class PassReader(Reader):
             return 0.0 if self._pass is None else self._pass.share()
 
     def skipped(self) -> dict[str, int]:
-        """Bad rows passed over in the epoch under way, or in the last one, per reason."""
-        return sum_counts(self._bad_rows)
+        """Bad samples passed over in the epoch under way, or in the last one, per reason."""
+        return sum_counts(self._bad_samples)
 
 
-def sum_counts(all_bad_rows: Iterable[BadRows]) -> dict[str, int]:
+def sum_counts(all_bad_samples: Iterable[BadSamples]) -> dict[str, int]:
     total: dict[str, int] = {}
-    for bad_rows in all_bad_rows:
-        for reason, count in dict(bad_rows.counts).items():
+    for bad_samples in all_bad_samples:
+        for reason, count in dict(bad_samples.counts).items():
             total[reason] = total.get(reason, 0) + count
     return total

@@ -1,7 +1,7 @@
 """Pass: one run over the data, shared by the streams of an epoch. Who reads what, and what has been consumed
 of it.
 
-Input comes in units (files, byte ranges, row ranges, items of an iterable). Streams claim them one after the
+Input comes in units (files, byte ranges, sample ranges, items of an iterable). Streams claim them one after the
 other, so a fast thread takes more of them. Progress is noted per unit and only for consumed batches: that is
 the position.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from sparsefleet.core.batch import Batch, Mark
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.data.batching import Cutter
-from sparsefleet.data.formats.base import BadRows, Chunk
+from sparsefleet.data.formats.base import BadSamples, Chunk
 
 POSITION_FORMAT = "sparsefleet-position"
 POSITION_VERSION = 1
@@ -34,7 +34,7 @@ class Claim:
     """A unit that the claiming stream reads from its start, or from `resume`, to its end."""
 
     unit: int
-    open: Callable[[BadRows], Iterator[Chunk]]
+    open: Callable[[BadSamples], Iterator[Chunk]]
     resume: Mark | None = None
 
 
@@ -47,7 +47,7 @@ class Pass(ABC):
         self._touched = False
         self._streams = 0
         self._going_on: set[object] = set()
-        self._rows_seen = False
+        self._samples_seen = False
         self._handed_out: dict[int, deque[tuple[Mark, ...]]] = {}
         self._ahead: set[tuple[Mark, ...]] = set()
         """Consumed, but an earlier batch of the same stream is not."""
@@ -61,7 +61,7 @@ class Pass(ABC):
         """Add a consumed batch's marks; called under the lock, in the order in which a stream read them."""
 
     @abstractmethod
-    def no_rows_in(self, mark: Mark) -> None:
+    def no_samples_in(self, mark: Mark) -> None:
         """This unit is finished without a batch that could say so."""
 
     @abstractmethod
@@ -93,8 +93,10 @@ class Pass(ABC):
                 self._note(marks)
 
     def hand_out(self, stream: int, batch: Batch) -> None:
-        """This batch leaves the stream's queue. Several threads may draw from one queue, and a later batch be consumed
-        before an earlier one: it is not in the position until that one is.
+        """Note that this batch leaves the stream's queue.
+
+        Several threads may draw from one queue, so a later batch may be consumed before an earlier one. The position
+        holds the later one only once the earlier one is consumed too.
         """
         with self._lock:
             line = self._handed_out.get(stream)
@@ -128,23 +130,23 @@ class Pass(ABC):
     def cancel(self) -> None:  # noqa: B027  (nothing to do is a fine default)
         """Give up a read that is under way in `claim`; may be called again and again."""
 
-    def saw_rows(self) -> None:
-        self._rows_seen = True
+    def saw_samples(self) -> None:
+        self._samples_seen = True
 
     def leave(self, stream: object, *, reached_end: bool) -> None:
-        """A stream takes no more units. The last one to reach the end complains if there was no row."""
+        """A stream takes no more units. The last one to reach the end complains if there was no sample."""
         with self._lock:
             self._streams -= 1
             self._going_on.discard(stream)
             last = self._streams == 0
         if last:
             self.close()
-            if reached_end and not self._rows_seen and not self._sought:
+            if reached_end and not self._samples_seen and not self._sought:
                 raise DataError(self.nothing())
 
     def nothing(self) -> str:
-        """What to say when the input turns out to have no rows."""
-        return "the input has no rows"
+        """What to say when the input turns out to have no samples."""
+        return "the input has no samples"
 
     def close(self) -> None:  # noqa: B027  (nothing to do is a fine default)
         """No stream reads any more."""
@@ -153,8 +155,8 @@ class Pass(ABC):
 class Groups:
     """The batches of one stream, in groups as they come out of the chunks of the units it claims."""
 
-    def __init__(self, shared: Pass, cutter: Cutter, bad_rows: BadRows) -> None:
-        self._pass, self._cutter, self._bad_rows = shared, cutter, bad_rows
+    def __init__(self, shared: Pass, cutter: Cutter, bad_samples: BadSamples) -> None:
+        self._pass, self._cutter, self._bad_samples = shared, cutter, bad_samples
         self._chunks: Iterator[Chunk] | None = None
         self._stopped = False
         shared.enter(self)
@@ -176,10 +178,10 @@ class Groups:
                 yield from self._read(claim)
                 mark = self._cutter.end_unit(claim.unit, claim.resume)
                 if mark is not None:
-                    self._pass.no_rows_in(mark)
+                    self._pass.no_samples_in(mark)
             batches, dropped = self._cutter.finish()
             for mark in dropped:
-                self._pass.no_rows_in(mark)
+                self._pass.no_samples_in(mark)
             yield batches
             reached_end = not self._stopped
         except Exception:
@@ -190,11 +192,11 @@ class Groups:
             self._pass.leave(self, reached_end=reached_end)
 
     def _read(self, claim: Claim) -> Iterator[Sequence[Batch]]:
-        self._chunks = chunks = claim.open(self._bad_rows)
+        self._chunks = chunks = claim.open(self._bad_samples)
         try:
             for chunk in chunks:
                 if len(chunk.batch):
-                    self._pass.saw_rows()
+                    self._pass.saw_samples()
                     yield self._cutter.add(claim.unit, chunk)
         finally:
             self._chunks = None

@@ -9,9 +9,9 @@ def clicks():
 reader = PyReader(schema, clicks, batch_size=1000)
 ```
 
-The generator yields samples (dicts of one row), lists of samples, dicts of columns or Batches; see
-`data/python_rows.py`. It runs in one thread at a time, however many streams draw from it. To go on from a
-position, it is run again and as many rows are left out: it must give the same rows each time.
+The generator yields samples (dicts), lists of samples, dicts of columns or Batches; see
+`data/python_samples.py`. It runs in one thread at a time, however many streams draw from it. To go on from a
+position, it is run again and as many samples are left out: it must give the same samples each time.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class PyReader(Feeder):
         threads: int = 1,
     ) -> None:
         """
-        schema: what the rows mean.
+        schema: what the samples mean.
         generator: a function without arguments that returns a fresh iterable; every epoch calls it once.
-        batch_size: rows in a batch.
+        batch_size: samples in a batch.
         capacity: batches that each stream's reading thread keeps ready.
         threads: streams of an epoch that is not told how many.
         """

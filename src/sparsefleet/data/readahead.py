@@ -1,8 +1,8 @@
 """Reading ahead: a thread of its own fills a small bounded queue that one training thread empties.
 
-Whatever ends the reading thread comes out of `next()` in the training thread, with the traceback of where it
-happened. A training thread whose own input has ended helps itself from the queues of the others, so that all of them
-finish together, however unevenly files and threads run.
+An error of the reading thread is raised by `next()` in the training thread, with its traceback. A training thread
+whose own input has ended takes batches from the queues of the others, so that all of them finish at about the same
+time, however unevenly files and threads run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Together:
     """The streams of one epoch: one lock for all their queues, for they take from each other's."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
         self.streams: list[ReadAhead] = []
 
 
@@ -79,7 +80,7 @@ class ReadAhead(Stream):
         self._queue: deque[Batch] = deque()
         self._together = together or Together()
         self._together.streams.append(self)
-        self._changed = self._together.changed
+        self._lock, self._changed = self._together.lock, self._together.changed
         self._stopping = False
         self._close_by = 0.0
         self._ended = False
@@ -92,7 +93,7 @@ class ReadAhead(Stream):
         return self._stopping or (self._ended and not self._queue)
 
     def __next__(self) -> Batch:
-        with self._changed:
+        with self._lock:
             while True:
                 if self._stopping:
                     raise StopIteration
@@ -109,7 +110,8 @@ class ReadAhead(Stream):
                         return fullest._take()
                 if not self._changed.wait(LOOK_SECONDS) and not self._thread.is_alive() and not self._ended:
                     raise DataError(
-                        f"the reading thread {self._thread.name} is gone without a word (a forked process?)"
+                        f"the reading thread {self._thread.name} has ended without an error or an end; "
+                        "readers do not survive a fork: open the reader in the process that reads"
                     )
 
     def _take(self) -> Batch:
@@ -122,7 +124,7 @@ class ReadAhead(Stream):
         return batch
 
     def ask_to_stop(self) -> None:
-        with self._changed:
+        with self._lock:
             if not self._stopping:
                 self._close_by = time.monotonic() + CLOSE_SECONDS
             self._stopping = True
@@ -135,8 +137,7 @@ class ReadAhead(Stream):
         self.ask_to_stop()
         if self._thread is threading.current_thread():
             return
-        # The thread may sit in a read that only an interrupt ends, and may open the next one just after it:
-        # repeat.
+        # Only an interrupt ends some reads, and the thread may begin another just after one: interrupt repeatedly.
         while self._thread.is_alive() and time.monotonic() < self._close_by:
             if self._interrupt is not None:
                 self._interrupt()
@@ -161,12 +162,12 @@ class ReadAhead(Stream):
                     groups.close()
             except BaseException as error:
                 self._error = self._error or error
-            with self._changed:
+            with self._lock:
                 self._ended = True
                 self._changed.notify_all()
 
     def _put(self, group: Sequence[Batch]) -> bool:
-        with self._changed:
+        with self._lock:
             while len(self._queue) >= self._capacity and not self._stopping:
                 self._changed.wait()
             if self._stopping:

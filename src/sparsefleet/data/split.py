@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.data.files import empty_file, open_file
-from sparsefleet.data.formats.base import Unit
+from sparsefleet.data.formats.base import HEAD_BYTES, Head, Unit
 
 Path = str | os.PathLike[str]
 
@@ -25,8 +25,8 @@ TOLERANCE = 0.1
 
 _RANGE = re.compile(r"^(?P<file>.+)#bytes=(?P<start>\d+):(?P<stop>\d*)$", re.DOTALL)
 
-_WHOLE_BY_NAME = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".parquet", ".pq")
-_WHOLE_BY_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"PAR1")
+_PACKED_NAMES = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
+_PACKED_BYTES = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
 
 def split_files(files: Sequence[Path], worker_index: int, worker_num: int, *, cuttable: bool = True) -> list[str]:
@@ -51,7 +51,7 @@ def split_units(files: Sequence[Path], worker_index: int, worker_num: int, *, cu
 
 
 def ordered_shares(files: Sequence[Path], worker_num: int, *, cuttable: bool = True) -> list[list[str]]:
-    """Everyone's share, one behind the other in the order of the rows: worker 0's come before worker 1's, and so on.
+    """Everyone's share, one behind the other in the order of the samples: worker 0's come before worker 1's, and so on.
 
     Cut evenly by bytes where all files can be cut, else between files.
     """
@@ -64,8 +64,8 @@ def ordered_shares(files: Sequence[Path], worker_num: int, *, cuttable: bool = T
                 _check_cuttable(name, len(names), worker_num, cuttable)
         return _runs_of_files(names, worker_num)
     shares = _filled(names, _weights(names), [[] for _ in range(worker_num)])
-    if not _all_have_rows(shares):
-        raise _too_few_rows(names, worker_num)
+    if not _all_have_samples(shares):
+        raise _too_few_samples(names, worker_num)
     return [[unit_name(unit) for unit in share] for share in shares]
 
 
@@ -112,7 +112,7 @@ def plan_units(names: Sequence[str], pieces: int, plan: Callable[[Sequence[str],
 
 
 def cut_unit(unit: Unit, pieces: int) -> list[Unit]:
-    """A byte range with a known stop, cut evenly (for several reading threads); the pieces hold its rows once each."""
+    """A byte range with a known stop, cut evenly for several reading threads; each sample is in one piece."""
     if unit.stop is None:
         raise ConfigError(f"{unit.file}: a range without a stop cannot be cut")
     length = unit.stop - unit.start
@@ -129,7 +129,7 @@ def _names(files: Sequence[Path]) -> list[str]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ConfigError(f"{name} is listed twice, so its rows would be too")
+            raise ConfigError(f"{name} is listed twice, so its samples would be too")
         if _RANGE.match(name):
             raise ConfigError(f"{name} is a share already; split the whole list of files, once")
         seen.add(name)
@@ -148,14 +148,14 @@ def _shares(names: Sequence[str], worker_num: int, cuttable: bool) -> list[list[
     uncut = [place for place in places if not known or _whole_reason(names[place], cuttable)]
     if len(uncut) < len(names):
         filled = _filled(names, weights, _largest_first(uncut, names, weights, worker_num))
-        if _all_have_rows(filled):
+        if _all_have_samples(filled):
             return filled
     if enough:
         return whole
     if len(uncut) == len(names):
         for name in names:
             _check_cuttable(name, len(names), worker_num, cuttable)
-    raise _too_few_rows(names, worker_num)
+    raise _too_few_samples(names, worker_num)
 
 
 def _is_even(loads: Sequence[int]) -> bool:
@@ -254,11 +254,12 @@ def _whole_reason(name: str, cuttable: bool) -> str | None:
         return "its format reads files whole only"
     if _size(name) is None:
         return "it is not a local file"
-    if name.lower().endswith(_WHOLE_BY_NAME):
+    if name.lower().endswith(_PACKED_NAMES):
         return f"{os.path.splitext(name)[1]} files are read whole only"
     with open_file(name) as file:
-        if file.read(8).startswith(_WHOLE_BY_MAGIC):
-            return "it is compressed or Parquet, which is read whole only"
+        head = Head(name, file.read(HEAD_BYTES))
+    if head.data.startswith(_PACKED_BYTES) or not head.is_text:
+        return "it is compressed or not text, which is read whole only"
     return None
 
 
@@ -272,24 +273,24 @@ def _check_cuttable(name: str, count: int, worker_num: int, cuttable: bool) -> N
         )
 
 
-def _all_have_rows(shares: Sequence[Sequence[Unit]]) -> bool:
-    return all(any(_has_row(unit) for unit in share) for share in shares)
+def _all_have_samples(shares: Sequence[Sequence[Unit]]) -> bool:
+    return all(any(_has_sample(unit) for unit in share) for share in shares)
 
 
-def _too_few_rows(names: Sequence[str], worker_num: int) -> ConfigError:
+def _too_few_samples(names: Sequence[str], worker_num: int) -> ConfigError:
     return ConfigError(
-        f"{_listed(names)} cannot be shared by {worker_num} workers: some would get no row; use fewer workers"
+        f"{_listed(names)} cannot be shared by {worker_num} workers: some would get no sample; use fewer workers"
     )
 
 
-def _has_row(unit: Unit) -> bool:
-    """Whether a row begins in this part of a text file."""
+def _has_sample(unit: Unit) -> bool:
+    """Whether a sample begins in this part of a text file."""
     if unit.start == 0:
         return True
     with open_file(unit.file) as file:
         file.seek(unit.start - 1)
         left = (os.fstat(file.fileno()).st_size if unit.stop is None else unit.stop) - unit.start
-        # A row begins behind a line end; one at the range's last byte belongs to the next range.
+        # A sample begins behind a line end; one at the range's last byte belongs to the next range.
         while left > 0:
             block = file.read(min(left, 1 << 16))
             if not block:

@@ -1,8 +1,8 @@
-"""A pass over units that are known beforehand: files, byte ranges of files, ranges of rows in memory.
+"""A pass over units that are known beforehand: files, byte ranges of files, ranges of samples in memory.
 
-The position holds what identifies the input (it must be the same when reading goes on), the units, and per
-unit begun the rows, the byte offset and whether it is done. Finished units are not read again, begun ones go
-on from their mark.
+A position holds what identifies the input (which must be the same when reading goes on), the units, and for each
+unit that was begun how many samples are consumed, the byte offset, and whether it is done. A resumed pass leaves out
+finished units and reads begun ones from their mark on.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.data.formats.base import BadRows, Chunk, Unit
+from sparsefleet.data.formats.base import BadSamples, Chunk, Unit
 from sparsefleet.data.passes import Claim, Pass, Position, new_position
 
-ReadUnit = Callable[[Unit, BadRows, Mark | None], Iterator[Chunk]]
+ReadUnit = Callable[[Unit, BadSamples, Mark | None], Iterator[Chunk]]
 
 
 class UnitPass(Pass):
@@ -32,7 +32,7 @@ class UnitPass(Pass):
         sought: Mapping[str, Any],
         nothing: Callable[[], str],
     ) -> None:
-        """`lengths`: bytes (kind 'files') or rows (kind 'memory') per unit, for the share consumed."""
+        """`lengths`: bytes (kind 'files') or samples (kind 'memory') per unit, for the share consumed."""
         super().__init__(sought)
         self._kind, self._identity, self._read = kind, dict(identity), read
         self._units, self._lengths, self._nothing = tuple(units), tuple(lengths), nothing
@@ -52,20 +52,20 @@ class UnitPass(Pass):
                 return Claim(index, partial(self._open, index), resume)
         return None
 
-    def _open(self, index: int, bad_rows: BadRows) -> Iterator[Chunk]:
-        return self._read(self._units[index], bad_rows, self._resume.get(index))
+    def _open(self, index: int, bad_samples: BadSamples) -> Iterator[Chunk]:
+        return self._read(self._units[index], bad_samples, self._resume.get(index))
 
     def _note(self, marks: Sequence[Mark]) -> None:
         for mark in marks:
             self._advance(mark)
 
-    def no_rows_in(self, mark: Mark) -> None:
+    def no_samples_in(self, mark: Mark) -> None:
         with self._lock:
             self._advance(mark)
 
     def _advance(self, mark: Mark) -> None:
         before = self._marks.get(mark.unit)
-        if before is not None and (before.done or before.rows > mark.rows):
+        if before is not None and (before.done or before.samples > mark.samples):
             return
         self._marks[mark.unit] = mark
         self._open_units -= mark.done
@@ -77,7 +77,7 @@ class UnitPass(Pass):
             self._kind,
             **self._identity,
             units=[[unit.file, unit.start, unit.stop] for unit in self._units],
-            progress=[[m.unit, m.rows, m.offset, m.done] for _, m in sorted(self._marks.items())],
+            progress=[[m.unit, m.samples, m.offset, m.done] for _, m in sorted(self._marks.items())],
         )
 
     def share(self) -> float:
@@ -97,7 +97,7 @@ class UnitPass(Pass):
 
     def _begun(self, index: int, mark: Mark) -> float:
         if self._kind == "memory":
-            return float(mark.rows)
+            return float(mark.samples)
         return float(max(0, mark.offset - self._units[index].start)) if mark.offset >= 0 else 0.0
 
     def nothing(self) -> str:
@@ -109,13 +109,13 @@ def marks_of(position: Mapping[str, Any], units: int) -> dict[int, Mark]:
     marks: dict[int, Mark] = {}
     for entry in position.get("progress", ()):
         try:
-            unit, rows, offset, done = entry
+            unit, samples, offset, done = entry
         except (TypeError, ValueError):
             raise ConfigError(f"reader position: progress {entry!r} is not [unit, rows, offset, done]") from None
-        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (unit, rows, offset))
-        if not whole or not isinstance(done, bool) or not 0 <= unit < units or rows < 0 or offset < -1:
+        whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (unit, samples, offset))
+        if not whole or not isinstance(done, bool) or not 0 <= unit < units or samples < 0 or offset < -1:
             raise ConfigError(f"reader position: progress {entry!r} makes no sense for {units} units")
-        marks[unit] = Mark(unit, rows, offset, done)
+        marks[unit] = Mark(unit, samples, offset, done)
     return marks
 
 
@@ -146,7 +146,7 @@ def files_with_sizes(files: Sequence[str]) -> list[list[Any]]:
 
 
 def check_same_files(position: Mapping[str, Any], present: Sequence[Sequence[Any]]) -> None:
-    """Refuse a position of other files than the reader's: its rows would be skipped in the wrong places."""
+    """Refuse a position of other files than the reader's: its samples would be skipped in the wrong places."""
     stored = position.get("files")
     if not isinstance(stored, list) or not all(isinstance(f, list | tuple) and len(f) == 2 for f in stored):
         raise ConfigError("reader position: its list of files is missing or damaged")

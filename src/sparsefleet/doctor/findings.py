@@ -27,7 +27,7 @@ class Finding:
     """What was found, in a few words."""
     verdict: Verdict = Verdict.TOLD
     advice: str = ""
-    """What to do where all is not well."""
+    """What to do about it, if something is to be done."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The same for programs."""
 
@@ -73,7 +73,7 @@ class Check:
     look: Callable[[], Iterable[Finding]]
 
     def findings(self) -> list[Finding]:
-        """What it finds. One that fails says why, and the others go on."""
+        """What the check finds. If it fails, the finding says why."""
         found: list[Finding] = []
         try:
             found.extend(self.look())

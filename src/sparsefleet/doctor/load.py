@@ -15,7 +15,7 @@ GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 class Load:
-    """Of the machine, from its making on."""
+    """The machine's load, from the moment this is made."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -23,7 +23,7 @@ class Load:
         self._passed = self._worked = 0.0
 
     def seconds(self, job: Callable[[], object]) -> float:
-        """How long a job takes that runs in this thread alone."""
+        """Run a job that uses this thread only; how long it took."""
         begin, worked = time.perf_counter(), time.thread_time()
         job()
         passed = time.perf_counter() - begin
@@ -33,7 +33,7 @@ class Load:
 
     @property
     def share(self) -> float:
-        """How much of the jobs' time this thread was running: below 1, others used the core."""
+        """The part of the jobs' time in which this thread ran; below 1, others used the core."""
         return self._worked / self._passed if self._passed else 1.0
 
     @property

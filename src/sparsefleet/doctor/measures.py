@@ -22,10 +22,11 @@ ROUNDS = 8
 SAMPLES, WIDTHS = 1000, (273, 400, 400, 400, 2)
 """The dense network of CTR-DNN."""
 PRODUCTS = 8
-"""Of torch's in a round: as much work as a pass of ours. A shorter one would escape interruptions, and look faster."""
+"""Products of torch in a round: as much work as one pass of ours. A shorter round would look faster, because it
+would be interrupted less often."""
 WANTED_OF_TORCH = 0.6
 WANTED_BY_BASELINE = 0.1
-"""Torch uses AVX2 or better, which is four times as fast at the least."""
+"""Torch uses AVX2 or better, which is at least four times as fast."""
 WANTED_OF_HALF = 1.1
 TABLE_ROWS, CALL, DIM = 500_000, 20_000, 10
 WANTED_PULL, WANTED_PUSH = 6e6, 4e6
@@ -94,20 +95,20 @@ def tables(load: Load) -> Iterator[Finding]:
 
 
 def reading(load: Load) -> Iterator[Finding]:
-    from sparsefleet.data.formats.base import BadRows
+    from sparsefleet.data.formats.base import BadSamples
     from sparsefleet.data.formats.criteo import CriteoFormat
-    from sparsefleet.data.tools.synth import SynthSpec, synth
+    from sparsefleet.datasets.synth import SynthSpec, synth
 
     format = CriteoFormat()
     with tempfile.TemporaryDirectory() as folder:
         synth(Path(folder) / "data", SynthSpec(rows=TEXT_ROWS, test_rows=1, parts=1, seed=1))
         units = list(format.plan([str(Path(folder) / "data" / "train" / "part-0")], 1))
-        (seconds,) = _shortest(load, lambda: [len(c.batch) for unit in units for c in format.read(unit, BadRows())])
+        (seconds,) = _shortest(load, lambda: [len(c.batch) for unit in units for c in format.read(unit, BadSamples())])
     yield _rows_a_second("Criteo text", TEXT_ROWS / seconds, WANTED_TEXT, load)
 
 
 def _shortest(load: Load, *jobs: Callable[[], object]) -> list[float]:
-    """Seconds of each job's quickest round; the jobs take turns, so that what disturbs one disturbs all."""
+    """Seconds of each job's fastest round. The jobs take turns, so that a disturbance meets all of them."""
     times = [float("inf")] * len(jobs)
     for _ in range(ROUNDS):
         for number, job in enumerate(jobs):

@@ -11,7 +11,7 @@ from sparsefleet.doctor.findings import Check, Finding, Verdict
 
 
 def processor() -> Iterator[Finding]:
-    # Not by way of `levels`, which cannot be imported where SPARSEFLEET_ISA names a level that is not here.
+    # Not through `levels`: its import fails if SPARSEFLEET_ISA names a level that this machine does not run.
     import sparsefleet.kernels._native as native
 
     name, features, _ = native.processor()
@@ -73,7 +73,7 @@ def torch_bf16() -> Iterator[Finding]:
 
 
 def denormals() -> Iterator[Finding]:
-    """Numbers below 1.2e-38 take a hundred times as long on some processors: kernels make them zero, whoever calls."""
+    """Some processors take a hundred times as long for numbers below 1.2e-38, so kernels take them as zero."""
     import numpy as np
 
     from sparsefleet.kernels.float_mode import denormals_are_zero, flushed

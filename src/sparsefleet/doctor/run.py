@@ -1,4 +1,4 @@
-"""examine: all checks, one after the other, each on its own."""
+"""examine: runs all checks, one after the other. A check that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPEED = "speed of one core"
 
 
 def examine(quick: bool = False, progress: Callable[[str], None] = lambda name: None) -> Report:
-    """`quick` leaves out what is measured, which takes some seconds. `progress` is called with each check's name."""
+    """`quick` leaves out the measures, which take some seconds. `progress` is called with each check's name."""
     sections = [_section(title, checks, progress) for title, checks in TITLES.items()]
     if not quick:
         sections.append(_measured(sections, progress))

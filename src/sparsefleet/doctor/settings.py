@@ -9,7 +9,7 @@ from sparsefleet.doctor.findings import Check, Finding
 
 PREFIX = "SPARSEFLEET_"
 SHOWN = ("SPARSEFLEET_ISA", "SPARSEFLEET_INSECURE")
-"""Others are tokens, passwords, or paths of keys: that they are set is enough to know."""
+"""The others are tokens, passwords or paths of keys: it is enough to know that they are set."""
 THREADS = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "GOMP_")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy")
 

@@ -6,8 +6,9 @@ one (`export_checkpoint`, `export_model`) needs.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparsefleet.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from sparsefleet.export.bundle import Bundle
@@ -18,9 +19,4 @@ _HOMES = {"Bundle": "bundle", "Exported": "exporting", "export_checkpoint": "exp
 __all__ = ["Bundle", "Exported", "export_checkpoint", "export_model"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES)

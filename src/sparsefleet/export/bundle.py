@@ -14,11 +14,12 @@ from sparsefleet.core.errors import BundleError, ConfigError
 from sparsefleet.core.json_fields import document, encodes
 from sparsefleet.core.schema import Schema
 from sparsefleet.export import manifest as manifests
+from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, NetworkInfo
 from sparsefleet.export.rows_file import RowsFile, RowsHeader
-from sparsefleet.kernels.bundle_rows import RowType
 
 MAX_GRAPH_BYTES = 2 << 30
+REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """What one protobuf message can hold."""
 
 
@@ -34,8 +35,8 @@ class Bundle:
 
     @staticmethod
     def open(path: str | os.PathLike[str], *, full: bool = False) -> Bundle:
-        """Check what can be checked without reading the rows; with `full`, those too."""
-        folder = Path(os.path.abspath(os.path.expanduser(path)))
+        """Open and check a bundle; with `full`, read and check all rows too."""
+        folder = local_path(path)
         manifest = manifests.parse_manifest(_manifest_bytes(folder), str(folder / manifests.MANIFEST))
         for entry in manifest.files:
             _check_size(folder, entry)
@@ -79,7 +80,7 @@ class Bundle:
         return sum(entry.bytes for entry in self.manifest.files)
 
     def check_rows(self) -> None:
-        """Read every rows file from end to end: its checksum, and that a search finds every key."""
+        """Read every rows file: check its checksum, and that a search finds every key."""
         for table in self.manifest.tables:
             rows, entry = self.tables[table.name], self.manifest.file(table.path)
             found = rows.checksum()
@@ -112,7 +113,7 @@ class Bundle:
 
 
 def _check_schema_types(schema: Schema, where: str) -> None:
-    """`Schema` takes the file's word for types; nobody may trip over them later."""
+    """Check the types of all fields: `Schema` does not, and a wrong one would fail later."""
     numbers = [number for feature in schema.dense for number in (feature.minimum, feature.diff)]
     texts = [feature.name for feature in schema.dense] + [slot.name for slot in schema.slots] + [schema.label]
     texts += [slot.hash_prefix for slot in schema.slots if slot.hash_prefix is not None]
@@ -201,3 +202,18 @@ def _read(folder: Path, entry: BundleFile, limit: int) -> bytes:
 
 def _damaged(path: Path, found: str, entry: BundleFile) -> BundleError:
     return BundleError(f"{path}: damaged: its checksum is {found}; the manifest says {entry.checksum}")
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Where a bundle is; a BundleError for what cannot be a local path."""
+    text = os.fspath(path)
+    if not text or "\0" in text:
+        raise BundleError(f"{text!r:.200} is not a path")
+    if looks_remote(text):
+        raise BundleError(f"{text!r:.200}: bundles are memory-mapped, so copy it to a local disk and give that path")
+    return Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def looks_remote(text: str) -> bool:
+    """Whether this is a URI such as s3://bucket/v1, or what `Path` has made of one: s3:/bucket/v1."""
+    return REMOTE.match(text) is not None

@@ -1,4 +1,4 @@
-"""From a checkpoint, or a running job's store, to a bundle."""
+"""Makes a bundle of a checkpoint, or of a running job's store."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from sparsefleet.checkpoint.storage.local import LocalStorage
 from sparsefleet.core.errors import BundleError, CheckpointError, ConfigError
 from sparsefleet.core.schema import Schema
 from sparsefleet.export import manifest as manifests
+from sparsefleet.export.bundle import looks_remote
+from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, Origin
 from sparsefleet.export.network import Network, export_network
 from sparsefleet.export.rows_file import RowsHeader
 from sparsefleet.export.rows_writer import RowsWriter, count_rows
-from sparsefleet.kernels.bundle_rows import RowType
 from sparsefleet.models import registry
 from sparsefleet.nn.embedding import tables as tables_of
 from sparsefleet.store.base import ParameterStore, RunFacts
@@ -41,7 +42,7 @@ class Exported:
     path: Path
     manifest: BundleManifest
     difference: float
-    """The largest between torch and ONNX Runtime on random inputs."""
+    """The largest difference between torch and ONNX Runtime on random inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class _Options:
 
 
 def check_export(out: str | os.PathLike[str], *, rows: str, min_seen: int, name: str | None) -> Path:
-    """Where a bundle with these options would go; raises where an export would."""
+    """Where a bundle with these options would go. Raises if an export would refuse the options."""
     _Options(rows, min_seen, name, lambda what: None)
     return _target(out)
 
@@ -156,7 +157,8 @@ def _export(checkpoint: Checkpoint, model: nn.Module, schema: Schema, target: Pa
 
 def _commit(draft: CheckpointDraft, manifest: BundleManifest) -> None:
     data = manifest.to_json()
-    manifests.parse_manifest(data, "the manifest to be written")  # one that nobody could open must not replace one
+    # A bundle that cannot be opened must not replace one that can.
+    manifests.parse_manifest(data, "the manifest to be written")
     try:
         draft.publish(data)
     except OSError as error:
@@ -173,7 +175,12 @@ def _write_table(
         )
     kept, dropped = checkpoint.row_count(name), 0
     if options.min_seen:
-        kept, dropped = count_rows(checkpoint.sparse_rows(name, read_state=False), options.min_seen)
+        kept, dropped, most = count_rows(checkpoint.sparse_rows(name, read_state=False), options.min_seen)
+        if dropped and not kept:
+            raise BundleError(
+                f"min_seen={options.min_seen} leaves no row of table {name!r}: training met each of its {dropped:,} "
+                f"rows at most {most} times; choose a smaller one"
+            )
     path = f"sparse/{name}.rows"
     header = RowsHeader.of(RowType[options.rows.upper()], dim, kept, bundle_id, name)
     writer = RowsWriter(folder / path, header, options.min_seen, name)
@@ -185,10 +192,14 @@ def _write_table(
 
 
 def _target(out: str | os.PathLike[str]) -> Path:
-    """Where the bundle is to be; never in place of something that is no bundle."""
-    location = locate(os.fspath(out))
+    """Where the bundle is to be. Refuses a place that holds something else than a bundle."""
+    text = os.fspath(out)
+    wrong = ConfigError(f"out={text!r:.200}: bundles are memory-mapped, so export to a local path and copy it")
+    if looks_remote(text) and not text.startswith("file://"):
+        raise wrong
+    location = locate(text)
     if not isinstance(location.storage, LocalStorage) or not location.name:
-        raise ConfigError(f"out={os.fspath(out)!r}: bundles are memory-mapped, so write to a local path and copy it")
+        raise wrong
     target = Path(location.path)
     if target.is_dir() and any(target.iterdir()):
         try:
@@ -214,7 +225,7 @@ def schema_of(checkpoint: Checkpoint, given: Schema | None) -> Schema:
 
 
 def model_of(checkpoint: Checkpoint, given: nn.Module | None) -> nn.Module:
-    """The model with the checkpoint's dense parameters and buffers; a given one is not changed."""
+    """The model with the checkpoint's dense parameters and buffers. A given model is copied, not changed."""
     description = checkpoint.manifest.model
     if given is None and description.get("name") == "custom":
         raise CheckpointError(
@@ -235,7 +246,7 @@ def model_of(checkpoint: Checkpoint, given: nn.Module | None) -> nn.Module:
                 f"{checkpoint.location}: {name!r} has shape {list(saved[name].shape)}; "
                 f"the model's has {list(tensor.shape)}"
             )
-    # New tensors: a copied parameter may share its memory with the store's block.
+    # Assign new tensors: a copied parameter may share its memory with the store's block.
     model.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in saved.items()}, assign=True)
     return model.eval().requires_grad_(False)
 

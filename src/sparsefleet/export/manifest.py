@@ -1,4 +1,4 @@
-"""What a bundle says of itself: manifest.json and network.json. FORMAT.md describes every field."""
+"""A bundle's description: manifest.json and network.json. FORMAT.md describes every field."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class BundleTable:
     dtype: str
     rows: int
     dropped: int
-    """Rows of the checkpoint left out because they were met too rarely."""
+    """Rows of the checkpoint that were left out because training met them too rarely."""
     path: str
 
 
@@ -73,7 +73,7 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class BundleManifest:
     name: str
-    """The model's version, told with every answer."""
+    """The model's version; every answer names it."""
     id: str
     checkpoint: Origin
     tables: tuple[BundleTable, ...]

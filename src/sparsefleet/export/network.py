@@ -35,7 +35,7 @@ class Network:
     graph: bytes
     info: NetworkInfo
     difference: float
-    """The largest between torch and ONNX Runtime on random inputs."""
+    """The largest difference between torch and ONNX Runtime on random inputs."""
 
 
 class TracedBatch:
@@ -122,7 +122,7 @@ def _traced(wrapped: _FromPooled, names: list[str], widths: list[int], dense_fea
             )
     except BundleError:
         raise
-    except Exception as error:  # whatever the exporter chokes on
+    except Exception as error:  # the exporter raises many types
         cause = _our_error(error)
         if cause is not None:
             raise cause from error
@@ -137,7 +137,7 @@ def _traced(wrapped: _FromPooled, names: list[str], widths: list[int], dense_fea
 
 
 def _our_error(error: BaseException | None) -> BundleError | None:
-    """The exporter wraps what a model's forward raises, several layers deep."""
+    """Find the error that the model's forward raised: the exporter wraps it several times."""
     while error is not None:
         if isinstance(error, BundleError):
             return error
@@ -146,7 +146,7 @@ def _our_error(error: BaseException | None) -> BundleError | None:
 
 
 def _pruned(proto: Any) -> Any:
-    """Without unused inputs and tensors, and without notes on where in which script each operator came from."""
+    """Remove unused inputs and tensors, and the notes on the line of script that each operator came from."""
     graph = proto.graph
     used = {name for node in graph.node for name in node.input} | {entry.name for entry in graph.output}
     for entries in (graph.input, graph.initializer):
@@ -161,7 +161,7 @@ def _pruned(proto: Any) -> Any:
 
 
 def _unchanged(model: nn.Module, proto: Any) -> tuple[tuple[str, str], ...]:
-    """The model's tensors that stand in the graph under their names, with the values they have."""
+    """The model's tensors that the graph holds under their names with equal values."""
     import onnx.numpy_helper
 
     state = model.state_dict()
@@ -206,7 +206,7 @@ def _compare(wrapped: _FromPooled, graph: bytes, info: NetworkInfo, widths: list
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter speaks to its developers; what matters to users is raised."""
+    """Silence the exporter's warnings, which are for its developers. What matters to users is raised."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

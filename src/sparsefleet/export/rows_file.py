@@ -17,8 +17,8 @@ import numpy as np
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import BundleError
-from sparsefleet.kernels import bundle_rows as kernels
-from sparsefleet.kernels.bundle_rows import U8, Found, RowsLayout, RowType
+from sparsefleet.export.kernels import bundle_rows as kernels
+from sparsefleet.export.kernels.bundle_rows import U8, Found, RowsLayout, RowType
 from sparsefleet.kernels.text import xxh64
 
 MAGIC = b"SFROWS\r\n"
@@ -95,7 +95,7 @@ class RowsHeader:
             raise BundleError(f"{where}: absurd header: dtype {dtype}, dim {dim}, {rows} rows")
         header = RowsHeader(RowType(dtype), dim, rows, bundle_id, table_hash, seed)
         at = header.layout
-        # All of it follows from dtype, dim and rows; anything else was not written by this version.
+        # All of these follow from dtype, dim and rows. A header with other numbers was not written by this version.
         if (stride, bits, zero, rest) != (at.stride, at.bits, 0, bytes(20)) or tuple(offsets) != (
             *(at.directory, at.keys, at.values),
             header.file_bytes,
@@ -132,8 +132,8 @@ class RowsFile:
         finally:
             os.close(handle)
         if hasattr(mmap, "MADV_RANDOM"):
-            mapping.madvise(mmap.MADV_RANDOM)  # neighbours in the file are not asked for together
-        # The array keeps the mapping alive as long as anybody looks into it.
+            mapping.madvise(mmap.MADV_RANDOM)  # keys that are looked up together are not neighbours in the file
+        # The array keeps the mapping alive as long as anybody holds a view of it.
         self.data: U8 = np.frombuffer(mapping, np.uint8)
         self._layout = self.header.layout
 
@@ -154,11 +154,11 @@ class RowsFile:
         return self.data[at.keys : at.keys + 8 * at.rows].view("<u8")
 
     def ordered(self) -> bool:
-        """Whether a search finds every key: walks all of them."""
+        """Whether a search finds every key. Reads all of them."""
         return kernels.check_order(self.data, self._layout)
 
     def checksum(self) -> str:
-        """Of the whole file; reads all of it."""
+        """The checksum of the whole file. Reads all of it."""
         crc, step = 0, 16 << 20
         for start in range(0, len(self.data), step):
             crc = zlib.crc32(self.data[start : start + step].data, crc)

@@ -1,4 +1,4 @@
-"""Writing rows files, in memory that does not grow with the table.
+"""Writes rows files, in memory that does not grow with the table.
 
 Rows stand in the order of their places (FORMAT.md), so they are taken from the source share by share of the places:
 each pass reads the source once, keeps what falls into its share, sorts it and appends it.
@@ -16,16 +16,16 @@ import numpy.typing as npt
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import BundleError
 from sparsefleet.core.table_rows import TableRows
+from sparsefleet.export.kernels.bundle_rows import U8, RowType, places
 from sparsefleet.export.rows_file import RowsHeader, row_stride
-from sparsefleet.kernels.bundle_rows import U8, RowType, places
 
 PASS_BYTES = 1 << 30
-"""Values held at a time, about: sorting needs as much again."""
+"""About how many bytes of values a pass holds; sorting needs as much again."""
 HALF_MAX = 65504.0
 
 Keep = Callable[[U64], npt.NDArray[np.bool_]]
 ReadRows = Callable[[Keep], Iterator[TableRows]]
-"""The rows of a table whose keys the mask wants; called once a pass."""
+"""Reads the rows of a table whose keys `Keep` chooses; called once for each pass."""
 
 
 class RowsWriter:
@@ -40,7 +40,7 @@ class RowsWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("xb") as file:
             handle = file.fileno()
-            # Taken now, so that a full disk is told before the work is done, and not in its midst.
+            # Reserve the space now, so that a full disk is noticed before the work and not in the middle of it.
             os.posix_fallocate(handle, 0, header.file_bytes)
             done = 0
             for number in range(passes):
@@ -62,7 +62,7 @@ class RowsWriter:
             os.fsync(handle)
 
     def _share(self, read: ReadRows, number: int, passes: int) -> tuple[U64, F32]:
-        """Keys and values of one share of the places, in their order."""
+        """Keys and values of one share of the places, in the order of their places."""
         low, high = (2**64 * number // passes, 2**64 * (number + 1) // passes - 1)
 
         def mine(keys: U64) -> npt.NDArray[np.bool_]:
@@ -86,17 +86,18 @@ class RowsWriter:
         )
 
 
-def count_rows(chunks: Iterator[TableRows], min_seen: int) -> tuple[int, int]:
-    """(kept, dropped)."""
-    kept = total = 0
+def count_rows(chunks: Iterator[TableRows], min_seen: int) -> tuple[int, int, int]:
+    """Rows that are kept, rows that are dropped, and how often training met the row that it met most."""
+    kept = total = most = 0
     for rows in chunks:
         kept += int((rows.seen >= min_seen).sum())
         total += len(rows)
-    return kept, total - kept
+        most = max(most, int(rows.seen.max(initial=0)))
+    return kept, total - kept, most
 
 
 def encoded(values: F32, dtype: RowType, table: str) -> U8:
-    """Rows [U, D] as they stand in the file: [U, stride]."""
+    """Encode rows [U, D] as they stand in the file: [U, stride]."""
     finite = np.isfinite(values).all() if dtype is not RowType.FLOAT16 else (np.abs(values) <= HALF_MAX).all()
     if not finite:
         limit = "finite" if dtype is not RowType.FLOAT16 else f"between -{HALF_MAX:g} and {HALF_MAX:g} (float16)"
@@ -116,7 +117,7 @@ def encoded(values: F32, dtype: RowType, table: str) -> U8:
 
 
 def as_kept(values: F32, dtype: RowType, table: str) -> F32:
-    """Rows [U, D] as a reader of the file gets them back: what the type of rows leaves of them."""
+    """Rows [U, D] as a reader of the file gets them back, rounded to the type of rows."""
     raw, dim = encoded(values, dtype, table), values.shape[1]
     if dtype is RowType.FLOAT32:
         return raw.view("<f4")

@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 from torch import nn
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.data.base import Reader
 from sparsefleet.data.split import Path, split_files
-from sparsefleet.fleet.job import FleetJob
+from sparsefleet.fleet.optimizer import DistributedOptimizer
 from sparsefleet.fleet.roles import Role
 from sparsefleet.fleet.security import Security
 from sparsefleet.fleet.serving_model import save_bundle
@@ -26,7 +27,6 @@ from sparsefleet.server.process import run_server
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
 from sparsefleet.store.wire.frames import Bytes
 from sparsefleet.train import FitResult, Trainer
-from sparsefleet.train.job import LocalJob
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class Fleet:
     def __init__(self) -> None:
         self._role: Role | None = None
-        self._job: FleetJob | None = None
+        self._optimizer: DistributedOptimizer | None = None
         self._remote: RemoteStore | None = None
         self._model_path: str | None = None
         self._server_ready = False
@@ -48,7 +48,7 @@ class Fleet:
             raise ConfigError("fleet.init() after init_worker(): call stop_worker() first")
         self.__init__()  # type: ignore[misc]
         self._role = role or Role.from_environment()
-        LocalJob.refused = "" if self._role.kind == "single" else f"this process is {self._role} of a job"
+        PROCESS_ROLE.part_of_job = "" if self._role.kind == "single" else str(self._role)
 
     # -- who am I ------------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class Fleet:
     def is_first_worker(self) -> bool:
         """Whether this trainer does what one does for all: trainer 0, or the next one if that was lost on the way."""
         role = self._known_role()
-        return role.is_worker and role.index == (self._job.first if self._job else 0)
+        return role.is_worker and role.index == (self._remote.crew.first() if self._remote else 0)
 
     def worker_index(self) -> int:
         return self._known_role().index if self.is_worker() else -1
@@ -86,14 +86,18 @@ class Fleet:
         """This trainer's share of the files: no overlap, even by bytes, stable; see data/split.py."""
         return split_files(files, max(self.worker_index(), 0), self.worker_num(), cuttable=cuttable)
 
-    def distributed_optimizer(self, optimizer: UpdateRule, strategy: DistributedStrategy | None = None) -> FleetJob:
+    def distributed_optimizer(
+        self, optimizer: UpdateRule, strategy: DistributedStrategy | None = None
+    ) -> DistributedOptimizer:
         """The optimizer as the job uses it: give it to a Trainer."""
         if self._remote is not None:
             raise ConfigError(
                 "distributed_optimizer() after init_worker(): call it before, since servers hear of the strategy there"
             )
-        self._job = FleetJob(optimizer, (strategy or DistributedStrategy()).resolved(), self._known_role())
-        return self._job
+        self._optimizer = DistributedOptimizer(
+            optimizer, (strategy or DistributedStrategy()).resolved(), self._known_role()
+        )
+        return self._optimizer
 
     # -- servers -------------------------------------------------------------------------------------------------------
 
@@ -108,12 +112,12 @@ class Fleet:
         """Serve until all trainers have stopped. Ends the process."""
         if not self._server_ready:
             raise ConfigError("call fleet.init_server() before fleet.run_server()")
-        if self._job is None:
+        if self._optimizer is None:
             raise ConfigError(
                 "call fleet.distributed_optimizer(optimizer, strategy) before fleet.run_server(), on servers too: "
                 "they need to know the strategy"
             )
-        role, strategy = self._known_role(), self._job.strategy
+        role, strategy = self._known_role(), self._optimizer.strategy
         assert role.current_endpoint is not None
         host, _, port = role.current_endpoint.rpartition(":")
         security = Security.from_environment()
@@ -146,14 +150,15 @@ class Fleet:
             raise ConfigError(f"init_worker() is for trainers; this process is the {role}")
         if role.kind == "single" or self._remote is not None:
             return
-        strategy = self._job.strategy if self._job else DistributedStrategy().resolved()
+        strategy = self._optimizer.strategy if self._optimizer else DistributedStrategy().resolved()
         security = Security.from_environment()
+        security.warn_if_open(str(role), role.server_endpoints)
         self._remote = RemoteStore(
             RemoteConfig(
                 endpoints=role.server_endpoints,
                 worker=role.index,
                 workers=role.worker_num,
-                mode=self._job.strategy.mode if self._job else None,
+                mode=self._optimizer.strategy.mode if self._optimizer else None,
                 timeout=strategy.answer_seconds,
                 connect_timeout=strategy.connect_timeout,
                 heartbeat=min(1.0, strategy.timeout / 5),
@@ -162,8 +167,8 @@ class Fleet:
                 tls_root_certs=security.roots,
             )
         )
-        if self._job:
-            self._job.connect(self._remote)
+        if self._optimizer:
+            self._optimizer.workplace.connect(self._remote)
         self._process = os.getpid()
         atexit.register(self._left_without_a_word)
 
@@ -177,7 +182,7 @@ class Fleet:
             return
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit) and error.code:
-            self._remote.give_up(error)
+            self._remote.crew.give_up(error)
         elif error is not None and not isinstance(error, SystemExit):
             self._stop_at_exit = True
             return
@@ -185,10 +190,11 @@ class Fleet:
 
     def _stop(self) -> None:
         assert self._remote is not None
-        if not self._remote.given_up:
-            if lost := self._remote.lost_trainers():
-                log.warning("the job ends without %s: rows that it had not trained yet are missing", ", ".join(lost))
-            self._remote.stop_servers()
+        crew = self._remote.crew
+        if not crew.given_up:
+            if lost := crew.lost():
+                log.warning("the job ends without %s: samples that it had not trained yet are missing", ", ".join(lost))
+            crew.stop()
         self._remote.close()
         self._remote = None
         atexit.unregister(self._left_without_a_word)
@@ -198,15 +204,15 @@ class Fleet:
         if self._remote is not None and os.getpid() == self._process:  # a child that was forked is no trainer
             # Set where the interpreter has printed the error that ends the process.
             error = getattr(sys, "last_value", None)
-            if error is None and not self._stop_at_exit and not self._remote.given_up:
+            if error is None and not self._stop_at_exit and not self._remote.crew.given_up:
                 log.error("this trainer ends without fleet.stop_worker(): to the others it is lost")
             if error is not None or not self._stop_at_exit:
-                self._remote.give_up(error)
+                self._remote.crew.give_up(error)
             self._stop()
 
     def barrier_worker(self, name: str = "user") -> None:
         """Return when every trainer has come here."""
-        self._known_job().store().barrier(name)
+        self._known_optimizer().workplace.crew.barrier(name)
 
     def exchange(self, letters: Iterable[tuple[int, Bytes]]) -> dict[int, list[Bytes]]:
         """Send bytes to other trainers (by index), and get what each of them sent here. All trainers call it.
@@ -218,7 +224,7 @@ class Fleet:
         if self._remote is None:
             raise ConfigError("call fleet.init_worker() first: what trainers send each other goes through the servers")
         self._exchanges += 1
-        return exchange(self._remote, f"exchange {self._exchanges}", letters)
+        return exchange(self._remote.crew, f"exchange {self._exchanges}", letters)
 
     def train_from_dataset(self, model: nn.Module, dataset: Reader, **settings: Any) -> FitResult:
         """One pass over this trainer's dataset; see Trainer.train_from_dataset."""
@@ -252,7 +258,7 @@ class Fleet:
             raise ConfigError(f"format={format!r} is not a format of models to serve; choose bundle or checkpoint")
 
     def _trainer(self) -> Trainer:
-        trainer = self._known_job().trainer
+        trainer = self._known_optimizer().trainer
         if trainer is None:
             raise ConfigError("there is no trainer yet: make one with Trainer(fleet.distributed_optimizer(…))")
         return trainer
@@ -262,11 +268,11 @@ class Fleet:
             raise ConfigError("call fleet.init() first")
         return self._role
 
-    def _known_job(self) -> FleetJob:
-        if self._job is None:
+    def _known_optimizer(self) -> DistributedOptimizer:
+        if self._optimizer is None:
             raise ConfigError("call fleet.distributed_optimizer(optimizer, strategy) first")
-        return self._job
+        return self._optimizer
 
 
-FLEET = Fleet()
+FLEET: Fleet = Fleet()
 """The process's own."""

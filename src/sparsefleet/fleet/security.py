@@ -11,8 +11,9 @@ SPARSEFLEET_INSECURE   servers: 1 (true, yes, on) to listen beyond this machine 
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +25,12 @@ from sparsefleet.store.wire.auth import (
     TOKEN_VARIABLE,
     check_token,
     insecure_allowed,
+    is_loopback,
+    open_to_all,
 )
 from sparsefleet.store.wire.tls import check_pair, check_roots
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,12 @@ class Security:
         if security.roots is not None:
             check_roots(security.roots, f"{ROOTS_VARIABLE}={given[ROOTS_VARIABLE]!r}")
         return security
+
+    def warn_if_open(self, trainer: str, endpoints: Sequence[str]) -> None:
+        """Say what it means that servers on loopback want no token. Servers beyond it do not start without."""
+        hosts = [endpoint.rpartition(":")[0] for endpoint in endpoints]
+        if not self.token and not self.insecure and all(map(is_loopback, hosts)):
+            log.warning("%s", open_to_all(trainer))
 
 
 def _file(environment: Mapping[str, str], variable: str) -> bytes | None:

@@ -6,17 +6,17 @@ import threading
 from collections.abc import Iterable
 
 from sparsefleet.core.errors import StoreError
-from sparsefleet.store.remote import RemoteStore
+from sparsefleet.store.remote.crew import RemoteCrew
 from sparsefleet.store.wire.frames import EMPTY, Bytes
 
 
-def exchange(store: RemoteStore, name: str, letters: Iterable[tuple[int, Bytes]]) -> dict[int, list[Bytes]]:
+def exchange(crew: RemoteCrew, name: str, letters: Iterable[tuple[int, Bytes]]) -> dict[int, list[Bytes]]:
     """Send (receiver, bytes) to other trainers; returns what each of them sent here, in its order. All call it.
 
     Sends in a thread of its own, so that servers need hold but a part of what is on its way.
     """
-    store.barrier(name)  # else one that never comes would be waited for among letters, where nobody can tell
-    me, others = store.config.worker, set(range(store.config.workers)) - {store.config.worker}
+    crew.barrier(name)  # else one that never comes would be waited for among letters, where nobody can tell
+    me, others = crew.index, set(range(crew.size)) - {crew.index}
     failures: list[BaseException] = []
     stop = threading.Event()
 
@@ -27,9 +27,9 @@ def exchange(store: RemoteStore, name: str, letters: Iterable[tuple[int, Bytes]]
                     return
                 if to not in others:
                     raise StoreError(f"trainer {me} has a letter for {to}; there are {sorted(others)}")
-                store.send_letter(name, to, letter).wait()
+                crew.send_letter(name, to, letter).wait()
             for to in sorted(others):
-                store.send_letter(name, to, EMPTY, last=True).wait()
+                crew.send_letter(name, to, EMPTY, last=True).wait()
         except BaseException as error:
             failures.append(error)
 
@@ -41,7 +41,7 @@ def exchange(store: RemoteStore, name: str, letters: Iterable[tuple[int, Bytes]]
         while expected:
             if failures:
                 raise failures[0]
-            letter = store.take_letter(name, number, sorted(expected))
+            letter = crew.take_letter(name, number, sorted(expected))
             if letter is None:
                 continue
             number += 1
@@ -49,7 +49,7 @@ def exchange(store: RemoteStore, name: str, letters: Iterable[tuple[int, Bytes]]
                 expected.discard(letter.sender)
             else:
                 received[letter.sender].append(letter.body)
-        store.take_letter(name, number, [])  # the box is empty now, and can go
+        crew.take_letter(name, number, [])  # the box is empty now, and can go
     except BaseException:
         stop.set()  # what is still to be sent serves nobody
         raise

@@ -34,9 +34,11 @@ class Scanned(NamedTuple):
     state: F32
     """[U, S]"""
     seen: U32
-    """[U] how often each row was pushed."""
+    """[U] how often each key was met in training."""
+    touched: U32
+    """[U] the clock of the last push, or of the row's creation."""
     cursor: int
-    """Where to go on."""
+    """Where `scan` goes on; a cut remembers that by itself."""
 
 
 def init_rows(seed: int, keys: U64, dim: int, kind: int, a: float, b: float) -> F32:
@@ -69,22 +71,38 @@ class RowTable:
         self.dim, self.state_width = dim, state_width
         self._native = _native.RowTable(dim, state_width, seed, kind, a, b, initial_state)
 
-    def pull(self, keys: U64, out: F32, create: bool) -> int:
-        """Fill `out` [U, D]; missing rows are created, or else read as zeros. Returns their number."""
-        misses: int = self._native.pull(keys, out, create)
+    def pull(self, keys: U64, out: F32, create: bool, clock: int = 0) -> int:
+        """Fill `out` [U, D]; missing rows are created, touched at `clock`, or read as zeros. Returns their number."""
+        misses: int = self._native.pull(keys, out, create, clock)
         return misses
 
-    def push(self, keys: U64, grads: F32, kind: int, lr: float, hyper: F64, step: int) -> None:
-        """Apply a rule to the rows, creating those that are missing; each row's `seen` goes up by one."""
-        self._native.push(keys, grads, kind, lr, hyper, step)
+    def push(
+        self,
+        keys: U64,
+        grads: F32,
+        kind: int,
+        lr: float,
+        hyper: F64,
+        step: int,
+        counts: U32 | None = None,
+        clock: int = 0,
+    ) -> None:
+        """Apply a rule to the rows, creating those that are missing, and touch them at `clock` (below 2^32).
 
-    def insert(self, keys: U64, values: F32, state: F32, seen: U32) -> None:
+        Each row's `seen` goes up by its count [U], or by one where there are none.
+        """
+        self._native.push(keys, grads, counts, kind, lr, hyper, step, clock)
+
+    def insert(self, keys: U64, values: F32, state: F32, seen: U32, touched: U32) -> None:
         """Write whole rows, new or over old ones."""
-        self._native.insert(keys, values, state, seen)
+        self._native.insert(keys, values, state, seen, touched)
 
-    def take(self, keys: U64, shares: float, out: F32) -> None:
-        """Fill `out` [U, D] with one of so many shares of the changes noted, which lose it; zeros where no row is."""
-        self._native.take(keys, shares, out)
+    def take(self, keys: U64, shares: float, out: F32, counts: U32) -> None:
+        """Fill `out` [U, D] with one of so many shares of the changes noted, which lose it; zeros where no row is.
+
+        `counts` [U] becomes the rows' `seen`, which becomes 0: all of it counts as told.
+        """
+        self._native.take(keys, shares, out, counts)
 
     def rebase(self, keys: U64, values: F32, create: bool) -> None:
         """Rows become `values` [U, D] plus the changes noted; missing ones are created, or else left out."""
@@ -97,11 +115,37 @@ class RowTable:
 
     def scan(self, cursor: int, max_rows: int) -> Scanned:
         """Up to `max_rows` rows from `cursor` on (0: from the start); no rows means the end."""
-        keys, seen = np.empty(max_rows, np.uint64), np.empty(max_rows, np.uint32)
-        values = np.empty((max_rows, self.dim), np.float32)
-        state = np.empty((max_rows, self.state_width), np.float32)
-        count, cursor = self._native.scan(cursor, keys, values, state, seen)
-        return Scanned(keys[:count], values[:count], state[:count], seen[:count], cursor)
+        keys, values, state, seen, touched = self._arrays(max_rows)
+        count, cursor = self._native.scan(cursor, keys, values, state, seen, touched)
+        return Scanned(keys[:count], values[:count], state[:count], seen[:count], touched[:count], cursor)
+
+    def begin_cut(self) -> int:
+        """From now on `scan_cut` reads all rows as they are now, whatever others do to them meanwhile.
+
+        Returns their number. No call that changes rows may be half-way now: calls are atomic per shard only.
+        ValueError if a cut is open.
+        """
+        rows: int = self._native.begin_cut()
+        return rows
+
+    def scan_cut(self, max_rows: int) -> Scanned:
+        """Up to `max_rows` of the cut's rows that were not read yet; no rows means the end."""
+        keys, values, state, seen, touched = self._arrays(max_rows)
+        count = self._native.scan_cut(keys, values, state, seen, touched)
+        return Scanned(keys[:count], values[:count], state[:count], seen[:count], touched[:count], 0)
+
+    def end_cut(self) -> None:
+        """Let go of what the cut keeps; nothing if none is open."""
+        self._native.end_cut()
+
+    def _arrays(self, rows: int) -> tuple[U64, F32, F32, U32, U32]:
+        return (
+            np.empty(rows, np.uint64),
+            np.empty((rows, self.dim), np.float32),
+            np.empty((rows, self.state_width), np.float32),
+            np.empty(rows, np.uint32),
+            np.empty(rows, np.uint32),
+        )
 
     def __len__(self) -> int:
         rows: int = self._native.rows()
@@ -113,5 +157,5 @@ class RowTable:
         return total
 
     def clear(self) -> None:
-        """Forget all rows and give their memory back."""
+        """Forget all rows and give their memory back. ValueError while a cut is open."""
         self._native.clear()

@@ -1,4 +1,4 @@
-"""Hashing and parsing of rows: the native kernels. `reference/text.py` says in plain Python what they do."""
+"""Hashing and parsing of samples: the native kernels. `reference/text.py` says in plain Python what they do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsefleet.core.batch import I64, U64
 from sparsefleet.kernels.levels import native as _native
-from sparsefleet.kernels.rowtypes import MAX_LINE, U8, Block, Columns, Parsed, SlotEntry
+from sparsefleet.kernels.text_types import MAX_LINE, U8, Block, Columns, Parsed, SlotEntry
 
 
 def xxh64(data: bytes, seed: int = 0) -> int:
@@ -20,6 +20,15 @@ def feature_key(value: bytes, prefix: bytes, seed: int, dim: int) -> int:
     """The key of one raw value: XXH64(prefix + value), folded modulo `dim` unless that is 0."""
     key = xxh64(prefix + value, seed)
     return key % dim if dim else key
+
+
+def parse_decimal(text: bytes) -> float | None:
+    """A finite decimal number as every reader understands it, or None.
+
+    Numbers too small for a double are refused like those too large.
+    """
+    value: float | None = _native.parse_decimal(text)
+    return value
 
 
 def hash_strings(data: U8, offsets: I64, prefix: bytes, seed: int, dim: int) -> U64:
@@ -51,16 +60,16 @@ class CriteoParser:
         self._native = _native.CriteoParser(list(minimum), list(diff), list(prefixes), seed, dim, labelled, max_line)
 
     def parse(self, block: Block, out: Columns) -> Parsed:
-        """Fill `out` from `out.row` on, until block or arrays end, or (unless skipping) a row is bad."""
+        """Fill `out` from `out.filled` on, until block or arrays end, or (unless skipping) a sample is bad."""
         b = block
         done = Parsed(
             *self._native.parse(
                 *(b.data, b.begin, b.size, b.stop, b.final, b.open, b.skip),
-                *(out.labels, out.dense, out.keys, out.lines, out.ends, out.counts, out.row),
-                *(b.line_base, b.byte_base),
+                *(out.labels, out.dense, out.keys, out.lines, out.ends, out.counts, out.filled),
+                *(b.line_base, b.byte_base, out.numbers),
             )
         )
-        out.row = done.row
+        out.filled = done.filled
         return done
 
 
@@ -76,9 +85,9 @@ class MultiSlotParser:
         done = Parsed(
             *self._native.parse(
                 *(b.data, b.begin, b.size, b.stop, b.final, b.open, b.skip),
-                *(out.labels, out.dense, out.keys, out.offsets, out.lines, out.ends, out.counts, out.row),
+                *(out.labels, out.dense, out.keys, out.offsets, out.lines, out.ends, out.counts, out.filled),
                 *(b.line_base, b.byte_base),
             )
         )
-        out.row = done.row
+        out.filled = done.filled
         return done

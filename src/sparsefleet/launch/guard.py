@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.launch import reaper
@@ -25,9 +27,16 @@ class Guard:
 
     def watch(self, pid: int) -> None:
         """That process leads a role's session."""
+        self._tell(b"%d\n" % pid)
+
+    def remove(self, path: Path) -> None:
+        """That file goes with the job."""
+        self._tell(os.fsencode(path) + b"\n")
+
+    def _tell(self, line: bytes) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(b"%d\n" % pid)
+            self._process.stdin.write(line)
             self._process.stdin.flush()
         except BrokenPipeError:
             raise ConfigError("the process that watches over the launcher has ended; start the job again") from None

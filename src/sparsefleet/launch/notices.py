@@ -16,8 +16,8 @@ from typing import Literal
 from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.fleet.security import Security
 from sparsefleet.launch.process import Exit
-from sparsefleet.store.remote_config import RemoteConfig
-from sparsefleet.store.remote_link import NOT_UP, ServerLink
+from sparsefleet.store.remote.config import RemoteConfig
+from sparsefleet.store.remote.link import NOT_UP, ServerLink
 
 TRY_SECONDS = 2.0
 """How long one server may take over one answer."""

@@ -92,13 +92,26 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
             continue
 
 
+def remove_files(job: str, paths: Iterable[str]) -> None:
+    """Remove those that hold the job's id: another job may have put its own in their place."""
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                ours = job.encode() in file.read()
+            if ours:
+                os.unlink(path)
+        except OSError:  # gone already
+            continue
+
+
 def main() -> None:
-    """Arguments: job, grace. Standard input: one pid (= session) a line; its end is the launcher's end."""
+    """Arguments: job, grace. Standard input: a line per pid (= session) or file; its end is the launcher's end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     job, grace = sys.argv[1], float(sys.argv[2])
-    sessions = {int(line) for line in sys.stdin if line.strip().isdigit()}
-    end_processes(job, sessions, grace)
+    lines = [line.rstrip("\n") for line in sys.stdin]
+    end_processes(job, {int(line) for line in lines if line.isdigit()}, grace)
+    remove_files(job, [line for line in lines if line.startswith("/")])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Self
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
-from sparsefleet.launch import logs, reaper
+from sparsefleet.launch import job_token, logs, reaper
 from sparsefleet.launch.guard import Guard
 from sparsefleet.launch.interrupts import Interrupts
 from sparsefleet.launch.listening import Listening
@@ -36,6 +36,7 @@ from sparsefleet.launch.notices import Notices
 from sparsefleet.launch.process import Exit, RoleProcess, signal_name
 from sparsefleet.launch.summary import culprit_first, tell_failures
 from sparsefleet.launch.view import ENDED_WELL, View, state_of, view_for
+from sparsefleet.store.wire.auth import TOKEN_VARIABLE
 
 CommandForRole = Callable[[Role], Sequence[str]]
 
@@ -101,8 +102,11 @@ class _Job:
     def __init__(
         self, roles: Sequence[Role], settings: RunSettings, view: View, environment: Mapping[str, str]
     ) -> None:
-        self._roles, self._settings, self._view, self._environment = roles, settings, view, environment
+        self._roles, self._settings, self._view = roles, settings, view
         self._id = f"sparsefleet-{uuid.uuid4().hex}"
+        self._token = job_token.make() if job_token.wanted(roles, environment) else None
+        self._token_files = job_token.TokenFiles(self._id)
+        self._environment = {**environment, **({TOKEN_VARIABLE: self._token} if self._token else {})}
         self._processes: list[RoleProcess] = []
         self._failures: list[RoleProcess] = []
         self._told = 0
@@ -113,7 +117,7 @@ class _Job:
         self._listening = Listening()
         self._ask_at = 0.0
         self._serves_nobody = False
-        self._notices = Notices(roles[0].server_endpoints, environment, settings.timeout)
+        self._notices = Notices(roles[0].server_endpoints, self._environment, settings.timeout)
         self._interrupts = Interrupts()
         self._guard: Guard | None = None
 
@@ -131,6 +135,7 @@ class _Job:
         finally:
             if self._guard is not None:
                 self._guard.close()
+            self._token_files.remove()
             # Only now that nobody looks for them any more may the numbers of the roles be used anew.
             for process in self._processes:
                 process.reap(timeout=1.0)
@@ -144,6 +149,8 @@ class _Job:
         plain = {name: value for name, value in environment.items() if name not in ROLE_VARIABLES}
         # A job within a job keeps the outer one's id too, so that the outer one finds all that is its own.
         job = ":".join(filter(None, (environment.get(reaper.JOB_VARIABLE), self._id)))
+        if self._token:
+            self._keep_token(self._token)
         for role in self._roles:
             own = {**plain, **role.environment(), reaper.JOB_VARIABLE: job, "PYTHONUNBUFFERED": "1"}
             process = RoleProcess(role, command_for_role(role), own, logs.log_of(folder, role))
@@ -155,6 +162,18 @@ class _Job:
             f"started {_count(len(self._roles) - workers, 'server')} and {_count(workers, 'worker')}{here}; "
             f"logs in {folder}; servers at {','.join(any_role.server_endpoints)}"
         )
+
+    def _keep_token(self, token: str) -> None:
+        assert self._guard is not None
+        try:
+            self._token_files.keep(self._roles[0].server_endpoints, token)
+        except OSError as error:
+            self._view.say(
+                f"the job's token cannot be kept for sparsefleet status ({error}); to use it, start the job with "
+                f"{TOKEN_VARIABLE} set"
+            )
+        for path in self._token_files.paths:
+            self._guard.remove(path)
 
     def wait(self) -> Outcome:
         deadline: float | None = None

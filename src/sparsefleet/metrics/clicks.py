@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import base64
 import math
-import threading
 import zlib
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from sparsefleet.core.batch import F32
+from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.kernels.rows import CLICK_PARTS, count_clicks
 from sparsefleet.metrics.auc import auc_of
+from sparsefleet.metrics.base import PROBABILITY, Metric, Outputs
 
 NUM_THRESHOLDS = 2**12
 SLIDE_STEPS = 20
 _IN_FLOATS = {"log_loss": "log_loss_sum", "predicted": "predicted"}
 
 
-class ClickMetrics:
+class ClickMetrics(Metric):
     """Global AUC, log loss, accuracy, predicted/actual click ratio.
 
     Sums of whole numbers only: parts of a data set can be merged, and in whichever order and batches rows were counted,
     every digit is the same.
     """
+
+    name = "clicks"
 
     def __init__(self, num_thresholds: int = NUM_THRESHOLDS) -> None:
         if num_thresholds < 1:
@@ -37,54 +39,54 @@ class ClickMetrics:
         self.log_loss = self.predicted = 0
         """In parts; see kernels/rows.py."""
         self.clicks = self.correct = self.bad = 0
-        self._lock = threading.Lock()
 
-    def update(self, probabilities: F32, labels: F32) -> None:
-        with self._lock:
-            sums = count_clicks(probabilities, labels, self.positive, self.negative)
-            self.log_loss += sums.log_loss
-            self.predicted += sums.predicted
-            self.clicks += sums.clicks
-            self.correct += sums.correct
-            self.bad += sums.bad
+    def update(self, batch: Batch, outputs: Outputs) -> None:
+        self.count(outputs[PROBABILITY], batch.labels)
 
-    def merge(self, other: ClickMetrics) -> None:
-        """Add what another process or thread has counted."""
+    def count(self, probabilities: F32, labels: F32) -> None:
+        """[B] each; a label that is NaN counts as `bad`."""
+        # The kernel takes no strided arrays, such as a column of a model's output.
+        probabilities, labels = np.ascontiguousarray(probabilities), np.ascontiguousarray(labels)
+        sums = count_clicks(probabilities, labels, self.positive, self.negative)
+        self.log_loss += sums.log_loss
+        self.predicted += sums.predicted
+        self.clicks += sums.clicks
+        self.correct += sums.correct
+        self.bad += sums.bad
+
+    def merge(self, other: Self) -> None:
         if len(other.positive) != len(self.positive):
             raise ConfigError(
                 f"metrics of {len(other.positive) - 1} and {len(self.positive) - 1} thresholds cannot be merged"
             )
-        with other._lock, self._lock:
-            self.positive += other.positive
-            self.negative += other.negative
-            self.log_loss += other.log_loss
-            self.predicted += other.predicted
-            self.clicks += other.clicks
-            self.correct += other.correct
-            self.bad += other.bad
+        self.positive += other.positive
+        self.negative += other.negative
+        self.log_loss += other.log_loss
+        self.predicted += other.predicted
+        self.clicks += other.clicks
+        self.correct += other.correct
+        self.bad += other.bad
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, exact: for checkpoints and for merging across processes."""
-        with self._lock:
-            histograms = np.stack([self.positive, self.negative]).astype("<i8").tobytes()
-            return {
-                "histograms": base64.b64encode(zlib.compress(histograms)).decode(),
-                "log_loss_parts": self.log_loss,
-                "predicted_parts": self.predicted,
-                "clicks": self.clicks,
-                "correct": self.correct,
-                "bad": self.bad,
-            }
+        histograms = np.stack([self.positive, self.negative]).astype("<i8").tobytes()
+        return {
+            "histograms": base64.b64encode(zlib.compress(histograms)).decode(),
+            "log_loss_parts": self.log_loss,
+            "predicted_parts": self.predicted,
+            "clicks": self.clicks,
+            "correct": self.correct,
+            "bad": self.bad,
+        }
 
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> ClickMetrics:
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         try:
             if "log_loss_sum" in data:  # of a checkpoint of release 0.1
                 parts = {f"{name}_parts": round(float(data[old]) * CLICK_PARTS) for name, old in _IN_FLOATS.items()}
                 data = {**data, **parts}
             raw = zlib.decompress(base64.b64decode(data["histograms"]))
             histograms = np.frombuffer(raw, "<i8").reshape(2, -1)
-            metrics = ClickMetrics(histograms.shape[1] - 1)
+            metrics = cls(histograms.shape[1] - 1)
             metrics.positive[:], metrics.negative[:] = histograms
             metrics.log_loss, metrics.predicted = int(data["log_loss_parts"]), int(data["predicted_parts"])
             metrics.clicks, metrics.correct = int(data["clicks"]), int(data["correct"])
@@ -99,15 +101,14 @@ class ClickMetrics:
         return int(self.positive.sum() + self.negative.sum())
 
     def values(self) -> dict[str, float]:
-        with self._lock:
-            rows = self.rows
-            return {
-                "auc": auc_of(self.positive, self.negative),
-                "logloss": self.log_loss / rows / CLICK_PARTS if rows else math.nan,
-                "accuracy": self.correct / rows if rows else math.nan,
-                "click_ratio": self.predicted / self.clicks / CLICK_PARTS if self.clicks else math.nan,
-                "rows": rows,
-            }
+        rows = self.rows
+        return {
+            "auc": auc_of(self.positive, self.negative),
+            "logloss": self.log_loss / rows / CLICK_PARTS if rows else math.nan,
+            "accuracy": self.correct / rows if rows else math.nan,
+            "click_ratio": self.predicted / self.clicks / CLICK_PARTS if self.clicks else math.nan,
+            "rows": rows,
+        }
 
 
 class WindowMetrics:
@@ -125,5 +126,5 @@ class WindowMetrics:
     def auc(self) -> float:
         window = ClickMetrics(self.num_thresholds)
         for probabilities, labels in tuple(self._last):
-            window.update(probabilities, labels)
+            window.count(probabilities, labels)
         return auc_of(window.positive, window.negative)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.core.initializer import Initializer, Uniform
+from sparsefleet.core.initializer import Initializer, Uniform, from_list
 from sparsefleet.core.schema import CRITEO
+from sparsefleet.models.base import Rebuildable
 from sparsefleet.nn import DenseTower, PooledTower, SparseEmbedding
 
 TABLE = "SparseFeatFactors"
@@ -40,8 +42,10 @@ PRESETS = {
 """`paddle` is the seeds' network to the letter: plain Uniform() there means [-1, 1]."""
 
 
-class CTRDNN(PooledTower):
+class CTRDNN(PooledTower, Rebuildable):
     """Batch -> [B, 2] softmax logits (no click, click)."""
+
+    name: ClassVar[str] = "CTRDNN"
 
     def __init__(
         self,
@@ -59,3 +63,23 @@ class CTRDNN(PooledTower):
         for layer in self.tower.linear_layers():
             nn.init.normal_(layer.weight, std=1 / math.sqrt(layer.in_features))
             nn.init.zeros_(layer.bias)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "slots": list(self.embedding.slots),
+            "dense_features": self.dense_features,
+            "embedding_size": self.config.embedding_size,
+            "hidden": list(self.config.hidden),
+            "pooling": self.config.pooling,
+            "initializer": self.config.initializer.to_list(),
+        }
+
+    @classmethod
+    def build(cls, description: Mapping[str, Any]) -> Self:
+        config = CTRDNNConfig(
+            embedding_size=description["embedding_size"],
+            hidden=tuple(description["hidden"]),
+            initializer=from_list(description["initializer"]),
+            pooling=description["pooling"],
+        )
+        return cls(description["slots"], description["dense_features"], config)

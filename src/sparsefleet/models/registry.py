@@ -1,55 +1,86 @@
-"""Models by name, so that a checkpoint can say which one it holds without holding code."""
+"""Models by name, so that a checkpoint can say which one it holds without holding code.
+
+A model is a file with a `Rebuildable` class, and a line in `MODELS`.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from sparsefleet.core.errors import CheckpointError
-from sparsefleet.core.initializer import Constant, Initializer, Normal, Uniform
-from sparsefleet.models.ctr_dnn import CTRDNN, CTRDNNConfig
+from sparsefleet.core.errors import CheckpointError, ConfigError
+from sparsefleet.models.base import Rebuildable
+from sparsefleet.models.ctr_dnn import CTRDNN
 
-_INITIALIZERS: dict[str, type[Initializer]] = {kind.__name__: kind for kind in (Uniform, Normal, Constant)}
+MODELS: Mapping[str, type[Rebuildable]] = {
+    model.name: model
+    for model in (
+        CTRDNN,
+        # one line for each model
+    )
+}
+CUSTOM = "custom"
+"""The name of every model that is in no table of ours."""
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """Plain data that `build` can make the model from again; for a model of the user's own, only its class name."""
-    if isinstance(model, CTRDNN):
-        config = model.config
-        return {
-            "name": "CTRDNN",
-            "slots": list(model.embedding.slots),
-            "dense_features": model.dense_features,
-            "embedding_size": config.embedding_size,
-            "hidden": list(config.hidden),
-            "pooling": config.pooling,
-            "initializer": [type(config.initializer).__name__, *config.initializer.numbers],
-        }
-    return {"name": "custom", "class": f"{type(model).__module__}.{type(model).__qualname__}"}
+    """Plain data that `build` can make the model from again; of a class that is not `Rebuildable`, only its path."""
+    kind = type(model)
+    head = {"name": CUSTOM, "class": f"{kind.__module__}.{kind.__qualname__}"}
+    if not isinstance(model, Rebuildable):
+        return head
+    # vars, not getattr: a subclass with a forward of its own must not go by its base's name.
+    name = str(vars(kind).get("name"))
+    if name in MODELS and issubclass(kind, MODELS[name]):
+        head = {"name": name}
+    settings = model.describe()
+    try:
+        json.dumps(settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{kind.__qualname__}.describe() must return plain JSON data: {error}") from error
+    return {**head, **settings, **head}
 
 
-def build(description: Mapping[str, Any]) -> nn.Module:
-    """The inverse of `describe`, with fresh weights."""
-    if description.get("name") == "custom":
+def build(description: Mapping[str, Any], own: type[nn.Module] | None = None) -> nn.Module:
+    """The inverse of `describe`, with fresh weights. `own`: the class, where the checkpoint holds a model of yours."""
+    made = _class_of(description, own)
+    try:
+        return made.build(description)
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"this checkpoint holds a model of your own ({description.get('class')}): load it from a script with "
+            f"{made.__qualname__} cannot be made from the checkpoint's description of its model, which is damaged or "
+            f"of another version of the class: {error!r}"
+        ) from error
+
+
+def _class_of(description: Mapping[str, Any], own: type[nn.Module] | None) -> type[Rebuildable]:
+    name = str(description.get("name"))
+    if name != CUSTOM:
+        if name not in MODELS:
+            raise CheckpointError(
+                f"this checkpoint holds a model {name!r} that this release does not know; it knows {', '.join(MODELS)}"
+            )
+        return MODELS[name]
+    saved = str(description.get("class"))
+    if own is None:
+        raise CheckpointError(
+            f"this checkpoint holds a model of your own ({saved}), and no code: load it from a script, into a model "
+            "that you made yourself, with Trainer.restore(model, path); or give its class to "
+            "sparsefleet.models.build(description, MyModel)"
+        )
+    # The module may differ: the script that trained was __main__.
+    if own.__qualname__.rpartition(".")[2] != saved.rpartition(".")[2]:
+        raise CheckpointError(
+            f"this checkpoint holds a model of the class {saved}, not {own.__module__}.{own.__qualname__}: give the "
+            "class that was trained, or make the model yourself and load it with Trainer.restore(model, path)"
+        )
+    if not issubclass(own, Rebuildable):
+        raise CheckpointError(
+            f"{own.__qualname__} cannot be rebuilt from a checkpoint: derive it from sparsefleet.models.Rebuildable, "
+            "with describe() and build(), before you train; or make the model yourself and load it with "
             "Trainer.restore(model, path)"
         )
-    if description.get("name") != "CTRDNN":
-        raise CheckpointError(
-            f"this checkpoint holds a model {description.get('name')!r} that this release does not know"
-        )
-    try:
-        kind, *numbers = description["initializer"]
-        initializer = _INITIALIZERS[kind](*numbers[: 1 if kind == "Constant" else 2])
-        config = CTRDNNConfig(
-            embedding_size=description["embedding_size"],
-            hidden=tuple(description["hidden"]),
-            initializer=initializer,
-            pooling=description["pooling"],
-        )
-        return CTRDNN(description["slots"], description["dense_features"], config)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the checkpoint's description of its model is damaged: {error!r}") from error
+    return own

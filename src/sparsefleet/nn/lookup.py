@@ -15,7 +15,7 @@ import torch
 
 from sparsefleet.core.batch import F32, I64, U64, Batch
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.kernels.rows import I32
+from sparsefleet.kernels.rows import I32, U32
 
 
 @dataclass(slots=True)
@@ -34,6 +34,8 @@ class Lookup:
     """The S slots that `offsets` speaks of."""
     trained: bool = False
     """Whether gradients are wanted."""
+    counts: U32 | None = None
+    """[U] how often each key occurs in the batch, where gradients are wanted."""
     direct_gradient: F32 | None = None
     """[U, D] left here by whoever went backward without autograd."""
     _leaf: torch.Tensor | None = field(default=None, repr=False)

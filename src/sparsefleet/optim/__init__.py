@@ -6,28 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.optim import schedule
-from sparsefleet.optim.adagrad import Adagrad
-from sparsefleet.optim.adam import Adam
-from sparsefleet.optim.base import UpdateRule
-from sparsefleet.optim.ftrl import FTRL
-from sparsefleet.optim.rowwise_adagrad import RowwiseAdagrad
-from sparsefleet.optim.sgd import SGD
-
-__all__ = [
-    "FTRL",
-    "RULES",
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "RowwiseAdagrad",
-    "UpdateRule",
-    "by_name",
-    "from_dict",
-    "schedule",
-]
+from sparsefleet.optim import schedule as schedule
+from sparsefleet.optim.adagrad import Adagrad as Adagrad
+from sparsefleet.optim.adam import Adam as Adam
+from sparsefleet.optim.base import UpdateRule as UpdateRule
+from sparsefleet.optim.ftrl import FTRL as FTRL
+from sparsefleet.optim.rowwise_adagrad import RowwiseAdagrad as RowwiseAdagrad
+from sparsefleet.optim.sgd import SGD as SGD
 
 RULES: Mapping[str, type[UpdateRule]] = {rule.name: rule for rule in (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)}
+"""A rule is a line above, a word here, and a kernel of its `kind`."""
 
 
 def by_name(name: str, learning_rate: float, **settings: Any) -> UpdateRule:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.store.wire.auth import INSECURE_VARIABLE, TOKEN_VARIABLE, check_token
+from sparsefleet.store.wire.auth import INSECURE_VARIABLE, TOKEN_VARIABLE, check_token, is_loopback
 
 INCOMPLETE = 3
 """Exit status of a server whose trainers have all stopped but for some that were lost, or left before: who started it
@@ -78,12 +77,3 @@ class ServerConfig:
                 f"host={self.host!r} is reachable from other machines: set a token ({TOKEN_VARIABLE}), "
                 f"or say {INSECURE_VARIABLE}=1 (insecure=True) to take calls from anyone"
             )
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False  # a name: it may stand for anything

@@ -18,8 +18,10 @@ import pyarrow.flight as flight
 from sparsefleet import optim
 from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import SparseFleetError
-from sparsefleet.server.cut import SLICE, PushLane
-from sparsefleet.server.holdings import Bound, BoundRows, apply_push
+from sparsefleet.server.gate import SLICE
+from sparsefleet.server.geo import AnswerPart
+from sparsefleet.server.holdings import Bound, BoundRows, apply_all
+from sparsefleet.server.ledger import GEO, PUSH, Account, Record, Step
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.wire import (
     FRAME_SCHEMA,
@@ -35,7 +37,7 @@ from sparsefleet.store.wire import (
 )
 from sparsefleet.store.wire.arrays import pack_arrays
 from sparsefleet.store.wire.frames import EMPTY, Bytes, address_of
-from sparsefleet.store.wire.parts import new_bytes
+from sparsefleet.store.wire.parts import PartSizes, new_bytes
 from sparsefleet.store.wire.segment import SHARED_BYTES, Segment
 from sparsefleet.table.dense import DenseTable
 
@@ -53,8 +55,8 @@ IN_PLACE = frozenset({"pull", "push", "geo"})
 
 
 class Exchange:
-    def __init__(self, state: ServerState, lane: PushLane, writer: Any, segment: Segment | None = None) -> None:
-        self._state, self._lane, self._writer, self._segment = state, lane, writer, segment
+    def __init__(self, state: ServerState, account: Account, writer: Any, segment: Segment | None = None) -> None:
+        self._state, self._account, self._writer, self._segment = state, account, writer, segment
         self._room: Bytes = EMPTY
         """Where in the segment the answer to the present message may go."""
         self._begun = False
@@ -79,7 +81,7 @@ class Exchange:
             except (SparseFleetError, OverflowError) as error:
                 header, body = refusal(error), EMPTY
             except Exception as error:
-                log.exception("worker %d: a message failed", self._lane.worker)
+                log.exception("worker %d: a message failed", self._account.worker)
                 header, body = {"error": f"the server failed: {error!r}; its log says where"}, EMPTY
             finally:
                 self._state.meters.under_way -= 1
@@ -118,11 +120,12 @@ class Exchange:
         if operation is None:
             raise WireError(f"operation {name!r} does not exist; there are {', '.join(OPERATIONS)}")
         with self._state.sessions.changed:
-            self._state.sessions.check(self._lane.worker, self._lane.incarnation)
+            self._state.sessions.check(self._account.worker, self._account.incarnation)
             self._state.sessions.check_job()
         return operation
 
     def _pull(self, frame: Frame, number: int) -> Answer:
+        # Not through the ledger, though it may create rows: see there.
         start = time.perf_counter()
         bound = self._bind(frame, with_values=False)
         create, subscribe = _flag(frame, "create", True), _flag(frame, "subscribe", False)
@@ -130,7 +133,7 @@ class Exchange:
         for part in bound:
             if isinstance(part, BoundRows):
                 if subscribe:
-                    self._state.geo.subscribe(self._lane.worker, self._lane.incarnation, part.table, part.keys)
+                    self._state.geo.subscribe(self._account.worker, self._account.incarnation, part.table, part.keys)
                 floats.append(part.table.pull(part.keys, create).reshape(-1))
             else:
                 floats.append(part.block.table.values)
@@ -139,49 +142,38 @@ class Exchange:
 
     def _push(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
-        bound, lane, steps = self._bind(frame, with_values=True), self._lane, _whole_number(frame, "steps", 0)
-        fresh = self._fresh(frame)
-        with lane.lock:
-            if number > lane.applied:
-                self._state.gate.enter([(lane, number)], self._on_wait)
-                try:
-                    for part in bound:
-                        apply_push(part)
-                    lane.applied = number
-                    lane.steps += steps
-                finally:
-                    self._state.gate.leave()
-                self._applied("push", number)
+        bound, fresh = self._bind(frame, with_values=True), self._fresh(frame)
+        record = Record(PUSH, [self._step(frame, number)], bound)
+        if self._state.ledger.apply(record, lambda: apply_all(bound), self._on_wait):
+            self._applied("push", number)
         self._note("push", bound, start)
         return {}, self._joined([block.values for block in fresh])
 
     def _sync(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
-        bound, steps = self._bind(frame, with_values=True), _whole_number(frame, "steps", 0)
+        bound, batches = self._bind(frame, with_values=True), _whole_number(frame, "steps", 0)
         fresh = self._fresh(frame)
-        done = self._state.rounds.contribute(self._lane, number, bound, steps, self._on_wait)
+        done = self._state.rounds.contribute(self._account, number, bound, batches, self._on_wait)
         self._applied("sync", number)
         self._note("sync", bound, start)
         return {"round": done}, self._joined([block.values for block in fresh])
 
     def _geo(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
-        bound, lane, geo = self._bind(frame, with_values=True), self._lane, self._state.geo
+        bound, account, geo = self._bind(frame, with_values=True), self._account, self._state.geo
         geo.check(bound)
-        with lane.lock:
-            again = number <= lane.applied
-            if not again:
-                self._state.gate.enter([(lane, number)], self._on_wait)
-            try:
-                parts = geo.exchange(lane.worker, lane.incarnation, lane.key, number, bound, again)
-                lane.applied = max(number, lane.applied)
-            finally:
-                if not again:
-                    self._state.gate.leave()
-            self._applied("geo", number)
-        sizes = [(kind, name, len(keys), len(floats)) for kind, name, keys, floats in parts]
+        parts: list[AnswerPart] = []
+
+        def exchange(again: bool) -> None:
+            parts[:] = geo.exchange(account.worker, account.incarnation, account.key, number, bound, again)
+
+        record = Record(GEO, [self._step(frame, number)], bound)
+        if not self._state.ledger.apply(record, lambda: exchange(False), self._on_wait):
+            exchange(True)
+        self._applied("geo", number)
+        sizes = [PartSizes(kind, name, len(keys), len(floats)) for kind, name, keys, floats in parts]
         body, views = layout_bytes(sizes, self._space)
-        for (_, _, keys, floats), (keys_view, floats_view) in zip(parts, views, strict=True):
+        for (_, _, keys, floats), (keys_view, floats_view, _) in zip(parts, views, strict=True):
             keys_view[:], floats_view[:] = keys, floats
         self._note("geo", bound, start)
         return {"parts": describe(sizes)}, body
@@ -209,11 +201,11 @@ class Exchange:
         return {"arrays": described}, body
 
     def _put_letter(self, frame: Frame, number: int) -> Answer:
-        letter = Letter(self._lane.worker, _flag(frame, "last", False), frame.body)
+        letter = Letter(self._account.worker, _flag(frame, "last", False), frame.body)
         to = _whole_number(frame, "to")
         if to >= self._state.sessions.workers:
             raise WireError(f"a letter to worker {to}; there are {self._state.sessions.workers}")
-        self._state.mail.put(self._lane, number, _text(frame, "box"), to, letter, self._on_wait)
+        self._state.letters.put(self._account, number, _text(frame, "box"), to, letter, self._on_wait)
         return {}, EMPTY
 
     def _take_letter(self, frame: Frame, number: int) -> Answer:
@@ -221,12 +213,15 @@ class Exchange:
         if not isinstance(expected, list) or not all(type(worker) is int for worker in expected):
             raise WireError(f"expected must list workers; got {expected!r}")
         box, index = _text(frame, "box"), _whole_number(frame, "number")
-        letter = self._state.mail.take(self._lane, box, index, expected, SLICE if expected else 0.0)
+        letter = self._state.letters.take(self._account, box, index, expected, SLICE if expected else 0.0)
         if letter is None:
             return {}, EMPTY
         return {"sender": letter.sender, "last": letter.last}, letter.body
 
     # ---
+
+    def _step(self, frame: Frame, number: int) -> Step:
+        return Step(self._account, number, _whole_number(frame, "steps", 0))
 
     def _fresh(self, frame: Frame) -> list[DenseTable]:
         """The blocks whose values a push asks for."""
@@ -258,7 +253,7 @@ class Exchange:
         try:
             self._write({"waiting": reason})
         except (flight.FlightError, pa.ArrowException, OSError) as error:
-            log.info("worker %d is gone, or has cut its connection, while it waited: %s", self._lane.worker, reason)
+            log.info("worker %d is gone, or has cut its connection, while it waited: %s", self._account.worker, reason)
             raise CutOff from error
 
     def _write(self, header: dict[str, Any], body: Bytes = EMPTY) -> None:

@@ -1,8 +1,9 @@
 """Geo: trainers add what they learnt to the shared values, and are told what the others changed.
 
-A trainer hears of the keys it subscribes to: those it has pulled or sent. Per trainer and table there is the set of
-these keys (native), and the list of those among them that others have changed since its last exchange, each once when
-it grows long.
+A trainer hears of the keys it subscribes to: those it has pulled or sent. Per table there is one bitmap of trainers per
+key, and per trainer the list of keys that others have changed since its last exchange, each once (native).
+
+A trainer that is gone or lost is forgotten: what it has left here would grow with every exchange of the others.
 """
 
 from __future__ import annotations
@@ -14,87 +15,74 @@ import numpy as np
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
-from sparsefleet.core.initializer import Constant
 from sparsefleet.kernels.rows import unique_keys
-from sparsefleet.kernels.table import RowTable
+from sparsefleet.kernels.subscriptions import Subscriptions
 from sparsefleet.optim import SGD
 from sparsefleet.server.holdings import Bound, BoundDense, BoundRows
 from sparsefleet.store.wire.parts import DENSE, ROWS
 from sparsefleet.table.sparse import SparseTable
 
-COMPACT_KEYS = 1 << 20
 NO_KEYS: U64 = np.empty(0, np.uint64)
 
 AnswerPart = tuple[str, str, U64, F32]
 """kind, name, keys, flat floats."""
 
+Told = tuple[str, int, U64]
+"""An exchange's lane and number, and the keys its trainer was told of."""
 
-class KeySet:
-    """A set of keys: a native table with rows of one unused value."""
+
+class _Table:
+    """Who subscribes to which keys of one table."""
 
     def __init__(self) -> None:
-        self._rows = RowTable(1, 0, 0, Constant.kind, 0.0, 0.0)
+        self.subscriptions = Subscriptions()
+        self.told: dict[int, Told] = {}
+        """By trainer, of its last exchange: the answer may have to be given again."""
+        self.known: set[int] = set()
+        """Trainers that have asked for rows of the table."""
 
-    def add(self, keys: U64) -> None:
-        self._rows.pull(keys, np.empty((len(keys), 1), np.float32), True)
-
-    def has(self, keys: U64) -> U64:
-        """Those of the keys that are in the set."""
-        return keys[self._rows.contains(keys)]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-
-class Subscriber:
-    """One trainer's view of one table."""
-
-    def __init__(self, incarnation: str) -> None:
-        self.incarnation = incarnation
-        self.keys = KeySet()
-        self.changed: list[U64] = []
-        self._length = 0
-        self._compacted = 0
-        self.told: tuple[str, int, U64] = ("", 0, NO_KEYS)
-        """The last exchange's lane and number, and the keys it was told of: its answer may have to be given again."""
-
-    def note(self, keys: U64) -> None:
-        mine = self.keys.has(keys)
-        if not len(mine):
-            return
-        self.changed.append(mine)
-        self._length += len(mine)
-        if self._length > max(COMPACT_KEYS, 2 * self._compacted):
-            self.changed = [unique_keys(np.concatenate(self.changed))[0]]
-            self._length = self._compacted = len(self.changed[0])
-
-    def take(self) -> U64:
-        """The keys changed since the last time, each once."""
-        keys = unique_keys(np.concatenate(self.changed))[0] if self.changed else NO_KEYS
-        self.changed, self._length, self._compacted = [], 0, 0
-        return keys
+    def forget(self, worker: int) -> None:
+        if worker in self.known:
+            self.subscriptions.forget(worker)
+            self.told.pop(worker, None)
+            self.known.discard(worker)
 
 
 class Geo:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._subscribers: dict[str, dict[int, Subscriber]] = {}
+        self._tables: dict[str, _Table] = {}
+        self._lives: dict[int, str] = {}
+        """By trainer, the incarnation whose subscriptions are held."""
+        self._over: dict[int, str] = {}
+        """By trainer, the incarnation that was forgotten last. What of it still comes does not subscribe it again."""
+        self._leaving: set[int] = set()
+        self._all_leave = False
+        self._leaving_lock = threading.Lock()  # held for a moment only; `_lock` for as long as an exchange takes
 
     def subscribe(self, worker: int, incarnation: str, table: SparseTable, keys: U64) -> None:
         with self._lock:
-            self._subscriber(table, worker, incarnation).keys.add(keys)
+            self._forget_those_leaving()
+            if self._is_over(worker, incarnation):
+                raise StoreError(f"worker {worker} has left or was lost: it is told of no more changes")
+            self._table(table, worker, incarnation).subscriptions.subscribe(keys, worker)
 
-    def forget(self, worker: int) -> None:
-        """A trainer has gone: nothing is collected for it any more."""
-        with self._lock:
-            for subscribers in self._subscribers.values():
-                subscribers.pop(worker, None)
+    def forget(self, worker: int | None) -> None:
+        """A trainer has gone, or (None) all of them: nothing is collected for it any more.
+
+        Returns at once, for sessions call it with their lock held. The next who asks for anything here clears up first.
+        """
+        with self._leaving_lock:
+            self._all_leave = self._all_leave or worker is None
+            if worker is not None:
+                self._leaving.add(worker)
 
     def exchange(
         self, worker: int, incarnation: str, lane: str, number: int, parts: Sequence[Bound], again: bool
     ) -> list[AnswerPart]:
         """Add the deltas, unless they are sent again, and answer part by part."""
         with self._lock:
+            self._forget_those_leaving()
             answer: list[AnswerPart] = []
             for part in parts:
                 if isinstance(part, BoundDense):
@@ -106,6 +94,11 @@ class Geo:
                     answer += self._rows(worker, incarnation, (lane, number), part, again)
             return answer
 
+    def subscribers(self) -> list[int]:
+        """The trainers for which something is collected."""
+        with self._leaving_lock:
+            return [] if self._all_leave else [worker for worker in tuple(self._lives) if worker not in self._leaving]
+
     def check(self, parts: Sequence[Bound]) -> None:
         for part in parts:
             rule = part.table.spec.rule if isinstance(part, BoundRows) else part.block.table.rule
@@ -114,35 +107,67 @@ class Geo:
 
     def stats(self) -> dict[str, dict[str, int]]:
         with self._lock:
+            self._forget_those_leaving()
             return {
-                table: {str(worker): len(one.keys) for worker, one in subscribers.items()}
-                for table, subscribers in self._subscribers.items()
+                name: {str(worker): table.subscriptions.keys_of(worker) for worker in sorted(table.known)}
+                for name, table in self._tables.items()
             }
+
+    # --- with `_lock` held
 
     def _rows(
         self, worker: int, incarnation: str, call: tuple[str, int], part: BoundRows, again: bool
     ) -> list[AnswerPart]:
-        me = self._subscriber(part.table, worker, incarnation)
-        told = me.take()
+        if self._is_over(worker, incarnation):
+            return self._last_rows(part, again)
+        table = self._table(part.table, worker, incarnation)
+        told = table.subscriptions.take(worker)
         if again:
-            if me.told[:2] == call:
-                told = unique_keys(np.concatenate([told, me.told[2]]))[0]
+            last = table.told.get(worker)
+            if last is not None and last[:2] == call:
+                told = unique_keys(np.concatenate([told, last[2]]))[0]
         else:
-            part.table.add(part.keys, part.values)
-            me.keys.add(part.keys)
-            for other, subscriber in self._subscribers[part.name].items():
-                if other != worker:
-                    subscriber.note(part.keys)
-        me.told = (*call, told)
+            part.table.add(part.keys, part.values, part.counts)
+            table.subscriptions.note(part.keys, worker)
+        table.told[worker] = (*call, told)
         news = unique_keys(np.concatenate([part.keys, told]))[0][len(part.keys) :]  # in order of first appearance
         return [
             (ROWS, part.name, NO_KEYS, part.table.pull(part.keys).reshape(-1)),
             (ROWS, part.name, news, part.table.pull(news, create=False).reshape(-1)),
         ]
 
-    def _subscriber(self, table: SparseTable, worker: int, incarnation: str) -> Subscriber:
-        subscribers = self._subscribers.setdefault(table.spec.name, {})
-        present = subscribers.get(worker)
-        if present is None or present.incarnation != incarnation:
-            present = subscribers[worker] = Subscriber(incarnation)
-        return present
+    def _last_rows(self, part: BoundRows, again: bool) -> list[AnswerPart]:
+        """Of a trainer that is forgotten: an exchange that was on its way counts, but nobody hears of it again."""
+        if not again:
+            part.table.add(part.keys, part.values, part.counts)
+            if part.name in self._tables:
+                self._tables[part.name].subscriptions.tell(part.keys)
+        nothing = part.table.pull(NO_KEYS).reshape(-1)
+        return [
+            (ROWS, part.name, NO_KEYS, part.table.pull(part.keys).reshape(-1)),
+            (ROWS, part.name, NO_KEYS, nothing),
+        ]
+
+    def _is_over(self, worker: int, incarnation: str) -> bool:
+        return self._over.get(worker) == incarnation
+
+    def _table(self, table: SparseTable, worker: int, incarnation: str) -> _Table:
+        if self._lives.setdefault(worker, incarnation) != incarnation:
+            self._forget(worker)
+            self._lives[worker] = incarnation
+        found = self._tables.setdefault(table.spec.name, _Table())
+        found.known.add(worker)
+        return found
+
+    def _forget_those_leaving(self) -> None:
+        with self._leaving_lock:
+            leaving, self._leaving = self._leaving, set()
+            all_leave, self._all_leave = self._all_leave, False
+        for worker in list(self._lives) if all_leave else leaving:
+            self._forget(worker)
+
+    def _forget(self, worker: int) -> None:
+        if worker in self._lives:
+            self._over[worker] = self._lives.pop(worker)
+        for table in self._tables.values():
+            table.forget(worker)

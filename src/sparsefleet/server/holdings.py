@@ -1,6 +1,7 @@
 """Holdings: the tables and cuts of dense blocks that this server has.
 
-`bind` checks a message's parts against them; what is bound can be applied without failing half-way.
+`bind` checks a message's parts against them, so that a record of several parts is applied whole. Tables and blocks are
+made and loaded as records (`server/ledger.py`): none appears while a cut is named.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import numpy.typing as npt
 from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import Disagreement, StoreError
+from sparsefleet.core.keyed_rows import U32
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.server.cut import SLICE, OnWait
+from sparsefleet.server.gate import SLICE, OnWait
+from sparsefleet.server.ledger import CREATE, LOAD, Ledger, Record
 from sparsefleet.store.base import Layout, differing_layouts
-from sparsefleet.store.partition import dense_cut, server_of
-from sparsefleet.store.saving import HeldBlock, load_block, load_blocks, load_table, load_tables
+from sparsefleet.store.partition import Share, dense_cut
+from sparsefleet.store.shards import HeldBlock, ShardCut, check_fits, load_all, load_block, load_table
 from sparsefleet.store.wire import Part, WireError
 from sparsefleet.store.wire.parts import ROWS
 from sparsefleet.table.dense import DenseTable
@@ -35,6 +38,8 @@ class BoundRows:
     keys: U64
     values: F32
     """[U, D], or empty where the message only asks."""
+    counts: U32 | None = None
+    """[U] how often each key occurs in what the values are gradients of; None: once each."""
 
     @property
     def name(self) -> str:
@@ -55,30 +60,38 @@ Bound = BoundRows | BoundDense
 
 
 class Holdings:
-    def __init__(self, index: int, load_from: str | None = None) -> None:
-        self._index = index
+    def __init__(self, index: int, ledger: Ledger, load_from: str | None = None) -> None:
+        self._index, self._ledger = index, ledger
         self._tables: dict[str, SparseTable] = {}
         self._blocks: dict[str, HeldBlock] = {}
-        self._changed = threading.Condition()
+        self._making = threading.Lock()
+        """One table or block is made at a time; that may take long where it comes from a checkpoint."""
+        self._made = threading.Condition()
         self._checkpoint = Checkpoint.open(latest(load_from)) if load_from else None
         self.loaded = load_from is not None
         """Whether anything here came from a checkpoint."""
+        self.used_before = False
+        """Whether rows may hold what a former job, or a former life of a trainer, has learnt."""
         self._filling: SparseTable | None = None
         """A table that is being made from the checkpoint."""
 
-    def create_table(self, spec: TableSpec, servers: int) -> None:
+    def create_table(self, spec: TableSpec, servers: int, on_wait: OnWait = lambda reason: None) -> None:
         """Make the table, from the checkpoint that the server starts from where it has one: that may take long."""
-        with self._changed:
+        with self._making:
             present = self._tables.get(spec.name)
             if present is None:
                 table = SparseTable(spec)
                 if self._checkpoint is not None and self._saved(spec.name, "tables"):
                     self._filling = table
                     try:
-                        load_table(self._checkpoint, table, keep=self._mine(servers))
+                        load_table(self._checkpoint, table, share=Share(self._index, servers))
                     finally:
                         self._filling = None
-                self._tables[spec.name] = table
+
+                def enter() -> None:
+                    self._tables[spec.name] = table
+
+                self._ledger.apply(Record(CREATE, parts=[spec]), enter, on_wait)
                 return
         present.spec.check_same(spec)
 
@@ -94,39 +107,55 @@ class Holdings:
         seconds: float,
         on_wait: OnWait,
     ) -> tuple[HeldBlock, bool]:
-        """This server's cut of the block, and whether it is new. Without `may_create`, wait for another to make it."""
+        """This server's cut of the block, and whether it is new. Without `may_create`, wait for another to make it.
+
+        The trainer that made it on server 0 may have died on its way here: after so many `seconds`, one that waits
+        makes it. Whoever comes later, the first maker too, takes the values that are here.
+        """
         start, stop = dense_cut(size, self._index, servers)
         if len(values) != stop - start:
             raise WireError(
                 f"dense block {name!r} of {size}: server {self._index} holds {stop - start} values; got {len(values)}"
             )
         deadline = time.monotonic() + seconds
-        while True:
-            if not self._changed.acquire(timeout=SLICE):
-                on_wait("a checkpoint is being loaded")
+        while (block := self._blocks.get(name)) is None:
+            if may_create or time.monotonic() > deadline:
+                made = self._make_dense(name, values, rule, layout, start, on_wait)
+                if made is not None:
+                    return made, True
                 continue
-            try:
-                block = self._blocks.get(name)
-                if block is None and may_create:
-                    block = HeldBlock(DenseTable(name, np.array(values, np.float32), rule), layout, start)
-                    if self._checkpoint is not None and self._saved(name, "blocks"):
-                        load_block(self._checkpoint, block)
-                    self._blocks[name] = block
-                    self._changed.notify_all()
-                    return block, True
-                if block is not None:
-                    break
-                self._changed.wait(SLICE)
-            finally:
-                self._changed.release()
-            if time.monotonic() > deadline:
-                raise StoreError(f"dense block {name!r}: the trainer that made it on server 0 did not make it here")
-            on_wait(f"dense block {name!r} is being made")
+            with self._made:
+                self._made.wait_for(lambda: name in self._blocks, SLICE)
+            if name not in self._blocks:
+                on_wait(f"dense block {name!r} is being made")
         if block.table.rule != rule.for_dense():
             raise Disagreement(f"dense block {name!r} exists with another rule: {block.table.rule} there, {rule} here")
         if differing := differing_layouts(block.layout, layout):
             raise Disagreement(f"dense block {name!r} exists with another layout: {differing}")
         return block, False
+
+    def _make_dense(
+        self, name: str, values: F32, rule: UpdateRule, layout: Layout, start: int, on_wait: OnWait
+    ) -> HeldBlock | None:
+        """The new block, or None where another has made it meanwhile."""
+        while not self._making.acquire(timeout=SLICE):
+            on_wait("a checkpoint is being loaded")
+        try:
+            if name in self._blocks:
+                return None
+            block = HeldBlock(DenseTable(name, np.array(values, np.float32), rule), layout, start)
+            if self._checkpoint is not None and self._saved(name, "blocks"):
+                load_block(self._checkpoint, block)
+
+            def enter() -> None:
+                self._blocks[name] = block
+
+            self._ledger.apply(Record(CREATE, parts=[block.table]), enter, on_wait)
+        finally:
+            self._making.release()
+        with self._made:
+            self._made.notify_all()
+        return block
 
     def table(self, name: str) -> SparseTable:
         try:
@@ -148,15 +177,21 @@ class Holdings:
     def blocks(self) -> list[HeldBlock]:
         return list(self._blocks.values())
 
+    def cut(self) -> ShardCut:
+        """Everything as it is now; nobody changes it while this is called."""
+        tables = sorted(self.tables(), key=lambda table: table.spec.name)
+        return ShardCut(tables, sorted(self.blocks(), key=lambda held: held.table.name))
+
     def bind(self, parts: Sequence[Part], *, with_values: bool) -> list[Bound]:
         """The parts with their tables, shapes checked."""
         bound: list[Bound] = []
         for part in parts:
             if part.kind == ROWS:
                 table = self.table(part.name)
-                if not with_values and len(part.floats):
+                if not with_values and (len(part.floats) or part.counts is not None):
                     raise WireError(f"table {part.name!r}: a pull carries keys only; got {len(part.floats)} floats")
-                bound.append(BoundRows(table, part.keys, part.rows(table.spec.dim) if with_values else part.floats))
+                values = part.rows(table.spec.dim) if with_values else part.floats
+                bound.append(BoundRows(table, part.keys, values, part.counts))
             else:
                 block = self.block(part.name)
                 wanted = len(block.table) if with_values else 0
@@ -165,12 +200,22 @@ class Holdings:
                 bound.append(BoundDense(block, part.floats))
         return bound
 
-    def load(self, path: str, servers: int, values_only: bool) -> None:
+    def load(self, path: str, servers: int, values_only: bool, owner: str, patience: float) -> None:
+        """Replace everything by a checkpoint's, in the name of `owner`."""
         checkpoint = Checkpoint.open(path)
-        with self._changed:
-            self.loaded = True
-            load_blocks(checkpoint, self.blocks(), values_only=values_only)
-            load_tables(checkpoint, self.tables(), keep=self._mine(servers), values_only=values_only)
+        with self._making:
+            tables, blocks = self.tables(), self.blocks()
+
+            def check() -> None:
+                """What does not fit, or a cut that is being written, is found before anything is touched."""
+                check_fits(checkpoint, tables, blocks, values_only=values_only)
+
+            def fill() -> None:
+                self.loaded = True
+                load_all(checkpoint, tables, blocks, share=Share(self._index, servers), values_only=values_only)
+
+            record = Record(LOAD, parts=[*(table.spec for table in tables), *(block.table for block in blocks)])
+            self._ledger.apply_alone(record, check, fill, owner, patience)
 
     def rows(self) -> int:
         """Rows that are here, those of a table that is still being filled too: grows while something is loaded."""
@@ -184,6 +229,7 @@ class Holdings:
     def stats(self) -> dict[str, Any]:
         return {
             "loaded": self.loaded,
+            "used_before": self.used_before,
             "tables": {table.spec.name: dict(table.stats()) for table in self.tables()},
             "dense": {
                 block.table.name: {
@@ -195,20 +241,15 @@ class Holdings:
             },
         }
 
-    def _mine(self, servers: int) -> Any:
-        def keep(keys: U64) -> npt.NDArray[np.bool_]:
-            return np.asarray(server_of(keys, servers) == self._index)
-
-        return keep if servers > 1 else None
-
     def _saved(self, name: str, kind: str) -> bool:
         assert self._checkpoint is not None
         return any(info.name == name for info in getattr(self._checkpoint.manifest, kind))
 
 
-def apply_push(bound: Bound) -> None:
-    """One step of the rule."""
-    if isinstance(bound, BoundRows):
-        bound.table.push(bound.keys, bound.values)
-    else:
-        bound.block.table.push(bound.values)
+def apply_all(parts: Sequence[Bound]) -> None:
+    """One step of each part's rule."""
+    for part in parts:
+        if isinstance(part, BoundRows):
+            part.table.push(part.keys, part.values, part.counts)
+        else:
+            part.block.table.push(part.values)

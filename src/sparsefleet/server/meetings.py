@@ -91,7 +91,7 @@ class Meetings:
                     return {"missing": [self._whereabouts(one) for one in sorted(missing)]}
                 sessions.changed.wait(min(left, 0.25))
             self._waiting.pop(worker, None)
-            return {"all": meeting.result}
+            return {"all": meeting.result, "first": sessions.first()}
 
     def _note_waiting(self, worker: int, place: Place) -> None:
         now, known = time.monotonic(), self._waiting.get(worker)

@@ -18,6 +18,7 @@ from sparsefleet.core.memory import keep_freed_memory
 from sparsefleet.server.config import INCOMPLETE, ServerConfig
 from sparsefleet.server.service import ParameterService
 from sparsefleet.server.state import Hook, ServerState
+from sparsefleet.store.wire.auth import open_to_all
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ class ParameterServer:
         before = {number: signal.signal(number, on_signal) for number in signals} if main else {}
         try:
             while not stopping.wait(LOOK_EVERY):
+                # Meetings, where lost trainers are noticed, are on server 0.
+                self.state.sessions.leave_out_silent("geo", self.state.geo.subscribers())
                 if self.state.sessions.finished():
                     why[0] = "all trainers have stopped"
                     if unfinished := self.state.sessions.unfinished():
@@ -105,6 +108,7 @@ class ParameterServer:
 
     def close(self, grace: float = 2.0) -> bool:
         """Stop listening. False where streams were still open: Flight cannot cut them, only the process's end does."""
+        self.state.tasks.close()
         thread = threading.Thread(target=self._service.shutdown, daemon=True)
         thread.start()
         thread.join(grace)
@@ -117,6 +121,8 @@ def run_server(
     """A server process's whole life: listen, tell where, serve. Ends the process, whatever streams are still open."""
     keep_freed_memory()
     server = ParameterServer(config, after_apply)
+    if not config.token and not config.insecure:
+        log.warning("%s", open_to_all(f"server {config.index}"))
     announce(server.endpoint)
     server.serve()
     logging.shutdown()

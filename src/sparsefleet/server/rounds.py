@@ -1,12 +1,16 @@
 """Rounds of sync mode: every trainer's gradients of step t, summed in the trainers' order, are one step of each rule.
 
-A round is open until all trainers in it have contributed; whoever comes last applies it, and all get the answer. A
-trainer that left is not waited for. One that is lost ends the wait with an error that names it, or is dropped, by
-`lost_trainer`.
+A round is open until all trainers in it have contributed; whoever comes last applies it, as one record, and wakes the
+others. A trainer that left is not waited for. One that is lost ends the wait with an error that names it, or is
+dropped, by `lost_trainer`.
+
+A contribution costs a look at the set of those that are still missing; only when a trainer comes, goes or is lost does
+anybody count anew (`benchmarks/sync_rounds.py` measures it).
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,142 +18,195 @@ from dataclasses import dataclass, field
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.kernels.rows import sum_blocks, sum_rows
-from sparsefleet.server.cut import SLICE, CutGate, OnWait, PushLane
-from sparsefleet.server.holdings import Bound, BoundDense, BoundRows, apply_push
+from sparsefleet.server.gate import SLICE, OnWait
+from sparsefleet.server.holdings import Bound, BoundDense, BoundRows, apply_all
+from sparsefleet.server.ledger import ROUND, Account, Ledger, Record, Step
 from sparsefleet.server.sessions import Sessions
+
+LOOK_EVERY = 0.25
+"""Seconds between two looks for trainers that have fallen silent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    lane: PushLane
-    number: int
+    step: Step
     parts: Sequence[Bound]
-    steps: int
-    """Batches of the trainer that the parts are of."""
 
 
 @dataclass
 class Round:
     number: int
+    missing: set[int]
+    """Trainers of the round that have not contributed."""
     contributions: dict[int, Contribution] = field(default_factory=dict)
     applying: bool = False
     done: bool = False
     error: StoreError | None = None
+    bell: threading.Event = field(default_factory=threading.Event)
+    """Rung when the round is over; before that, each time that its contributors should look again."""
+    looked: float = 0.0
+    """When somebody looked last for lost trainers."""
 
 
 class Rounds:
-    def __init__(self, sessions: Sessions, gate: CutGate) -> None:
-        self._sessions, self._gate = sessions, gate
-        self._open = Round(1)
+    """`sessions.changed` guards everything here."""
+
+    def __init__(self, sessions: Sessions, ledger: Ledger) -> None:
+        self._sessions, self._ledger = sessions, ledger
+        self._open = Round(1, set())
+        self._before: dict[int, int | None] = {}
+        """By trainer that was started again, how many rounds were over when it first contributed; None: it has not."""
         sessions.on_new_life.append(self._forget_life)
+        sessions.on_change.append(self._count_anew)
 
     @property
     def waiting(self) -> int:
         """Contributions that wait for others."""
         return len(self._open.contributions)
 
-    def contribute(self, lane: PushLane, number: int, parts: Sequence[Bound], steps: int, on_wait: OnWait) -> int:
-        """Hand in a part of the open round and return the round's number when it is applied."""
+    def contribute(self, account: Account, sequence: int, parts: Sequence[Bound], batches: int, on_wait: OnWait) -> int:
+        """Hand in a part of the open round, and return the round's number once it is applied.
+
+        To a trainer that was started again, rounds count from its first one: where its former life died within a round,
+        the servers may have applied different numbers of them.
+        """
+        worker = account.worker
         with self._sessions.changed:
-            if number <= lane.applied:
-                return lane.round  # sent again after a lost answer
+            if sequence <= account.sequence:
+                return account.round  # sent again after a lost answer
             # At once: while it waits for a round that is being applied, the others must not begin the next without it.
-            self._sessions.come_back(lane.worker)
-        while not self._joinable(lane):
-            on_wait(f"round {self._open.number} is being applied")
-        with self._sessions.changed:
-            if number <= lane.applied:
-                return lane.round  # sent again after a lost answer
+            self._sessions.come_back(worker)
             current = self._open
-            mine = current.contributions.get(lane.worker)
+            bell = current.bell if current.applying and worker not in current.contributions else None
+        while bell is not None:  # the open round is applied without this trainer, which had left: its is the next
+            if not bell.wait(SLICE):
+                on_wait(f"round {current.number} is being applied")
+            with self._sessions.changed:
+                current = self._open
+                bell = current.bell if current.applying and worker not in current.contributions else None
+        with self._sessions.changed:
+            if sequence <= account.sequence:
+                return account.round
+            current = self._open
+            mine = current.contributions.get(worker)
             if mine is None:
-                current.contributions[lane.worker] = Contribution(lane, number, parts, steps)
-                self._sessions.changed.notify_all()
-            elif mine.lane is not lane or mine.number != number:
+                if not current.contributions:
+                    current.missing = set(self._sessions.in_rounds())
+                current.contributions[worker] = Contribution(Step(account, sequence, batches), parts)
+                current.missing.discard(worker)
+                if self._before.get(worker, 0) is None:
+                    self._before[worker] = current.number - 1
+            elif mine.step.account is not account or mine.step.sequence != sequence:
                 raise StoreError(
-                    f"worker {lane.worker} contributed twice to round {current.number}: a trainer merges its threads' "
+                    f"worker {worker} contributed twice to round {current.number}: a trainer merges its threads' "
                     "gradients and pushes once"
                 )
-        while not self._settled(current, on_wait):
-            on_wait(self._what_it_waits_for(current))
+            mine_to_apply = self._take_over(current)
+            bell, first = current.bell, len(current.contributions) == 1
+        if mine_to_apply:
+            self._apply(current, on_wait)
+        self._wait_for_the_end(current, bell, LOOK_EVERY if first else SLICE, on_wait)
         if current.error is not None:
             raise current.error
-        return current.number
+        return account.round
+
+    def _wait_for_the_end(self, current: Round, bell: threading.Event, patience: float, on_wait: OnWait) -> None:
+        told = time.monotonic()
+        while not current.done:
+            rung = bell.wait(patience)
+            if current.done:
+                return
+            with self._sessions.changed:
+                mine_to_apply = self._look_for_losses(current, at_once=rung)
+                bell = current.bell
+            if mine_to_apply:
+                self._apply(current, on_wait)
+            elif not current.done and time.monotonic() - told >= SLICE:
+                told = time.monotonic()
+                on_wait(self._what_it_waits_for(current))
 
     def _what_it_waits_for(self, current: Round) -> str:
         with self._sessions.changed:
-            missing = sorted(self._sessions.in_rounds() - current.contributions.keys())
+            missing = sorted(current.missing)
             return f"round {current.number} waits for {', '.join(map(self._sessions.name, missing)) or 'its turn'}"
-
-    def _joinable(self, lane: PushLane) -> bool:
-        """Wait a while; False while the open round is applied without this trainer, which had left: its is the next."""
-        until = time.monotonic() + SLICE
-        with self._sessions.changed:
-            while self._open.applying and lane.worker not in self._open.contributions:
-                if time.monotonic() >= until:
-                    return False
-                self._sessions.changed.wait(SLICE)
-            return True
-
-    def _settled(self, current: Round, on_wait: OnWait) -> bool:
-        """Wait a while; True when the round is over. Applies it if it is complete."""
-        sessions, until = self._sessions, time.monotonic() + SLICE
-        with sessions.changed:
-            while not current.done and time.monotonic() < until:
-                missing = sessions.in_rounds() - current.contributions.keys()
-                if not missing and not current.applying:
-                    current.applying = True
-                    break
-                if (lost := sessions.lost_among(missing)) and not current.applying:
-                    error = sessions.go_on_without(f"round {current.number}", lost)
-                    if error is None:
-                        continue
-                    self._close(current, error)
-                    break
-                sessions.changed.wait(min(0.25, SLICE))
-            else:
-                return current.done
-            if current.done:
-                return True
-        self._apply(current, on_wait)
-        return True
 
     def _apply(self, current: Round, on_wait: OnWait) -> None:
         contributions = [current.contributions[worker] for worker in sorted(current.contributions)]
+        steps, begun = [one.step for one in contributions], False
         error: StoreError | None = None
+
+        def change() -> None:
+            nonlocal begun
+            begun = True
+            apply_all(total)
+            for step in steps:
+                step.account.round = current.number - (self._before.get(step.account.worker) or 0)
+
         try:
-            self._gate.enter([(one.lane, one.number) for one in contributions], on_wait)
-        except BaseException:
-            # Our client died while a checkpoint held us off: the round is still whole, another contributor applies it.
-            with self._sessions.changed:
-                current.applying = False
-                self._sessions.changed.notify_all()
-            raise
-        try:
-            for bound in merged([one.parts for one in contributions]):
-                apply_push(bound)
-            for one in contributions:
-                one.lane.applied, one.lane.round = one.number, current.number
-                one.lane.steps += one.steps
-        except Exception as problem:
+            total = merged([one.parts for one in contributions])
+            self._ledger.apply(Record(ROUND, steps, total), change, on_wait)
+        except BaseException as problem:
+            if not begun:
+                # Our client died while a checkpoint held us off, say: the round is still whole, another contributor
+                # applies it.
+                with self._sessions.changed:
+                    current.applying = False
+                    self._ring(current)
+                raise
             error = StoreError(f"round {current.number} failed on this server: {problem!r}")
-        finally:
-            self._gate.leave()
-            with self._sessions.changed:
+        with self._sessions.changed:
+            self._close(current, error)
+
+    # --- with `changed` held
+
+    def _take_over(self, current: Round) -> bool:
+        """Whether the caller is to apply the round."""
+        if current.missing or current.applying or current.done:
+            return False
+        current.applying = True
+        return True
+
+    def _look_for_losses(self, current: Round, at_once: bool) -> bool:
+        """Go on without lost trainers, or end the round with an error; True where the caller is to apply it."""
+        now = time.monotonic()
+        if current.applying or current.done or not (at_once or now - current.looked >= LOOK_EVERY):
+            return False
+        current.looked = now
+        while lost := self._sessions.lost_among(current.missing):
+            error = self._sessions.go_on_without(f"round {current.number}", lost)
+            if error is not None:
                 self._close(current, error)
+                return False
+        return self._take_over(current)
+
+    def _count_anew(self) -> None:
+        """Somebody has come, gone or been lost."""
+        current = self._open
+        if current.contributions and not current.applying:
+            current.missing = set(self._sessions.in_rounds() - current.contributions.keys())
+            self._ring(current)
 
     def _forget_life(self, worker: int | None) -> None:
         """What a former life handed in is not another's part of the round, unless it is being applied already."""
         current = self._open
-        for one in list(current.contributions) if worker is None else [worker]:
-            if not current.applying:
+        if not current.applying:
+            for one in list(current.contributions) if worker is None else [worker]:
                 current.contributions.pop(one, None)
+        if worker is not None:
+            self._before[worker] = None
+            return
+        current.number = 0 if current.applying else 1  # a new job: the next round is its first
+        self._before = {}
+
+    def _ring(self, current: Round) -> None:
+        bell, current.bell = current.bell, threading.Event()
+        bell.set()
 
     def _close(self, current: Round, error: StoreError | None) -> None:
         current.error, current.done = error, True
         current.contributions = {} if error is not None else current.contributions
-        self._open = Round(current.number + (error is None))
-        self._sessions.changed.notify_all()
+        self._open = Round(current.number + (error is None), set())
+        current.bell.set()
 
 
 def merged(contributions: Sequence[Sequence[Bound]]) -> list[Bound]:
@@ -164,8 +221,8 @@ def merged(contributions: Sequence[Sequence[Bound]]) -> list[Bound]:
                 dense.setdefault(part.name, []).append(part)
     result: list[Bound] = []
     for same in rows.values():
-        total = sum_rows([KeyedRows(part.keys, part.values) for part in same])
-        result.append(BoundRows(same[0].table, total.keys, total.rows))
+        total = sum_rows([KeyedRows(part.keys, part.values, part.counts) for part in same])
+        result.append(BoundRows(same[0].table, total.keys, total.rows, total.counts))
     for same_block in dense.values():
         result.append(BoundDense(same_block[0].block, sum_blocks([part.values for part in same_block])))
     return result

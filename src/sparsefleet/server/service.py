@@ -11,8 +11,7 @@ import pyarrow.flight as flight
 from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.server.exchange import Exchange
 from sparsefleet.server.meetings import read_place
-from sparsefleet.server.saving import Saving, need_seconds, need_text
-from sparsefleet.server.sessions import Registration
+from sparsefleet.server.members import Registration
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.wire import PROTOCOL, WireError, encode, read_json, refusal, spec_from_dict, to_json
 from sparsefleet.store.wire.auth import CheckToken
@@ -23,6 +22,7 @@ log = logging.getLogger(__name__)
 MAX_ACTION_BYTES = 64 << 20
 MAX_PATIENCE = 60.0
 MAX_FREEZE = 3600.0
+"""Clients ask for no more, however long their time-out is."""
 MAX_REASON = 1000
 
 Data = dict[str, Any]
@@ -31,7 +31,7 @@ Data = dict[str, Any]
 class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self, state: ServerState) -> None:
         config = state.config
-        self._state, self._saving = state, Saving(state)
+        self._state = state
         self._actions: dict[str, Callable[[Data], Data | None]] = {
             "ping": lambda data: {"server": state.server_id},
             "register": self._register,
@@ -45,16 +45,18 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "freeze": self._freeze,
             "renew": self._renew,
             "advance": self._advance,
-            "thaw": lambda data: state.gate.thaw(need_text(data, "owner")),
+            "name_cut": self._name_cut,
+            "thaw": self._thaw,
             "write": self._write,
+            "drop_cut": self._drop_cut,
             "saved": self._saved,
-            "attend": lambda data: state.cuts.attend(*_identity(data), _patience(data)),
-            "depart": lambda data: state.cuts.depart(*_identity(data), data.get("report"), _patience(data)),
-            "open_cut": lambda data: state.cuts.open(*_identity(data)),
-            "ask_all": lambda data: state.cuts.ask(need_text(data, "cut"), need_text(data, "phase"), _patience(data)),
+            "attend": lambda data: state.joint_cuts.attend(*_identity(data), _patience(data)),
+            "depart": lambda data: state.joint_cuts.depart(*_identity(data), data.get("report"), _patience(data)),
+            "open_cut": lambda data: state.joint_cuts.open(*_identity(data)),
+            "ask_all": self._ask_all,
             "watch_cuts": self._watch_cuts,
             "answer_cut": self._answer_cut,
-            "close_cut": lambda data: state.cuts.close(need_text(data, "cut")),
+            "close_cut": lambda data: state.joint_cuts.close(need_text(data, "cut")),
             "load": self._load,
             "stats": lambda data: state.stats(),
         }
@@ -70,13 +72,13 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         try:
             hello = _checked_protocol(read_json(bytes(descriptor.command or b""), "the opening of a stream"))
-            lane = self._state.lane(*_identity(hello), _integer(hello, "lane"))
+            account = self._state.account(*_identity(hello), _integer(hello, "lane"))
             segment = accepted(hello.get("segment"))
         except SparseFleetError as error:
             metadata, _ = encode({"error": str(error), "server": self._state.server_id})
             writer.write_metadata(metadata)
             return
-        Exchange(self._state, lane, writer, segment).run(reader)
+        Exchange(self._state, account, writer, segment).run(reader)
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         return [to_json(self._answer(action))]
@@ -146,10 +148,19 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         self._state.sessions.stop(*_identity(data))
 
     def _create_table(self, data: Data) -> Data:
-        spec = data.get("spec")
-        if not isinstance(spec, dict):
-            raise WireError(f"spec must describe a table; got {spec!r}")
-        return self._saving.create_table(spec_from_dict(spec), _patience(data))
+        """Done at once, unless its rows come from the checkpoint that the server starts from."""
+        state = self._state
+        self._living(data)
+        described = data.get("spec")
+        if not isinstance(described, dict):
+            raise WireError(f"spec must describe a table; got {described!r}")
+        spec = spec_from_dict(described)
+
+        def work() -> Data:
+            state.holdings.create_table(spec, state.sessions.servers)
+            return {}
+
+        return state.tasks.ask(f"table {spec.name!r}", work, _patience(data), key=repr(spec))
 
     def _meet(self, data: Data) -> Data:
         bounded = data.get("bounded") is True
@@ -158,38 +169,84 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         )
 
     def _freeze(self, data: Data) -> Data:
-        return self._saving.freeze(need_text(data, "owner"), need_seconds(data, "seconds", MAX_FREEZE))
+        owner, ledger, seconds = self._living(data), self._state.ledger, need_seconds(data, "seconds", MAX_FREEZE)
+        self._state.sessions.check_job()
+        ledger.check_whole()
+        ledger.gate.hold(owner, seconds, seconds / 2)
+        return {"accounts": ledger.accounts(), "over": ledger.over()}
 
     def _renew(self, data: Data) -> None:
-        self._state.gate.renew(need_text(data, "owner"), need_seconds(data, "seconds", MAX_FREEZE))
+        """Of the freeze and of the cut, whatever the caller has."""
+        owner, seconds = self._living(data), need_seconds(data, "seconds", MAX_FREEZE)
+        held = self._state.ledger.gate.renew(owner, seconds)
+        if not self._state.cuts.renew(owner, seconds) and not held:
+            raise StoreError("there is neither a freeze nor a cut of this trainer any more: save again")
 
     def _advance(self, data: Data) -> Data:
-        lanes = data.get("lanes")
-        if not isinstance(lanes, dict) or not all(type(number) is int for number in lanes.values()):
-            raise WireError(f"lanes must say numbers by lane; got {lanes!r}")
-        return self._saving.advance(need_text(data, "owner"), lanes, need_seconds(data, "patience", MAX_FREEZE))
+        owner, ledger, steps = self._living(data), self._state.ledger, data.get("accounts")
+        if not isinstance(steps, dict) or not all(type(number) is int for number in steps.values()):
+            raise WireError(f"accounts must say numbers of steps by account; got {steps!r}")
+
+        def reached() -> bool:
+            applied = ledger.accounts()
+            return all(applied.get(key, (0,))[0] >= number for key, number in steps.items())
+
+        ledger.gate.let_through(owner, steps, reached, need_seconds(data, "patience", MAX_FREEZE))
+        return {}
+
+    def _name_cut(self, data: Data) -> Data:
+        return self._state.cuts.name(self._living(data), need_seconds(data, "seconds", MAX_FREEZE))
+
+    def _thaw(self, data: Data) -> None:
+        self._state.ledger.gate.open(self._living(data))
 
     def _write(self, data: Data) -> Data:
-        patience = _patience(data)
-        drop_state = data.get("drop_state") is True
-        return self._saving.write(need_text(data, "owner"), need_text(data, "directory"), drop_state, patience)
+        cuts, owner = self._state.cuts, self._living(data)
+        directory, drop_state = need_text(data, "directory"), data.get("drop_state") is True
+        cuts.check(owner)
+        return self._state.tasks.ask(
+            f"write to {directory}",
+            lambda: cuts.write(owner, directory, drop_state),
+            _patience(data),
+            key=f"write {owner} {directory}",
+        )
+
+    def _drop_cut(self, data: Data) -> None:
+        self._state.cuts.drop(self._living(data))
 
     def _saved(self, data: Data) -> None:
+        self._living(data)
         self._state.last_checkpoint = need_text(data, "path")
+
+    def _ask_all(self, data: Data) -> Data:
+        return self._state.joint_cuts.ask(need_text(data, "cut"), need_text(data, "phase"), _patience(data))
 
     def _watch_cuts(self, data: Data) -> Data:
         served = (data.get("cut"), data.get("phase"))
-        answer = self._state.cuts.watch(*_identity(data), served, _patience(data))
+        answer = self._state.joint_cuts.watch(*_identity(data), served, _patience(data))
         return answer and {**answer, "last_checkpoint": self._state.last_checkpoint}
 
     def _answer_cut(self, data: Data) -> None:
         asked = (need_text(data, "cut"), need_text(data, "phase"))
-        self._state.cuts.answer(*_identity(data), asked, data.get("report"), data.get("failure"))
+        self._state.joint_cuts.answer(*_identity(data), asked, data.get("report"), data.get("failure"))
 
     def _load(self, data: Data) -> Data:
-        patience = _patience(data)
+        state, owner, path = self._state, self._living(data), need_text(data, "path")
         values_only = data.get("values_only") is True
-        return self._saving.load(need_text(data, "ticket"), need_text(data, "path"), values_only, patience)
+
+        def work() -> Data:
+            state.holdings.load(path, state.sessions.servers, values_only, owner, state.config.timeout)
+            state.last_checkpoint = path
+            return {}
+
+        return state.tasks.ask(f"load of {path}", work, _patience(data), key=need_text(data, "ticket"))
+
+    def _living(self, data: Data) -> str:
+        """The life of the registered trainer that calls: what it freezes, cuts or loads is in its name."""
+        worker, incarnation = _identity(data)
+        with self._state.sessions.changed:
+            self._state.sessions.check(worker, incarnation)
+        return incarnation
 
 
 def _checked_protocol(data: Data) -> Data:
@@ -198,6 +255,20 @@ def _checked_protocol(data: Data) -> Data:
             f"protocol {data.get('protocol')!r} came; this server speaks {PROTOCOL}: use one SparseFleet everywhere"
         )
     return data
+
+
+def need_text(data: Data, name: str) -> str:
+    value = data.get(name)
+    if not isinstance(value, str) or not value:
+        raise StoreError(f"{name} must be text; got {value!r}")
+    return value
+
+
+def need_seconds(data: Data, name: str, most: float) -> float:
+    value = data.get(name)
+    if type(value) not in (int, float) or not 0 <= float(value or 0) <= most:
+        raise StoreError(f"{name} must be 0 to {most:g} seconds; got {value!r}")
+    return float(value or 0)
 
 
 def _patience(data: Data) -> float:

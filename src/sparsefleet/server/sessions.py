@@ -24,50 +24,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from sparsefleet.core.errors import StoreError
 from sparsefleet.server.config import ServerConfig
+from sparsefleet.server.members import Member, Registration
 
 log = logging.getLogger(__name__)
 
 MAX_WORKERS = 65536
-
-
-@dataclass
-class Trainer:
-    worker: int
-    incarnation: str
-    about: str
-    last_seen: float
-    status: dict[str, Any] = field(default_factory=dict)
-    resting: bool = False
-    stopped: bool = False
-    gone: bool = False
-    failure: str | None = None
-    """Why it ended too early, if it or its launcher said so."""
-    no_error: bool = False
-    """Its process seems to end well all the same: nobody but us can tell that the job has not."""
-    dropped: bool = False
-
-    @property
-    def ended(self) -> bool:
-        return self.gone or self.failure is not None or self.dropped
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What a trainer says of itself and of the job, as it sees it."""
-
-    worker: int
-    workers: int
-    servers: tuple[str, ...]
-    index: int
-    """The number that it takes this server for."""
-    about: str
-    mode: str | None = None
-    """None: it trains nothing, or in no mode that others need know."""
 
 
 class Sessions:
@@ -78,8 +43,14 @@ class Sessions:
         self.changed = threading.Condition()
         self.on_new_life: list[Callable[[int | None], None]] = []
         """Called with `changed` held when a number is taken again: forget that trainer, or (None) a whole job."""
+        self.on_loss: list[Callable[[int], None]] = []
+        """Called with `changed` held when a trainer is lost for good: it has failed, has ended, or is left out."""
+        self.on_change: list[Callable[[], None]] = []
+        """Called with `changed` held when a trainer comes, goes, rests or is lost, where somebody told us of it."""
+        self._in_rounds: frozenset[int] | None = None
+        """What `in_rounds` found, until someone comes or goes."""
         self._endpoints, self._workers, self._mode = config.endpoints, config.workers, config.mode
-        self._trainers: dict[int, Trainer] = {}
+        self._trainers: dict[int, Member] = {}
         self.last_checkpoint: str | None = config.load_from
         self._first: float | None = None
         self._never_came: set[int] = set()
@@ -88,8 +59,8 @@ class Sessions:
         self._broken: str | None = None
         """Why the job cannot go on."""
         self._broken_at: float | None = None
-        self.had_losses = False
-        """Whether trainers were lost to the others, ever; also if they have come back since."""
+        self._looked = self._awake_since = time.monotonic()
+        """When `leave_out_silent` was called last, and since when it has been again and again."""
 
     @property
     def servers(self) -> int:
@@ -117,7 +88,7 @@ class Sessions:
             if present is None or present.incarnation != incarnation:
                 if present is not None or self._over(worker):
                     self._make_way(worker)
-                self._trainers[worker] = Trainer(worker, incarnation, about, time.monotonic())
+                self._trainers[worker] = Member(worker, incarnation, about, time.monotonic())
                 self._never_came.discard(worker)
                 self._ended_before.pop(worker, None)
                 log.info("worker %d registered: %s", worker, about)
@@ -125,7 +96,7 @@ class Sessions:
             self._first = self._first or time.monotonic()
             self._endpoints, self._workers = joining.servers, joining.workers
             self._mode = joining.mode or self._mode
-            self.changed.notify_all()
+            self._tell_all()
 
     def _over(self, worker: int) -> bool:
         """Whether the job is broken, nobody of it is left, and one comes again that failed before it registered."""
@@ -179,7 +150,7 @@ class Sessions:
                 "Start every process of a job with the same mode"
             )
 
-    def check(self, worker: int, incarnation: str) -> Trainer:
+    def check(self, worker: int, incarnation: str) -> Member:
         """The trainer that calls; a call is a sign of life."""
         trainer = self._trainers.get(worker)
         if trainer is None or trainer.incarnation != incarnation:
@@ -205,11 +176,12 @@ class Sessions:
             trainer = self.check(worker, incarnation)
             trainer.resting = True
             trainer.gone = trainer.gone or for_good
+            self._in_rounds = None
             if not self.in_rounds():
                 # The rounds are over: the next ones are everybody's again.
                 for each in self._trainers.values():
                     each.resting = False
-            self.changed.notify_all()
+            self._tell_all()
 
     def fail(self, worker: int, incarnation: str, reason: str, *, own_error: bool, no_error: bool = False) -> None:
         """The trainer ends too early and says so: it is lost, and nobody need wait to find out."""
@@ -217,10 +189,10 @@ class Sessions:
             trainer = self.check(worker, incarnation)
             trainer.failure, trainer.no_error = reason, no_error
             trainer.resting = False  # it has not run out of rows: rounds are not to go on without it unnoticed
-            self.had_losses = True
+            self._lost_for_good(worker)
             if own_error:
                 self.break_job(f"worker {worker} ({trainer.about}) failed: {reason}")
-            self.changed.notify_all()
+            self._tell_all()
 
     def ended(self, worker: int, how: str, failed: bool) -> bool:
         """Its launcher has seen the trainer's process end badly. Returns whether the others go on.
@@ -234,14 +206,13 @@ class Sessions:
             trainer = self._trainers.get(worker)
             if trainer is None:
                 self._ended_before[worker] = how
-                self.had_losses = True
                 if failed:
                     self.break_job(self.name(worker))
             elif not trainer.ended and not trainer.stopped:
                 trainer.failure, trainer.resting = how, False
-                self.had_losses = True
+                self._lost_for_good(worker)
             log.warning("worker %d has ended: %s", worker, how)
-            self.changed.notify_all()
+            self._tell_all()
             return self._broken is None and self.config.lost_trainer == "drop"
 
     def break_job(self, why: str) -> None:
@@ -249,21 +220,24 @@ class Sessions:
         if self._broken is None:
             self._broken_at = time.monotonic()
             self._broken = f"the job has ended: {why}. {self._advice('Once that is mended, start')}"
-            self.changed.notify_all()
+            self._tell_all()
 
     def join(self, worker: int, incarnation: str) -> None:
         """Take a resting trainer into the rounds again."""
         with self.changed:
-            self.check(worker, incarnation).resting = False
+            self.check(worker, incarnation)
+            self.come_back(worker)
 
     def come_back(self, worker: int) -> None:
         """With `changed` held: a contribution of a resting trainer takes it into the rounds again."""
-        self._trainers[worker].resting = False
+        if self._trainers[worker].resting:
+            self._trainers[worker].resting = False
+            self._tell_all()
 
     def stop(self, worker: int, incarnation: str) -> None:
         with self.changed:
             self.check(worker, incarnation).stopped = True
-            self.changed.notify_all()
+            self._tell_all()
 
     def finished(self) -> bool:
         """All trainers have said stop, or never will; not where none has, nor left as if it were done."""
@@ -293,11 +267,12 @@ class Sessions:
                 seen.append(self._broken_at)
             return after is not None and bool(seen) and all(now - moment > after for moment in seen)
 
-    def is_lost_life(self, incarnation: str) -> bool:
-        """Whether this life of a trainer ended too early: it sends no more, and what it holds is nobody's."""
+    def is_over(self, incarnation: str) -> bool:
+        """Whether this life of a trainer has ended: it sends no more, and what it holds is nobody's."""
         with self.changed:
-            lives = [trainer for trainer in self._trainers.values() if trainer.incarnation == incarnation]
-            return any(trainer.dropped or trainer.failure is not None for trainer in lives)
+            return not any(
+                trainer.incarnation == incarnation and not trainer.ended for trainer in self._trainers.values()
+            )
 
     def left_out(self) -> list[str]:
         """In words, the trainers that the others went on without, and those that said they failed."""
@@ -309,11 +284,37 @@ class Sessions:
             who |= {worker: self._trainers[worker].about for worker in dropped}
             return [f"worker {worker} ({about})" for worker, about in sorted(who.items())]
 
+    def leave_out_silent(self, what: str, workers: Iterable[int]) -> None:
+        """Where lost trainers are left out: leave out those that nobody waits for, but that cost something.
+
+        For calling now and then. If this process has slept meanwhile, trainers get their time-out again: their signs of
+        life may wait to be read.
+        """
+        now = time.monotonic()
+        with self.changed:
+            if now - self._looked > max(1.0, self.config.timeout / 4):
+                self._awake_since = now
+            self._looked = now
+            if self.config.lost_trainer == "error" or now - self._awake_since <= self.config.timeout:
+                return
+            lost = [w for w in self.lost_among(workers) if w in self._trainers and not self._came_to_its_end(w)]
+            if lost:
+                self.go_on_without(what, lost)
+
     # --- with `changed` held
 
-    def in_rounds(self) -> set[int]:
+    def _tell_all(self) -> None:
+        """Somebody has come, gone, rested or been lost: whoever waits for trainers looks again."""
+        self._in_rounds = None
+        for look in self.on_change:
+            look()
+        self.changed.notify_all()
+
+    def in_rounds(self) -> frozenset[int]:
         """Whose contribution a round needs."""
-        return {worker for worker in self.in_meetings() if not self._is(worker, "resting")}
+        if self._in_rounds is None:
+            self._in_rounds = frozenset(w for w in self.in_meetings() if not self._is(w, "resting"))
+        return self._in_rounds
 
     def in_meetings(self) -> set[int]:
         """Whom a barrier waits for."""
@@ -347,11 +348,15 @@ class Sessions:
             log.warning("going on without %s", self.name(worker))
             if worker in self._trainers:
                 self._trainers[worker].dropped = True
-                self.had_losses = True
+                self._lost_for_good(worker)
             else:
                 self._never_came.add(worker)
-        self.changed.notify_all()
+        self._tell_all()
         return None
+
+    def _lost_for_good(self, worker: int) -> None:
+        for forget in self.on_loss:
+            forget(worker)
 
     def name(self, worker: int) -> str:
         """A trainer in the words of an error message."""
@@ -409,7 +414,7 @@ class Sessions:
                 for worker, trainer in sorted(self._trainers.items())
             }
 
-    def _state(self, trainer: Trainer, now: float) -> str:
+    def _state(self, trainer: Member, now: float) -> str:
         if trainer.failure is not None and not trainer.dropped:
             return "lost"  # also where it has said stop
         for state in ("dropped", "gone", "stopped"):

@@ -1,4 +1,4 @@
-"""What a request is answered with, in bytes: scores, or why there are none."""
+"""The bytes that answer a request: scores, or why there are none."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from starlette.requests import ClientDisconnect
 
 from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import BundleError, SparseFleetError
-from sparsefleet.kernels.request import format_floats
 from sparsefleet.serving.batcher import OverloadedError
-from sparsefleet.serving.rows import RequestError
+from sparsefleet.serving.kernels.request import format_floats
+from sparsefleet.serving.samples import RequestError
 from sparsefleet.serving.source import SourceError
 
 Answer = tuple[int, bytes, dict[str, str]]
@@ -33,10 +33,10 @@ def answer_bytes(version: str, scores: F32) -> bytes:
 
 
 def refusal(error: Exception, version: str) -> Answer | None:
-    """What is answered in place of what failed, by a server that serves `version`; None: the fault is our own."""
+    """The answer for an error, from a server that serves `version`; None if the fault is the server's own."""
     match error:
         case HttpError():
-            # The rest of a body that is too long is not read: the connection cannot go on.
+            # We do not read the rest of a body that is too long, so the connection cannot be used again.
             close = {"connection": "close"} if error.status in (408, 413) else {}
             return _problem(error.status, error.message, close, **error.facts)
         case RequestError():

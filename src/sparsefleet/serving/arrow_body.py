@@ -11,7 +11,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import DataError
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, slot_keys
-from sparsefleet.serving.rows import RequestError
+from sparsefleet.serving.samples import RequestError
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 MAX_ROWS = 5_000_000
@@ -59,7 +59,7 @@ def _batch(table: pa.Table, schema: Schema) -> Batch:
     slots = {slot.name: slot_keys(columns[slot.name], slot, schema, refusals) for slot in schema.slots}
     if refusals.counts():
         first = refusals.first()
-        raise RequestError(f"row {first.row}: field {first.column!r}: {first.reason}", first.column, first.row)
+        raise RequestError(f"row {first.sample}: field {first.column!r}: {first.reason}", first.column, first.sample)
     stacked = np.stack(dense, axis=1) if dense else np.empty((rows, 0), np.float32)
     return Batch.from_slots(slots, dense=np.ascontiguousarray(stacked))
 
@@ -72,7 +72,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _refuse_compressed(body: bytes) -> None:
-    """A few kilobytes can unfold to gigabytes; the body's limit is to mean something."""
+    """Refuse compressed streams: a few kilobytes can unfold to gigabytes, past the limit on the body."""
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
         metadata = message.metadata.to_pybytes()
         root = struct.unpack_from("<I", metadata, 0)[0]
@@ -92,7 +92,7 @@ def _refuse_compressed(body: bytes) -> None:
 
 
 def _field(metadata: bytes, table: int, index: int) -> int | None:
-    """Where a flatbuffer table's field lies; None where it is absent."""
+    """The position of a field of a flatbuffer table; None if the table does not have it."""
     vtable = table - struct.unpack_from("<i", metadata, table)[0]
     size = struct.unpack_from("<H", metadata, vtable)[0]
     if 4 + 2 * index >= size:

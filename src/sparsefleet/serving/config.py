@@ -18,7 +18,7 @@ class ServeConfig:
     port: int = 8000
     """0 takes a free one."""
     threads: int = 2
-    """Requests scored at a time."""
+    """Threads that score requests."""
     sparse: str = "mmap"
     """Where rows come from: mmap (the bundle's own files), or redis://host:port/database?prefix=NAME."""
     check: str = "full"
@@ -26,18 +26,18 @@ class ServeConfig:
     max_body: int = 16 << 20
     """Bytes of a request."""
     max_rows: int = 10_000
-    """Rows of a JSON request; an Arrow stream may have as many as fit the body."""
+    """Samples of a JSON request; an Arrow stream may have as many as fit into the body."""
     batch_rows: int = 400
-    """Rows scored at once: a longer request is cut into pieces. Short requests that wait at the same time are
-    joined, up to `batcher.JOINED_ROWS`."""
+    """Samples scored at once: a longer request is cut into pieces. Short requests that wait at the same time are
+    joined, up to `batcher.JOINED_SAMPLES`."""
     max_waiting_rows: int = 200_000
-    """Rows that may wait; beyond it requests are turned away with 503."""
+    """Samples that may wait to be scored; beyond them requests are refused with 503."""
     allow_missing: bool = False
-    """A field that a row leaves out counts as null instead of being refused."""
+    """A field that a sample leaves out counts as null instead of being refused."""
     log_requests: str | None = None
-    """A file that takes every JSON request with its scores, a line each."""
+    """A file to which every JSON request is written with its scores, a line each."""
     log_max_bytes: int = 256 << 20
-    """A log that reaches this is kept as FILE.1, and a new one is begun."""
+    """A log that reaches this size is renamed to FILE.1, and a new one is begun."""
     watch_seconds: float = 2.0
     """How often `current` is looked at."""
     body_timeout: float = 30.0
@@ -45,7 +45,7 @@ class ServeConfig:
     drain_timeout: float = 30.0
     """Seconds that requests under way get when the server is told to end."""
     token: str | None = field(default_factory=lambda: os.environ.get(TOKEN) or None, repr=False)
-    """Who shows it may switch versions; without one, whoever is on this machine may."""
+    """Clients that send it may switch versions; without one, clients on this machine may."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

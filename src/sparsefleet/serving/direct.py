@@ -1,7 +1,7 @@
-"""DirectRequests: bodies of plain predictions, parsed, scored and answered within the scoring threads.
+"""DirectRequests: the scoring threads parse, score and answer the bodies of plain predictions.
 
-The event loop only carries bytes: a request crosses to a thread once and back once, and all that a thread has answered
-comes back together.
+The event loop only carries bytes: a request crosses to a thread once and back once, and all answers that a thread has
+made together cross back together.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparsefleet.core.batch import Batch
-from sparsefleet.kernels.request import count_byte
 from sparsefleet.serving.answers import Answer, answer_bytes, refusal
 from sparsefleet.serving.batcher import MicroBatcher, OverloadedError
+from sparsefleet.serving.kernels.request import count_byte
+from sparsefleet.serving.log import tell_failure
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.serving.request_log import RequestLog
@@ -27,15 +27,15 @@ JSON = {"content-type": "application/json"}
 LISTS = re.compile(rb'\s*\{\s*"rows"\s*:\s*\[\s*\[')
 
 
-def most_rows(body: bytes) -> int:
-    """A JSON request has no more rows: all are objects or all are lists, and one of that kind is around them."""
+def most_samples(body: bytes) -> int:
+    """The most samples that a JSON request can hold: all are objects or all are lists, within one more of that kind."""
     return max(1, count_byte(body, b"[" if LISTS.match(body) else b"{") - 1)
 
 
 @dataclass(slots=True)
 class _Request:
     body: bytes
-    rows: int
+    samples: int
     done: Callable[[Answer], None]
     came: float
     batch: Batch | None = None
@@ -43,7 +43,7 @@ class _Request:
 
 
 class DirectRequests:
-    """`ask` is called on the event loop that it was made on, and answers there."""
+    """`ask` is called on the event loop on which this was made, and `done` is called there."""
 
     def __init__(
         self, versions: Versions, batcher: MicroBatcher, metrics: Metrics, log: RequestLog | None = None
@@ -51,37 +51,40 @@ class DirectRequests:
         self._versions, self._batcher, self._metrics, self._log = versions, batcher, metrics, log
         self._loop = asyncio.get_running_loop()
 
-    def ask(self, body: bytes, rows: int, done: Callable[[Answer], None]) -> None:
-        """`rows`: at most so many, by `most_rows`. `done` always comes to be called."""
-        request = _Request(body, rows, done, time.perf_counter())
+    def ask(self, body: bytes, samples: int, done: Callable[[Answer], None]) -> None:
+        """`samples`: the most that the body can hold (`most_samples`). `done` is called in any case, exactly once."""
+        request = _Request(body, samples, done, time.perf_counter())
         try:
-            self._batcher.submit(self._work, request, rows)
+            self._batcher.submit(self._work, request, samples)
         except OverloadedError as error:
             self._refuse([request], error)
             self._loop.call_soon(self._deliver, [request])
 
     def too_slow(self, seconds: float) -> Answer:
-        """For a request whose body has not come in that time."""
+        """The answer to a request whose body did not come within `seconds`."""
         body = b'{"error":"the body did not come within %g seconds"}' % seconds
         self._metrics.answered("/v1/predict", 408, seconds)
         return 408, body, {**JSON, "connection": "close"}
 
     def _work(self, requests: Sequence[_Request]) -> None:
         """In a scoring thread: answers all of them."""
-        # Held from here on only: a switch before it finds the request unbegun, so it is of the new version as a whole.
-        with self._versions.hold() as predictor:
-            for request in requests:
-                try:
-                    request.batch = predictor.parser.body(request.body)
-                except Exception as error:
-                    self._refuse([request], error)
-            self._score(predictor, [request for request in requests if request.answer is None])
+        # A request takes its version here, not when it came: one that waited through a switch is of the new version.
+        try:
+            with self._versions.hold() as predictor:
+                for request in requests:
+                    try:
+                        request.batch = predictor.parser.body(request.body)
+                    except Exception as error:
+                        self._refuse([request], error)
+                self._score(predictor, [request for request in requests if request.answer is None])
+        except Exception as error:  # a bug of ours: whoever asked must hear of it
+            self._refuse([request for request in requests if request.answer is None], error)
         for request in requests:
             if request.answer is not None:
                 self._metrics.answered("/v1/predict", request.answer[0], time.perf_counter() - request.came)
         try:
             self._loop.call_soon_threadsafe(self._deliver, requests)
-        except RuntimeError:  # the loop has ended: nobody waits any more
+        except RuntimeError:  # the event loop has ended, and with it all who waited
             return
 
     def _score(self, predictor: Predictor, requests: Sequence[_Request]) -> None:
@@ -94,7 +97,7 @@ class DirectRequests:
             if len(requests) == 1:
                 self._refuse(requests, error)
             for request in requests if len(requests) > 1 else ():
-                self._score(predictor, [request])  # rows of some of them may be at hand
+                self._score(predictor, [request])  # some of them may find all their rows in the cache
             return
         except Exception as error:
             self._refuse(requests, error)
@@ -117,7 +120,7 @@ class DirectRequests:
     def _refuse(self, requests: Sequence[_Request], error: Exception) -> None:
         answer = refusal(error, self._versions.current.version)
         if answer is None:
-            traceback.print_exception(error)
+            tell_failure(error)
             answer = 500, b'{"error":"the server failed; its log says why"}', JSON
         for request in requests:
             request.answer = answer

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -23,11 +22,12 @@ from sparsefleet.serving.batcher import MicroBatcher
 from sparsefleet.serving.config import ServeConfig
 from sparsefleet.serving.describe import described
 from sparsefleet.serving.direct import DirectRequests
+from sparsefleet.serving.log import tell
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.pointer import follow
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.serving.request_log import RequestLog
-from sparsefleet.serving.rows import parse_json
+from sparsefleet.serving.samples import parse_json
 from sparsefleet.serving.versions import Versions
 
 T = TypeVar("T")
@@ -35,22 +35,22 @@ T = TypeVar("T")
 MAX_ADMIN_BODY = 1 << 16
 ARROW = arrow_body.CONTENT_TYPE.encode()
 LARGE_BODY = 256 << 10
-"""A body above this is parsed in a thread, so that others need not wait for it."""
+"""A longer body is parsed in a thread, so that other requests need not wait for it."""
 
 
 class Service:
-    """What the routes work on. Made on the event loop, at start-up."""
+    """What the routes use. Made on the event loop, at start-up."""
 
     def __init__(self, config: ServeConfig, first: Predictor, pointer: Any = None) -> None:
         self.config, self.metrics = config, Metrics()
         self.versions = Versions(config, self.metrics, first)
         self.batcher = MicroBatcher(config.threads, config.batch_rows, config.max_waiting_rows, self.metrics)
         self._log = (
-            RequestLog(config.log_requests, config.log_max_bytes, self.metrics, _tell) if config.log_requests else None
+            RequestLog(config.log_requests, config.log_max_bytes, self.metrics, tell) if config.log_requests else None
         )
         self.direct = DirectRequests(self.versions, self.batcher, self.metrics, self._log)
         self._follow = (
-            asyncio.create_task(follow(pointer, self.versions, config.watch_seconds, _tell)) if pointer else None
+            asyncio.create_task(follow(pointer, self.versions, config.watch_seconds, tell)) if pointer else None
         )
 
     async def close(self) -> None:
@@ -68,7 +68,7 @@ class Service:
         return Response(await self.scores(request.scope, request.receive), media_type="application/json")
 
     async def scores(self, scope: Scope, receive: Receive) -> bytes:
-        """The answer's body. Speaks ASGI itself: a `Request` and a `Response` would cost a tenth of a prediction."""
+        """The answer's body. This speaks ASGI itself: `Request` and `Response` would cost a tenth of a prediction."""
         body = await self._body(scope, receive, self.config.max_body)
         with self.versions.hold() as predictor:
             arrow = _header(scope, b"content-type").partition(b";")[0].strip() == ARROW
@@ -95,7 +95,7 @@ class Service:
 
     async def show_metrics(self, request: Request) -> Response:
         current = self.versions.current
-        text = self.metrics.text(current.version, self.batcher.waiting_rows, current.source.stats())
+        text = self.metrics.text(current.version, self.batcher.waiting, current.source.stats())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def describe(self) -> dict[str, Any]:
@@ -120,14 +120,14 @@ class Service:
         if not isinstance(document.get("other_schema", False), bool):
             raise HttpError(400, '"other_schema" must be true or false', field="other_schema")
         taken = await self.versions.load(document["bundle"], other_schema=document.get("other_schema", False))
-        _tell(f"now serving {taken.version} from {taken.bundle.path}")
+        tell(f"now serving {taken.version} from {taken.bundle.path}")
         return JSONResponse(self._switched())
 
     async def roll_back(self, request: Request) -> Response:
         self._allow_admin(request)
         await self._body(request.scope, request.receive, MAX_ADMIN_BODY)
         taken = await self.versions.roll_back()
-        _tell(f"rolled back to {taken.version} from {taken.bundle.path}")
+        tell(f"rolled back to {taken.version} from {taken.bundle.path}")
         return JSONResponse(self._switched())
 
     def _switched(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Service:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self.config.token.encode()):
                 raise HttpError(403, "switching versions needs the header Authorization: Bearer <SPARSEFLEET_TOKEN>")
-        # A page in a browser on this machine could send such a request; it would come with its origin.
+        # A web page in a browser on this machine could send such a request; the browser adds its origin.
         elif not _is_loopback(request.client.host if request.client else "") or "origin" in request.headers:
             raise HttpError(
                 403,
@@ -147,7 +147,7 @@ class Service:
             )
 
     async def _body(self, scope: Scope, receive: Receive, limit: int) -> bytes:
-        """The body, unless it is longer than allowed or does not come."""
+        """Read the body; raise if it is longer than allowed or does not come in time."""
         declared = _header(scope, b"content-length").decode("latin-1")
         if declared.isdecimal() and int(declared) > limit:
             raise HttpError(413, f"the body has {declared} bytes; at most {limit} are allowed")
@@ -223,7 +223,7 @@ def application(config: ServeConfig, first: Predictor, pointer: Any = None) -> A
             service.metrics.answered("/v1/predict", status, time.perf_counter() - started)
 
     async def directly(scope: Scope, receive: Receive, send: Send) -> None:
-        # Routing and middleware for everyone cost a tenth of a millisecond, which is much beside one prediction.
+        # Routing and middleware take a tenth of a millisecond, which is much compared with one prediction.
         if scope["type"] == "http" and scope["path"] == "/v1/predict" and scope["method"] == "POST":
             await predict(scope, receive, send)
         else:
@@ -233,7 +233,7 @@ def application(config: ServeConfig, first: Predictor, pointer: Any = None) -> A
 
 
 async def _answer(service: Service, work: Awaitable[T]) -> T | Response:
-    """What the work comes to, or what is answered in its place."""
+    """The result of the work, or the answer for its error."""
     try:
         return await work
     except Exception as error:
@@ -245,7 +245,7 @@ async def _answer(service: Service, work: Awaitable[T]) -> T | Response:
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
-    """A header's value, empty where there is none; names come in lower case."""
+    """A header's value, empty if there is none. ASGI gives names in lower case."""
     return next((value for found, value in scope["headers"] if found == name), b"")
 
 
@@ -254,7 +254,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

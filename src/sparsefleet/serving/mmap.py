@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.export.bundle import Bundle
-from sparsefleet.kernels.bundle_rows import Found
+from sparsefleet.export.kernels.bundle_rows import Found
 from sparsefleet.serving.source import SparseSource
 
 

@@ -34,9 +34,10 @@ def named_by(pointer: Path) -> str:
 
 
 async def follow(pointer: Path, versions: Versions, seconds: float, tell: Callable[[str], None]) -> None:
-    """Take over what the pointer names, whenever that changes. A refused bundle is told once; the old one serves on.
+    """Switch to the bundle that the pointer names, whenever that changes.
 
-    Rows that are not published yet, or a Redis that is away, are waited for: such a bundle is tried again and again.
+    A refused bundle is reported once, and the old one serves on. If rows are not published yet or Redis cannot be
+    reached, the bundle is tried again every `seconds`.
     """
     seen: str | None = str(versions.current.bundle.path)
     told = ""

@@ -1,6 +1,6 @@
-"""Predictor: a bundle in use. Raw rows or batches in, click probabilities out. Needs no torch.
+"""Predictor: a bundle in use. It turns raw samples or batches into click probabilities, without torch.
 
-Legend: B rows, U unique keys, D values a row.
+Legend: B samples, U unique keys, D values a row.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sparsefleet.export.manifest import EmbeddingInput
 from sparsefleet.export.onnx_session import open_session, run_session
 from sparsefleet.kernels.rows import I32, pool_forward, select_slots, unique_keys
 from sparsefleet.serving.mmap import MappedSource
-from sparsefleet.serving.rows import RowParser
+from sparsefleet.serving.samples import SampleParser
 from sparsefleet.serving.source import SparseSource
 
-CHUNK_ROWS = 4096
-"""Rows scored at a time; more are cut, so that memory stays bounded."""
+CHUNK_SAMPLES = 4096
+"""Samples scored at a time. A longer batch is cut, so that memory stays bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Scores:
     keys: int
     """Distinct keys looked up."""
     unknown: int
-    """Those of them that no table held."""
+    """Of these, the keys that no table held."""
 
 
 class Predictor:
@@ -50,11 +50,11 @@ class Predictor:
     ) -> None:
         """`source`: where rows come from; by default the bundle's own files. `threads`: of ONNX Runtime, per call.
 
-        `max_rows`: refuse requests of more rows. `allow_missing`: a field that a row leaves out counts as null.
+        `max_rows`: refuse requests of more samples. `allow_missing`: a field that a sample leaves out counts as null.
         """
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         self.source = source or MappedSource(self.bundle)
-        self.parser = RowParser(self.bundle.schema, max_rows=max_rows or 2**31, allow_missing=allow_missing)
+        self.parser = SampleParser(self.bundle.schema, max_rows=max_rows or 2**31, allow_missing=allow_missing)
         self._session = _open_session(self.bundle, threads)
         self._slots = self.bundle.schema.slot_names
         self._tables = [_Table(name, self._slots, self.bundle) for name in self.bundle.tables]
@@ -64,8 +64,8 @@ class Predictor:
         return self.bundle.name
 
     def predict(self, rows: Sequence[Any]) -> F32:
-        """Probabilities [B] of raw rows: dicts of field values, or lists of values in the schema's order."""
-        return self.predict_batch(self.parser.rows(rows))
+        """Probabilities [B] of raw samples: dicts of field values, or lists of values in the schema's order."""
+        return self.predict_batch(self.parser.samples(rows))
 
     def predict_candidates(self, context: dict[str, Any], candidates: Sequence[Any]) -> F32:
         """Probabilities [B] of candidates that share the fields of one context."""
@@ -80,11 +80,11 @@ class Predictor:
                 f"a batch of slots {', '.join(batch.slots)} and {batch.dense.shape[1]} dense features; the model has "
                 f"{', '.join(self._slots)} and {len(self.bundle.schema.dense)}"
             )
-        if len(batch) <= CHUNK_ROWS:
+        if len(batch) <= CHUNK_SAMPLES:
             return self._score(batch) if len(batch) else Scores(np.empty(0, np.float32), 0, 0)
         parts = [
-            self._score(batch.rows(start, min(start + CHUNK_ROWS, len(batch))))
-            for start in range(0, len(batch), CHUNK_ROWS)
+            self._score(batch.samples(start, min(start + CHUNK_SAMPLES, len(batch))))
+            for start in range(0, len(batch), CHUNK_SAMPLES)
         ]
         return Scores(
             np.concatenate([part.probabilities for part in parts]),
@@ -117,7 +117,7 @@ class Predictor:
 
 
 class _Table:
-    """One table, the slots of all embeddings on it, and where each embedding finds its own among them."""
+    """One table, the slots of all its embeddings, and where each embedding's slots stand among them."""
 
     def __init__(self, name: str, all_slots: tuple[str, ...], bundle: Bundle) -> None:
         users = [entry for entry in bundle.network.embeddings if entry.table == name]

@@ -1,11 +1,11 @@
 """PredictionConnection: the short way of a plain prediction from a socket to the scoring threads and back.
 
-A request for one prediction costs a web framework a third of what scoring it does. So a connection begins here: a
-request that is plainly a JSON prediction, of a told length and not long, goes to the scoring threads as it came.
-The first request that is anything else, right or wrong, takes the connection with it to uvicorn and the application,
-where everything is answered, predictions too; the connection stays there. So this file need not know HTTP's corners.
+A web framework adds a third to the cost of scoring one prediction. So every connection begins here: a request that is
+plainly a JSON prediction, short and with a content length, goes to the scoring threads as it came. The first request
+that is anything else, right or wrong, moves the connection to uvicorn and the application, which answer everything,
+predictions too; the connection stays there. So this file need not know HTTP's corners.
 
-One request at a time is under way on a connection: what a client sends before it is answered waits its turn.
+A connection has one request under way at a time: what a client sends before the answer waits its turn.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, Protocol
 
 from sparsefleet.serving import arrow_body
 from sparsefleet.serving.answers import Answer
-from sparsefleet.serving.direct import most_rows
+from sparsefleet.serving.direct import most_samples
 from sparsefleet.serving.http import LARGE_BODY, Service
 
 MAX_HEAD = 16 << 10
 MAX_AHEAD = 64 << 10
-"""Bytes that a client may send before it is answered; then it is not read until it is."""
+"""Bytes that a client may send ahead of an answer; beyond them we stop reading until the answer is sent."""
 
-# Stricter than HTTP is: what does not match is left to a parser that knows all of it.
+# Stricter than HTTP: what does not match goes to a parser that knows all of HTTP.
 PLAIN = re.compile(rb"POST /v1/predict HTTP/1\.1(?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*)+")
 LENGTH = re.compile(rb"[0-9]{1,9}")
 OTHERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"})
@@ -33,7 +33,7 @@ ARROW = arrow_body.CONTENT_TYPE.encode()
 
 
 def plain_length(head: bytes) -> int | None:
-    """The length of the body that follows, where this is the head of a plain JSON prediction."""
+    """The length of the body where this is the head of a plain JSON prediction; else None."""
     if not PLAIN.fullmatch(head):
         return None
     length = None
@@ -53,7 +53,7 @@ def plain_length(head: bytes) -> int | None:
 
 
 class ServerConnection(Protocol):
-    """What uvicorn's server wants of a connection."""
+    """What uvicorn's server needs of a connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None: ...
     def data_received(self, data: bytes) -> None: ...
@@ -71,15 +71,15 @@ class PredictionConnection(asyncio.Protocol):
         loop: asyncio.AbstractEventLoop,
         other: Callable[[], ServerConnection],
     ) -> None:
-        """`state`: uvicorn's `ServerState`. `other`: makes the connection that takes what is not plain."""
+        """`state`: uvicorn's `ServerState`. `other`: makes what takes over at the first other request."""
         self._service, self._state, self._keep_alive, self._loop, self._other = service, state, keep_alive, loop, other
         self._transport: Any = None
         self._timer: asyncio.TimerHandle | None = None
         self._chunks: list[bytes] = []
-        """Of a request whose body has not wholly come; `_missing` bytes are to come, the body starts at `_start`."""
+        """Of a request whose body is not complete: `_missing` bytes are to come, the body starts at `_start`."""
         self._missing = self._start = self._length = 0
         self._ahead = b""
-        """What came after the request under way."""
+        """Bytes that came after the request under way."""
         self._busy = self._choked = self._ending = False
 
     # -- what the transport tells --------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class PredictionConnection(asyncio.Protocol):
             self._go_on()
 
     def shutdown(self) -> None:
-        """uvicorn's server ends: a request under way is answered first."""
+        """Called when uvicorn's server ends. A request under way is answered first."""
         self._ending = True
         if not self._busy and not self._chunks:
             self._transport.close()
@@ -141,13 +141,13 @@ class PredictionConnection(asyncio.Protocol):
     def _ask(self, data: bytes) -> None:
         stop = self._start + self._length
         body = data[self._start : stop]
-        rows = most_rows(body)
-        if rows > self._service.config.batch_rows:  # scored piece by piece, for which the application is there
+        samples = most_samples(body)
+        if samples > self._service.config.batch_rows:  # only the application scores a request piece by piece
             self._hand_over(data)
             return
         self._stop_timer()
         self._busy, self._ahead = True, data[stop:]
-        self._service.direct.ask(body, rows, self._answer)
+        self._service.direct.ask(body, samples, self._answer)
 
     def _answer(self, answer: Answer) -> None:
         self._busy = False

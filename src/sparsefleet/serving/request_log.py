@@ -1,7 +1,7 @@
-"""RequestLog: what was asked and what was answered, one JSON line a request, for `sparsefleet replay`.
+"""RequestLog: every request with its answer, one JSON line each, for `sparsefleet replay`.
 
-A request never waits for the disk: lines queue up to a bound in bytes, and beyond it they are left out and counted. The
-file has a bound, too: a full one is kept as `FILE.1` (in place of the one before) and a new one is begun.
+A request never waits for the disk: lines queue up to a bound in bytes; lines beyond it are left out and counted. The
+file has a bound too: a full one is renamed to `FILE.1` (replacing the one before), and a new one is begun.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.serving.metrics import Metrics
 
 QUEUE_BYTES = 64 << 20
+IDLE_SECONDS = 60.0
+"""How often the writing thread wakes while there is nothing to write."""
 
 
 class RequestLog:
@@ -36,7 +38,8 @@ class RequestLog:
 
     def add(self, answer: bytes, body: bytes) -> None:
         """`answer`: {"version": …, "scores": …} as it is sent; `body`: a JSON request that was understood."""
-        request = body.strip().replace(b"\n", b" ").replace(b"\r", b" ")  # within JSON they are but white space
+        # Line ends are white space between JSON's tokens, and within a text they are escaped.
+        request = body.strip().replace(b"\n", b" ").replace(b"\r", b" ")
         if not request.startswith(b"{") or b"\0" in request:  # another encoding than UTF-8
             self._metrics.logged("dropped")
             return
@@ -51,7 +54,7 @@ class RequestLog:
             self._metrics.logged("dropped")
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write the lines that wait, then end."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -65,17 +68,17 @@ class RequestLog:
                 self._failed = False
             except OSError as error:
                 self._metrics.logged("dropped", len(lines))
-                if not self._failed:  # told once, until it works again
+                if not self._failed:  # say it once, until writing works again
                     self._tell(f"cannot log requests to {self._path}: {error.strerror or error}; they are left out")
                 self._failed = True
         if self._file is not None:
             self._file.close()
 
     def _next(self) -> list[bytes]:
-        """All that waits; empty at the end."""
+        """All lines that wait; empty when the log is closed."""
         with self._changed:
             while not self._lines and not self._closing:
-                self._changed.wait()
+                self._changed.wait(IDLE_SECONDS)
             lines = list(self._lines)
             self._lines.clear()
             self._waiting = 0

@@ -17,16 +17,17 @@ import uvicorn
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.serving.config import ServeConfig
 from sparsefleet.serving.http import application
+from sparsefleet.serving.log import UVICORN
 from sparsefleet.serving.pointer import resolve
 from sparsefleet.serving.protocol import PredictionConnection
 from sparsefleet.serving.versions import open_predictor
 
 SWITCH_SECONDS = 0.0001
-"""How long one thread may keep the interpreter while another waits. Python's 5 ms would show in every p99."""
+"""How long one thread may keep the interpreter while another waits for it. Python's 5 ms would show in every p99."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but ending on SIGTERM is a success: what is under way is answered, then the process exits with 0."""
+    """uvicorn, except that SIGTERM is a normal end: requests under way are answered, then the process exits with 0."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -44,7 +45,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(config: ServeConfig) -> None:
-    """Serve until told to end. Says on stdout, in one JSON line, where it listens."""
+    """Serve until a signal comes. One JSON line on stdout says where the server listens."""
     path, pointer = resolve(config.bundle)
     predictor = open_predictor(config, path)
     listener = _listen(config)
@@ -53,7 +54,7 @@ def serve(config: ServeConfig) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     settings = uvicorn.Config(
         application(config, predictor, pointer),
-        log_level="warning",
+        log_config=UVICORN,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
@@ -65,7 +66,7 @@ def serve(config: ServeConfig) -> None:
 
 
 def _begin_connections_directly(settings: uvicorn.Config) -> None:
-    """Every connection begins as a `PredictionConnection`; uvicorn's own kind takes over what is not for that one."""
+    """Let every connection begin as a `PredictionConnection`, which hands over to uvicorn's own kind."""
     settings.load()
     usual: Any = settings.http_protocol_class
 
@@ -83,7 +84,7 @@ def _listen(config: ServeConfig) -> socket.socket:
         listener = socket.create_server((config.host, config.port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"cannot listen on {config.host}, port {config.port}: {error}") from error
-    # Connections inherit it. asyncio would set it on sockets of its own making only, and head and body of an answer are
-    # two writes: the second would wait for the client's delayed acknowledgement, 40 ms.
+    # Connections inherit this option; asyncio sets it only on sockets that it made itself. uvicorn writes head and body
+    # of an answer one after the other, and without the option the body would wait 40 ms for the head's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

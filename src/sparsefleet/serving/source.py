@@ -9,15 +9,15 @@ from typing import Any
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import BundleError, ConfigError, SparseFleetError
 from sparsefleet.export.bundle import Bundle
-from sparsefleet.kernels.bundle_rows import Found
+from sparsefleet.export.kernels.bundle_rows import Found
 
 
 class SourceError(SparseFleetError):
-    """Rows cannot be had at the moment: the request is answered with 503, and the next one may do better."""
+    """Rows cannot be read at the moment. The request is answered with 503; the next one may succeed."""
 
 
 class NotPublishedError(BundleError):
-    """A bundle's rows are not (all) where they are to come from; once they are published there, it can be loaded."""
+    """Not all of a bundle's rows are published where the server reads them; once they are, it can be loaded."""
 
 
 class SparseSource(ABC):
@@ -28,7 +28,7 @@ class SparseSource(ABC):
         """Rows [U, D] of unique keys, zeros where the table holds none, and which it holds [U]."""
 
     def fetch(self, asked: Sequence[tuple[str, U64]]) -> list[tuple[F32, Found]]:
-        """The same for several tables, whose names are distinct: all that one request needs, in one go."""
+        """Rows of several tables, whose names are distinct: all that a request needs, in one call."""
         return [self.rows(table, keys) for table, keys in asked]
 
     def stats(self) -> Mapping[str, Any]:
@@ -36,7 +36,7 @@ class SparseSource(ABC):
         return {}
 
     def close(self) -> None:  # noqa: B027  (a mapping closes itself)
-        """Let go of connections; nobody asks for rows afterwards."""
+        """Close connections. `rows` and `fetch` are not called afterwards."""
 
 
 OpenSource = Callable[[Bundle], SparseSource]

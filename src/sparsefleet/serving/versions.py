@@ -1,15 +1,15 @@
-"""Versions: which model answers now, which one answered before, and how one takes over from the other.
+"""Versions: which model answers now, which one answered before, and how the server switches between them.
 
-A request holds the version it began with until it is answered, so every answer is of one version, and a version is
-closed when its last request is done. Rows, network and schema are parts of one object: they switch together.
+A request holds one version until it is answered, so every answer is of one version; a version is closed when its last
+request is done. Rows, network and schema are parts of one object, so they switch together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import numpy as np
 
@@ -21,9 +21,12 @@ from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.serving.source import SourceError, source_opener
 
+SWITCH_SECONDS = 60.0
+"""How long a switch waits for another one."""
+
 
 class _Version:
-    """A predictor, and how many hold it: the requests under way, and `Versions` itself."""
+    """A predictor, and the number of its holders: requests under way, and `Versions` itself."""
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
@@ -31,7 +34,7 @@ class _Version:
         self._lock = threading.Lock()
 
     def hold(self) -> bool:
-        """False where it is closed already."""
+        """False if it is closed already."""
         with self._lock:
             self._holders += bool(self._holders)
             return self._holders > 0
@@ -45,7 +48,7 @@ class _Version:
 
 
 class Versions:
-    """Lives on the server's event loop; bundles are opened in a thread of their own. Any thread may `hold`."""
+    """Lives on the server's event loop, and opens bundles in another thread. Any thread may `hold`."""
 
     def __init__(self, config: ServeConfig, metrics: Metrics, first: Predictor) -> None:
         self._config, self._metrics = config, metrics
@@ -63,17 +66,17 @@ class Versions:
 
     @contextmanager
     def hold(self) -> Iterator[Predictor]:
-        """The version that answers now, kept open as long as it is needed."""
+        """The version that answers now; it stays open within the `with` block."""
         while not (version := self._current).hold():
-            pass  # another thread looked, and it was switched away twice in between
+            pass  # between the two looks of this thread, the server switched and closed that version
         try:
             yield version.predictor
         finally:
             version.let_go()
 
     async def load(self, path: str, *, other_schema: bool = False) -> Predictor:
-        """Take over a bundle. One that is refused (`BundleError`) or without rows (`SourceError`) changes nothing."""
-        async with self._switching:
+        """Switch to a bundle. One that is refused (`BundleError`) or without rows (`SourceError`) changes nothing."""
+        async with self._switched_alone():
             try:
                 opened = await asyncio.to_thread(open_predictor, self._config, path)
                 try:
@@ -94,31 +97,50 @@ class Versions:
             return opened
 
     async def roll_back(self) -> Predictor:
-        """The version before answers again; rolling back once more returns to this one."""
-        async with self._switching:
+        """The version before answers again. The one that is left is forgotten: nobody returns to it by mistake."""
+        async with self._switched_alone():
             if self._previous is None:
-                raise BundleError("there is no earlier version to roll back to: this server has had one only")
-            self._previous, self._current = self._current, self._previous
+                raise BundleError(
+                    "there is no earlier version to roll back to: a server keeps one, and only until it has rolled "
+                    "back to it; POST /v1/reload takes any bundle"
+                )
+            left, self._current, self._previous = self._current, self._previous, None
             self._metrics.switched("rolled_back")
+            left.let_go()
             return self.current
+
+    @asynccontextmanager
+    async def _switched_alone(self) -> AsyncIterator[None]:
+        """One switch at a time. Opening a bundle takes as long as its disk does, so others wait for a bounded time."""
+        try:
+            async with asyncio.timeout(SWITCH_SECONDS):
+                await self._switching.acquire()
+        except TimeoutError:
+            raise SourceError(
+                f"another bundle has been opened for {SWITCH_SECONDS:g} seconds and still is; try again later"
+            ) from None
+        try:
+            yield
+        finally:
+            self._switching.release()
 
     def _check_follows(self, bundle: Bundle, other_schema: bool) -> None:
         current = self.current.bundle
         if bundle.name == current.name and bundle.manifest.id != current.manifest.id:
             raise BundleError(
-                f"{bundle.path}: another model under the name {bundle.name!r} of the one that serves: answers "
-                "could not be told apart; export it with another --name"
+                f"{bundle.path}: this is another model, but it has the name {bundle.name!r} of the one that serves: "
+                "answers could not be told apart; export it with another --name"
             )
         difference = schema_difference(current.schema, bundle.schema)
         if difference and not other_schema:
             raise BundleError(
-                f"{bundle.path}: its schema differs from the one that serves: {difference}; clients would be cut off "
-                'or their values read otherwise. {"other_schema": true} takes it all the same'
+                f"{bundle.path}: its schema differs from the one that serves: {difference}; requests would "
+                'be refused, or their values read differently. {"other_schema": true} switches all the same'
             )
 
 
 def open_predictor(config: ServeConfig, path: str) -> Predictor:
-    """Open and check a bundle, and have it score a row: what fails here would fail every request."""
+    """Open and check a bundle, and let it score a sample: what fails here would fail for every request."""
     bundle = Bundle.open(path, full=config.check == "full")
     source = source_opener(config.sparse)(bundle)
     try:
@@ -131,15 +153,15 @@ def open_predictor(config: ServeConfig, path: str) -> Predictor:
         (score,) = predictor.predict([dict.fromkeys(names)])
     except Exception as error:
         predictor.close()
-        raise BundleError(f"{bundle.path}: it cannot score a row: {error}") from error
+        raise BundleError(f"{bundle.path}: it cannot score a sample: {error}") from error
     if not (np.isfinite(score) and 0 <= score <= 1):
         predictor.close()
-        raise BundleError(f"{bundle.path}: it scores a row without values {score}, which is no probability")
+        raise BundleError(f"{bundle.path}: it scores an empty sample {score}, which is not a probability")
     return predictor
 
 
 def schema_difference(old: Schema, new: Schema) -> str:
-    """What differs, for people; empty where nothing does."""
+    """What differs, in words; empty if nothing does."""
     found = []
     for what, mine, theirs in (
         ("slots", old.slot_names, new.slot_names),

@@ -9,15 +9,31 @@ from typing import Any
 
 import numpy as np
 
-from sparsefleet.checkpoint import Checkpoint, TableInfo, begin, commit, latest, write_buffers
+from sparsefleet.checkpoint import Checkpoint, begin, commit, latest, write_buffers
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
+from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.store.base import Done, Layout, ParameterStore, RunFacts, differing_layouts
-from sparsefleet.store.saving import HeldBlock, facts_of, load_blocks, load_tables, manifest_of, write_shards
+from sparsefleet.store.base import Done, Layout, ParameterStore, RunFacts, StoreCut, differing_layouts
+from sparsefleet.store.shards import HeldBlock, ShardCut, facts_of, load_all, manifest_of
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.sparse import SparseTable
 from sparsefleet.table.spec import TableSpec
+
+
+class LocalCut(StoreCut):
+    def __init__(self, shard: ShardCut) -> None:
+        self._shard = shard
+
+    def write(self, path: str, facts: RunFacts, *, drop_state: bool = False) -> None:
+        shard = self._shard
+        with begin(path) as draft:
+            files = shard.write(draft.directory, 0, drop_state=drop_state)
+            files += write_buffers(draft.directory, facts.buffers)
+            commit(draft, manifest_of(facts, shard.table_infos(drop_state), shard.block_infos(drop_state), files))
+
+    def close(self) -> None:
+        self._shard.close()
 
 
 class LocalStore(ParameterStore):
@@ -52,10 +68,6 @@ class LocalStore(ParameterStore):
     def pull(self, table: str, keys: U64, *, create: bool = True) -> Done[F32]:
         return Done(self._sparse_table(table).pull(keys, create))
 
-    def push(self, table: str, keys: U64, grads: F32) -> Done[None]:
-        self._sparse_table(table).push(keys, grads)
-        return Done(None)
-
     def pull_dense(self, name: str, out: F32) -> Done[None]:
         block = self._dense_table(name)
         if not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.shape != block.values.shape:
@@ -67,25 +79,28 @@ class LocalStore(ParameterStore):
             np.copyto(out, block.values)
         return Done(None)
 
-    def push_dense(self, name: str, grads: F32) -> Done[None]:
-        self._dense_table(name).push(grads)
+    def push_step(
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None = None,
+        *,
+        steps: int = 0,
+        fresh: Mapping[str, F32] | None = None,
+    ) -> Done[None]:
+        for table, rows in sparse.items():
+            self._sparse_table(table).push(rows.keys, rows.rows, rows.counts)
+        for name, grads in (dense or {}).items():
+            self._dense_table(name).push(grads)
+        for name, out in (fresh or {}).items():
+            self.pull_dense(name, out)
         return Done(None)
 
-    def barrier(self, name: str, timeout: float | None = None) -> None:
-        """Nothing to wait for: this process is the only trainer."""
-
-    def save(self, path: str, facts: RunFacts, *, drop_state: bool = False) -> None:
-        tables, blocks = list(self._sparse.values()), self._held_blocks()
-        with begin(path) as draft:
-            files = write_shards(draft.directory, 0, tables, blocks, drop_state=drop_state)
-            files += write_buffers(draft.directory, facts.buffers)
-            infos = [TableInfo.of(table.spec, table.step, drop_state=drop_state) for table in tables]
-            commit(draft, manifest_of(facts, infos, [block.info(drop_state) for block in blocks], files))
+    def cut(self) -> LocalCut:
+        return LocalCut(ShardCut(self._sparse.copy().values(), self._held_blocks()))
 
     def load(self, path: str, *, values_only: bool = False) -> RunFacts:
         checkpoint = Checkpoint.open(latest(path))
-        load_blocks(checkpoint, self._held_blocks(), values_only=values_only)
-        load_tables(checkpoint, list(self._sparse.values()), values_only=values_only)
+        load_all(checkpoint, list(self._sparse.values()), self._held_blocks(), values_only=values_only)
         return facts_of(checkpoint)
 
     def stats(self) -> dict[str, Any]:
@@ -104,7 +119,7 @@ class LocalStore(ParameterStore):
         return MappingProxyType(self._dense)
 
     def _held_blocks(self) -> list[HeldBlock]:
-        return [HeldBlock(block, self._layouts[name]) for name, block in self._dense.items()]
+        return [HeldBlock(block, self._layouts[name]) for name, block in self._dense.copy().items()]
 
     def _sparse_table(self, name: str) -> SparseTable:
         try:

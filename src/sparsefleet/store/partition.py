@@ -1,4 +1,5 @@
-"""Which server holds what. Stable for ever: checkpoints do not depend on it, but every process of a run does.
+"""Which server holds what. Stable for ever: every process of a run depends on it. Checkpoints say by which function
+they were spread (`PARTITION`), so that a server may read its own files only; whoever spreads otherwise reads all.
 
 Sparse: a key goes to server `high32(mix(key)) * N >> 32`, where mix is the finalizer of MurmurHash3. Tables choose
 their shards by the top bits of a salted hash of their own, so a server's keys still spread evenly over its shards.
@@ -18,6 +19,10 @@ _FIRST, _SECOND = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
 _SHIFT, _HALF = np.uint64(33), np.uint64(32)
 
 
+PARTITION = "murmur3-high32"
+"""The name of `server_of`, in checkpoints."""
+
+
 def server_of(keys: U64, servers: int) -> npt.NDArray[np.uint64]:
     """For each key the index of its server."""
     mixed = keys ^ (keys >> _SHIFT)
@@ -34,6 +39,17 @@ def server_of(keys: U64, servers: int) -> npt.NDArray[np.uint64]:
 def dense_cut(size: int, server: int, servers: int) -> tuple[int, int]:
     """The range [start, stop) of a block of `size` values that a server holds."""
     return server * size // servers, (server + 1) * size // servers
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one of several servers holds."""
+
+    index: int
+    servers: int
+
+    def mine(self, keys: U64) -> npt.NDArray[np.bool_]:
+        return np.asarray(server_of(keys, self.servers) == np.uint64(self.index))
 
 
 @dataclass(frozen=True, slots=True)

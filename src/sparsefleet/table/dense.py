@@ -6,6 +6,7 @@ Legend: n values in the block. State is in segments of n floats one after the ot
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +15,20 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.kernels import table as kernels
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.optim.sgd import SGD
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseCut:
+    """A dense block at one moment: copies, which nobody changes."""
+
+    name: str
+    rule: UpdateRule
+    values: F32
+    state: F32
+    step: int
+
+    def __len__(self) -> int:
+        return len(self.values)
 
 
 class DenseTable:
@@ -57,6 +72,10 @@ class DenseTable:
     @property
     def memory_bytes(self) -> int:
         return self.values.nbytes + self.state.nbytes
+
+    def begin_cut(self) -> DenseCut:
+        """The block as it is now. The caller sees to it that no push is half-way meanwhile."""
+        return DenseCut(self.name, self.rule, self.values.copy(), self.state.copy(), self.step)
 
     def add(self, deltas: F32) -> None:
         """Add to the values, none of the others' updates lost; no step. Only for rules without state."""

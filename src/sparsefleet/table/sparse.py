@@ -17,9 +17,11 @@ from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.kernels import table as kernels
-from sparsefleet.kernels.table import Bools
+from sparsefleet.kernels.table import U32, Bools
 from sparsefleet.optim.sgd import SGD
 from sparsefleet.table.spec import TableSpec
+
+_U32 = 2**32 - 1
 
 
 def row_seed(spec: TableSpec) -> int:
@@ -39,6 +41,8 @@ class SparseTable:
         self._hyper = np.array(spec.rule.hyperparameters(), np.float64)
         self._counts = threading.Lock()  # for the counters below only; rows have locks of their own
         self._step = self._misses = self._pulls = self._pulled_rows = self._pushed_rows = 0
+        self._cutting = threading.Lock()  # whoever begins, reads or closes a cut, or clears
+        self._cut_open = False
 
     @property
     def step(self) -> int:
@@ -69,35 +73,49 @@ class SparseTable:
         """All memory of the rows, their state and their index."""
         return self._rows.memory_bytes()
 
-    def pull(self, keys: U64, create: bool = True) -> F32:
-        """Rows [U, D]. Missing ones are created, or with create=False read as zeros and counted as misses."""
+    def pull(self, keys: U64, create: bool = True, *, clock: int | None = None) -> F32:
+        """Rows [U, D]. Missing ones are created, or with create=False read as zeros and counted as misses.
+
+        clock: when rows that are created count as touched; by default at the step that comes next, so that every row
+        that was made after a cut is touched after it.
+        """
         keys = self._checked("keys", keys, np.uint64)
         out = np.empty((len(keys), self.spec.dim), np.float32)
-        missing = self._rows.pull(keys, out, create)
+        missing = self._rows.pull(keys, out, create, (self._step + 1 if clock is None else clock) & _U32)
         with self._counts:
             self._pulls += 1
             self._pulled_rows += len(keys)
             self._misses += 0 if create else missing
         return out
 
-    def push(self, keys: U64, grads: F32) -> None:
+    def push(self, keys: U64, grads: F32, counts: U32 | None = None, *, clock: int | None = None) -> None:
         """One step of the rule on these rows, also with no keys.
 
-        Keys must be unique: one that comes twice is updated twice.
+        Keys must be unique: one that comes twice is updated twice. counts [U]: how often each key occurs in the samples
+        that the gradients are of, which is what rows' `seen` grows by; by default once. clock: when the rows are
+        touched; by default at this step. A clock is kept modulo 2^32 (`touched_after` compares).
         """
         keys = self._checked("keys", keys, np.uint64)
         grads = self._checked("grads", grads, np.float32, (len(keys), self.spec.dim))
+        if counts is not None:
+            counts = self._checked("counts", counts, np.uint32, (len(keys),))
         with self._counts:
             self._step += 1
             step = self._step
             self._pushed_rows += len(keys)
         rule = self.spec.rule
-        self._rows.push(keys, grads, rule.kind, rule.rate(step), self._hyper, step)
+        now = (step if clock is None else clock) & _U32
+        self._rows.push(keys, grads, rule.kind, rule.rate(step), self._hyper, step, counts, now)
 
-    def add(self, keys: U64, deltas: F32) -> None:
-        """Add to the values of these rows, missing ones created first; one step. Only for rules without state."""
+    def add(self, keys: U64, deltas: F32, counts: U32 | None = None, *, clock: int | None = None) -> None:
+        """Add to the values of these rows, missing ones created first; one step. Only for rules without state.
+
+        counts, clock: as in `push`.
+        """
         keys = self._checked("keys", keys, np.uint64)
         deltas = self._checked("deltas", deltas, np.float32, (len(keys), self.spec.dim))
+        if counts is not None:
+            counts = self._checked("counts", counts, np.uint32, (len(keys),))
         if self.state_width:
             raise StoreError(
                 f"table {self.spec.name!r}: {self.spec.rule.name} keeps state; values cannot just be added to"
@@ -106,7 +124,8 @@ class SparseTable:
             self._step += 1
             step = self._step
             self._pushed_rows += len(keys)
-        self._rows.push(keys, deltas, SGD.kind, -1.0, np.empty(0, np.float64), step)
+        now = (step if clock is None else clock) & _U32
+        self._rows.push(keys, deltas, SGD.kind, -1.0, np.empty(0, np.float64), step, counts, now)
 
     def contains(self, keys: U64) -> Bools:
         return self._rows.contains(self._checked("keys", keys, np.uint64))
@@ -117,10 +136,29 @@ class SparseTable:
             raise StoreError(f"table {self.spec.name!r}: batch_rows={batch_rows} must be 1 or above")
         cursor = 0
         while True:
-            keys, values, state, seen, cursor = self._rows.scan(cursor, batch_rows)
+            keys, values, state, seen, touched, cursor = self._rows.scan(cursor, batch_rows)
             if len(keys) == 0:
                 return
-            yield TableRows(keys, values, state, seen)
+            yield TableRows(keys, values, state, seen, touched)
+
+    def begin_cut(self) -> TableCut:
+        """All rows as they are now, to be read while others pull, push, insert and create.
+
+        The caller sees to it that nothing is half-way while this call runs: a push is atomic per shard only, so
+        a cut beside one could hold the push's effect on some rows and not on others. Rows that are created
+        meanwhile are not in the cut. One cut at a time, and no `clear` until it is closed: `StoreError`.
+        """
+        with self._counts:
+            step = self._step
+        with self._cutting:
+            if self._cut_open:
+                raise StoreError(
+                    f"table {self.spec.name!r}: a cut of it is open already, as while a checkpoint is written; "
+                    "close that one first"
+                )
+            rows = self._rows.begin_cut()
+            self._cut_open = True
+        return TableCut(self, step, rows)
 
     def insert(self, rows: TableRows) -> None:
         """Write whole rows, new or over old ones."""
@@ -130,11 +168,21 @@ class SparseTable:
             self._checked("values", rows.values, np.float32, (len(keys), self.spec.dim)),
             self._checked("state", rows.state, np.float32, (len(keys), self.state_width)),
             self._checked("seen", rows.seen, np.uint32, (len(keys),)),
+            self._checked("touched", rows.touched, np.uint32, (len(keys),)),
         )
 
     def clear(self) -> None:
-        """Forget all rows; the step stays."""
-        self._rows.clear()
+        """Forget all rows; the step stays. `StoreError` while a cut is open: its rows are not all read yet."""
+        with self._cutting:
+            self.check_clearable()
+            self._rows.clear()
+
+    def check_clearable(self) -> None:
+        if self._cut_open:
+            raise StoreError(
+                f"table {self.spec.name!r}: its rows cannot be replaced while a checkpoint of them is written; "
+                "wait until it is done"
+            )
 
     def stats(self) -> dict[str, int]:
         return {
@@ -164,3 +212,53 @@ class SparseTable:
                 f"{self.state_width}): {what} must have shape [{wanted}]; got {list(array.shape)}"
             )
         return np.ascontiguousarray(array)
+
+
+class TableCut:
+    """All rows of a table at one moment, read once, while the table goes on. Made by `SparseTable.begin_cut`.
+
+    Memory: what changes before it is read is kept aside until then.
+    """
+
+    def __init__(self, table: SparseTable, step: int, rows: int) -> None:
+        self.spec, self.state_width = table.spec, table.state_width
+        self.step = step
+        """The table's step at the cut."""
+        self.rows = rows
+        """How many rows the cut has."""
+        self._table = table
+        self._open, self._read = True, False
+
+    def scan(self, batch_rows: int = 65536) -> Iterator[TableRows]:
+        """The cut's rows, in no special order. They can be read once: what is read is not kept."""
+        if batch_rows < 1:
+            raise StoreError(f"table {self.spec.name!r}: batch_rows={batch_rows} must be 1 or above")
+        if self._read:
+            raise StoreError(f"table {self.spec.name!r}: this cut has been read; begin another one")
+        self._read = True
+        return self._batches(batch_rows)
+
+    def close(self) -> None:
+        """Let go of what is kept; the table can have another cut then. Closing twice does nothing."""
+        table = self._table
+        with table._cutting:
+            if self._open:
+                table._rows.end_cut()
+                self._open = table._cut_open = False
+
+    def __enter__(self) -> TableCut:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _batches(self, batch_rows: int) -> Iterator[TableRows]:
+        table = self._table
+        while True:
+            with table._cutting:  # or a cut that comes after this one could be read in its place
+                if not self._open:
+                    raise StoreError(f"table {self.spec.name!r}: the cut was closed before it was read to its end")
+                keys, values, state, seen, touched, _ = table._rows.scan_cut(batch_rows)
+            if len(keys) == 0:
+                return
+            yield TableRows(keys, values, state, seen, touched)

@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
-from sparsefleet.kernels.table import NOTING_SGD, Bools, RowTable
+from sparsefleet.kernels.table import NOTING_SGD, U32, Bools, RowTable
 from sparsefleet.optim.sgd import SGD
 from sparsefleet.table.sparse import row_seed
 from sparsefleet.table.spec import TableSpec
@@ -44,16 +44,19 @@ class WorkingCopy:
         self._rows.pull(keys, out, True)
         return out
 
-    def push(self, keys: U64, grads: F32) -> None:
-        """One step of SGD on these rows."""
+    def push(self, keys: U64, grads: F32, counts: U32 | None = None) -> None:
+        """One step of SGD on these rows. counts [U]: how often each key occurs in the samples; by default once."""
         with self._counting:
             self._step += 1
             step = self._step
-        self._rows.push(keys, grads, NOTING_SGD, self.spec.rule.rate(step), self._hyper, step)
+        self._rows.push(keys, grads, NOTING_SGD, self.spec.rule.rate(step), self._hyper, step, counts)
 
-    def take(self, keys: U64, shares: int, out: F32) -> None:
-        """Fill `out` [U, D] with one of so many shares of what is not sent yet: from now on it counts as sent."""
-        self._rows.take(keys, float(shares), out)
+    def take(self, keys: U64, shares: int, out: F32, counts: U32) -> None:
+        """Fill `out` [U, D] with one of so many shares of what is not sent yet, and `counts` [U] with all occurrences.
+
+        From now on both count as sent.
+        """
+        self._rows.take(keys, float(shares), out, counts)
 
     def hear(self, keys: U64, values: F32, *, create: bool = False) -> None:
         """The server has these values [U, D] now. Rows that are not here are made, or else left out."""

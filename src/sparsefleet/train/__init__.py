@@ -4,7 +4,8 @@ from sparsefleet.train.fetch import FetchHandler
 from sparsefleet.train.replica import DivergedError
 from sparsefleet.train.row_source import attach
 from sparsefleet.train.run import FitResult
-from sparsefleet.train.saving import SavePolicy, TrainingState
+from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.trainer import Trainer
+from sparsefleet.train.training_state import TrainingState
 
 __all__ = ["DivergedError", "FetchHandler", "FitResult", "SavePolicy", "Trainer", "TrainingState", "attach"]

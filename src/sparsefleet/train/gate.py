@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 PARKED_SECONDS = 0.01
-"""How often whoever wants to be alone looks for threads that have parked."""
+"""How often whoever closes the gate looks for threads that have parked."""
 
 
 class Gate:
@@ -19,12 +19,15 @@ class Gate:
         self._inside = 0
         self._closed = False
         self._failure: BaseException | None = None
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._awaited = 0
+        """How many wait until no thread is within a step, besides whoever has closed the gate."""
         self._mine = threading.local()
         self._step = _Step(self)
 
     def step(self) -> AbstractContextManager[None]:
-        """One step; waits while somebody is alone."""
+        """One step; waits while the gate is closed."""
         return self._step
 
     @contextmanager
@@ -41,54 +44,48 @@ class Gate:
             self._enter(again=True)
             self._mine.inside = True
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Inside, no other thread makes a step; those that want to be alone too come one by one."""
-        with self.aside():
-            self.close()
-            try:
-                yield
-            finally:
-                self.open()
-
     def close(self) -> None:
         """Return when no thread is within a step; none begins one until `open`. Not for a thread that is inside."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not self._closed)
             self._closed = True
             while self._inside > self._parked():
                 self._changed.wait(PARKED_SECONDS)
 
     def open(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = False
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Whoever wants to begin a step, now or later, gets this error: who closed the gate will not open it."""
-        with self._changed:
+        """Fail all present and future waiters: the thread that closed the gate died and cannot reopen it."""
+        with self._lock:
             self._failure = error
             self._changed.notify_all()
 
     @property
     def quiet(self) -> bool:
-        """Nobody is within a step, nor alone."""
-        with self._changed:
+        """Nobody is within a step, and the gate is open."""
+        with self._lock:
             return not self._inside and not self._closed
 
     def wait_until_quiet(self, seconds: float) -> bool:
-        """Wait so long for steps under way to end; however long for somebody who is alone (a save)."""
-        with self._changed:
-            while self._closed or self._inside:
-                if not self._changed.wait_for(lambda: not self._closed and not self._inside, seconds):
-                    if self._closed:
-                        continue
-                    return False
-            return True
+        """Wait so long for steps under way to end; however long for a gate that is closed (a cut)."""
+        with self._lock:
+            self._awaited += 1
+            try:
+                while self._closed or self._inside:
+                    if not self._changed.wait_for(lambda: not self._closed and not self._inside, seconds):
+                        if self._closed:
+                            continue
+                        return False
+                return True
+            finally:
+                self._awaited -= 1
 
     def _enter(self, again: bool = False) -> None:
         """again: to end a step that was begun before."""
-        with self._changed:
+        with self._lock:
             while self._closed and self._failure is None:
                 self._changed.wait()
             if self._failure is not None and not again:
@@ -96,9 +93,10 @@ class Gate:
             self._inside += 1
 
     def _leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._inside -= 1
-            self._changed.notify_all()
+            if self._closed or self._awaited:
+                self._changed.notify_all()
 
 
 class _Step:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sparsefleet.core.batch import Batch
-from sparsefleet.metrics import ClickMetrics, WindowMetrics
+from sparsefleet.metrics import ClickMetrics, Metric, MetricSet, WindowMetrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
-from sparsefleet.train.replica import StepOutcome
+from sparsefleet.nn.objective import Judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,13 @@ class Snapshot:
     share: float | None
     """Part of the epoch that is done, 0 to 1, where known."""
     loss: float
-    """Per sample, over the rows since the last snapshot."""
+    """Per sample, since the observer's last look, or over the whole run."""
     auc: float
     batch_auc: float
     done_before: float = 0.0
     """Epochs that were done, as a whole or in part, when this run began: a resumed one does not start at 0."""
+    own: Mapping[str, float] = field(default_factory=dict)
+    """What the user's own metrics tell."""
 
     @property
     def rows_per_second(self) -> float:
@@ -47,31 +50,47 @@ class Snapshot:
             "loss": self.loss,
             "auc": self.auc,
             "batch_auc": self.batch_auc,
+            **self.own,
         }
 
 
+class LossWindow:
+    """How far one observer has read the sum of losses: each sees the loss since its own last look."""
+
+    __slots__ = ("loss", "rows", "total")
+
+    def __init__(self) -> None:
+        self.total, self.rows, self.loss = 0.0, 0, math.nan
+
+
 class Progress:
-    def __init__(self, epochs: int, num_thresholds: int = NUM_THRESHOLDS, slide_steps: int = SLIDE_STEPS) -> None:
+    def __init__(
+        self,
+        epochs: int,
+        num_thresholds: int = NUM_THRESHOLDS,
+        slide_steps: int = SLIDE_STEPS,
+        own: Sequence[Metric] = (),
+    ) -> None:
         self.epoch, self.epochs = 0, epochs
         self.step = 0
         """Steps of the whole training, over resumes."""
         self.rows = 0
         """Rows of this run."""
-        self.metrics = ClickMetrics(num_thresholds)
+        self.metrics = MetricSet(ClickMetrics(num_thresholds), own)
         self.window = WindowMetrics(num_thresholds, slide_steps)
         self._lock = threading.Lock()
-        self._loss_sum, self._loss_rows, self._last_loss = 0.0, 0, math.nan
+        self._loss = 0.0
+        """Summed over all rows of this run."""
         self._seconds, self._since = 0.0, 0.0
         self.done_before: float | None = None
 
-    def add(self, batch: Batch, outcome: StepOutcome) -> int:
+    def add(self, batch: Batch, outcome: Judged) -> int:
         """Count one step; returns its number, from 1."""
         with self._lock:
             self.step += 1
             self.rows += len(batch)
-            self._loss_sum += outcome.loss
-            self._loss_rows += len(batch)
-            self.metrics.update(outcome.probabilities, batch.labels)
+            self._loss += outcome.loss
+            self.metrics.update(batch, outcome.outputs())
             self.window.update(outcome.probabilities, batch.labels)
             return self.step
 
@@ -85,12 +104,18 @@ class Progress:
     def seconds(self) -> float:
         return self._seconds + (time.perf_counter() - self._since if self._since else 0.0)
 
-    def snapshot(self, share: float | None, metrics: ClickMetrics | None = None) -> Snapshot:
-        """`metrics`: those of all trainers of the job, where they are known; else this trainer's."""
+    def snapshot(
+        self, share: float | None, metrics: MetricSet | None = None, window: LossWindow | None = None
+    ) -> Snapshot:
+        """`metrics`: those of all trainers of the job, where they are known; else this trainer's.
+
+        `window`: the observer's own, moved on; None: the loss is that of the whole run.
+        """
         with self._lock:
-            if self._loss_rows:
-                self._last_loss = self._loss_sum / self._loss_rows
-                self._loss_sum, self._loss_rows = 0.0, 0
+            window, metrics = window or LossWindow(), metrics or self.metrics
+            if self.rows > window.rows:
+                window.loss = (self._loss - window.total) / (self.rows - window.rows)
+                window.total, window.rows = self._loss, self.rows
             return Snapshot(
                 epoch=self.epoch,
                 epochs=self.epochs,
@@ -98,8 +123,9 @@ class Progress:
                 rows=self.rows,
                 seconds=self.seconds,
                 share=share,
-                loss=self._last_loss,
-                auc=(metrics or self.metrics).values()["auc"],
+                loss=window.loss,
+                auc=metrics.click_values()["auc"],
                 batch_auc=self.window.auc(),
                 done_before=self.done_before or 0.0,
+                own=metrics.own_values(),
             )

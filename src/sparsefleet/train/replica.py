@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,11 +13,13 @@ from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import DataError, SparseFleetError
 from sparsefleet.core.stopwatch import lap
 from sparsefleet.kernels.float_mode import flushed
+from sparsefleet.metrics.base import PROBABILITY, Outputs
 from sparsefleet.nn import precision as precisions
+from sparsefleet.nn.autograd_pass import AutogradPass
 from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.direct_pass import direct_pass
 from sparsefleet.nn.embedding import attach as attach_source
-from sparsefleet.nn.objective import Judged, judge, probabilities_of
+from sparsefleet.nn.objective import Judged, named_outputs, probabilities_of
 from sparsefleet.train.row_source import BatchRows, Pull
 
 SCORED_ROWS = 64
@@ -29,59 +30,40 @@ class DivergedError(SparseFleetError):
     """Training produced a loss that is not a number."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    loss: float
-    """Summed over the batch, before the update."""
-    probabilities: F32
-    """[B] clicks as predicted before the update."""
-
-
 class Replica:
     def __init__(self, model: nn.Module, block: DenseBlock, lane: Lane, precision: str) -> None:
-        self.model, self._lane, self._precision = model, lane, precision
+        self.model, self._lane = model, lane
         self._rows = BatchRows(model, lane.pull, training=True)
         self._dense = block.gradients_for(model)
-        self._direct = direct_pass(
-            model, self._dense, half=precisions.is_half(precision) and precisions.this_machine().tower
-        )
+        half = precisions.is_half(precision) and precisions.this_machine().tower
+        direct = direct_pass(model, self._rows, self._dense, half=half)
+        self._pass = direct or AutogradPass(model, self._dense, precision)
         attach_source(model, self._rows)
 
-    def step(self, batch: Batch) -> StepOutcome:
-        """Pull, forward, backward, push."""
-        with flushed():  # no longer than this: data is read and a user's handlers run in the same thread
-            return self._step(batch)
-
-    def _step(self, batch: Batch) -> StepOutcome:
+    def step(self, batch: Batch) -> Judged:
+        """Pull, forward, backward, push. Loss and predictions are those before the update."""
         self._rows.begin(batch)
         lap("rows")
-        judged = self._forward(batch)
+        judged = self._pass.forward(batch)
         lap("forward")
-        if not math.isfinite(judged.loss):
-            # Before the push: the tables stay as they were.
-            unlabelled = int(np.isnan(batch.labels).sum())
-            if unlabelled:
-                raise DataError(
-                    f"{unlabelled} of the {len(batch)} rows of a batch have no label, and training needs one for each: "
-                    "leave such rows out, or score them with predict"
-                )
-            raise DivergedError(
-                f"the loss became {judged.loss}: lower the learning rate, or look for dense values out of range"
-            )
+        if not math.isfinite(judged.loss):  # before the push: the tables stay as they were
+            raise _not_finite(judged.loss, batch)
         judged.backward()
         lap("backward")
-        dense = self._dense.collect() if self._direct is None else self._dense.flat
-        self._lane.push(StepGradients(self._rows.gradients(), dense))
+        self._lane.push(StepGradients(self._rows.gradients(), self._dense.flat))
         self._rows.end()
         lap("push")
-        return StepOutcome(judged.loss, judged.probabilities)
+        return judged
 
-    def _forward(self, batch: Batch) -> Judged:
-        if self._direct is not None:
-            return self._direct.forward(self._rows.lookup(self._direct.table, batch), batch)
-        self._dense.reset()
-        with precisions.computing_in(self._precision):
-            return judge(self.model, self.model(batch), batch.labels)
+
+def _not_finite(loss: float, batch: Batch) -> SparseFleetError:
+    unlabelled = int(np.isnan(batch.labels).sum())
+    if unlabelled:
+        return DataError(
+            f"{unlabelled} of the {len(batch)} rows of a batch have no label, and training needs one for each: "
+            "leave such rows out, or score them with predict"
+        )
+    return DivergedError(f"the loss became {loss}: lower the learning rate, or look for dense values out of range")
 
 
 class Scorer:
@@ -92,16 +74,25 @@ class Scorer:
         self._rows = BatchRows(model, pull, training=False)
 
     def __call__(self, batch: Batch) -> F32:
-        """[B] click probabilities. A row's does not depend on the rows beside it."""
-        rows = len(batch)
+        """[B] click probabilities. A sample's does not depend on the samples beside it."""
+        probabilities: F32 = self.outputs(batch)[PROBABILITY]
+        return probabilities
+
+    def outputs(self, batch: Batch) -> Outputs:
+        """All of the model's outputs by name, as metrics get them."""
+        samples = len(batch)
         batch = _long_enough(batch)
         attach_source(self._model, self._rows)
         with torch.no_grad(), flushed():
             with precisions.computing_in(self._precision):
                 output = self._model(batch)
-            probabilities = probabilities_of(self._model, output)[:rows]
+            probabilities = probabilities_of(self._model, output, len(batch))[:samples]
+            named = named_outputs(output)
         self._rows.end()
-        return probabilities
+        if named is None:
+            return {PROBABILITY: probabilities}
+        cut = {name: array[:samples] if array.shape[:1] == (len(batch),) else array for name, array in named.items()}
+        return {PROBABILITY: probabilities, **cut}
 
 
 def _long_enough(batch: Batch) -> Batch:

@@ -9,7 +9,7 @@ from torch import nn
 
 from sparsefleet.core.batch import F32, U64, Batch
 from sparsefleet.core.keyed_rows import KeyedRows
-from sparsefleet.kernels.rows import select_slots, unique_keys
+from sparsefleet.kernels.rows import counted_keys, select_slots, unique_keys
 from sparsefleet.nn.embedding import attach as attach_source
 from sparsefleet.nn.embedding import tables
 from sparsefleet.nn.lookup import Lookup, slot_places
@@ -39,19 +39,13 @@ class BatchRows:
             keys, offsets = batch.keys, batch.offsets
             if slots != batch.slots:
                 keys, offsets = select_slots(keys, offsets, len(batch.slots), slot_places(batch.slots, slots))
-            unique, inverse = unique_keys(keys)
-            asked.append((table, slots, unique, inverse, offsets, self._pull(table, unique)))
-        self._lookups = {
-            table: Lookup(
-                keys=unique,
-                values=answer.wait(),
-                inverse=inverse,
-                offsets=offsets,
-                slots=slots,
-                trained=self._training,
-            )
-            for table, slots, unique, inverse, offsets, answer in asked
-        }
+            if self._training:
+                unique, inverse, counts = counted_keys(keys)
+            else:
+                (unique, inverse), counts = unique_keys(keys), None
+            asked.append((table, slots, unique, inverse, counts, offsets, self._pull(table, unique)))
+        for table, slots, unique, inverse, counts, offsets, answer in asked:
+            self._lookups[table] = Lookup(unique, answer.wait(), inverse, offsets, slots, self._training, counts)
         self._batch = batch
 
     def lookup(self, table: str, batch: Batch) -> Lookup:
@@ -61,19 +55,19 @@ class BatchRows:
 
     def gradients(self) -> dict[str, KeyedRows]:
         """After backward: per table, what the batch asks of each of its keys."""
-        return {table: _gradients(found) for table, found in self._lookups.items()}
+        asked = {}
+        for table, found in self._lookups.items():
+            gradient = found.gradient
+            if gradient is None:
+                # The model did not use this table for this batch. Zeros would still move rows, by Adam's momentum.
+                asked[table] = KeyedRows(found.keys[:0], np.empty((0, found.values.shape[1]), np.float32))
+            else:
+                asked[table] = KeyedRows(found.keys, gradient, found.counts)
+        return asked
 
     def end(self) -> None:
         """Let go of the batch's rows."""
         self._batch, self._lookups = None, {}
-
-
-def _gradients(found: Lookup) -> KeyedRows:
-    gradient = found.gradient
-    if gradient is None:
-        # The model did not use this table for this batch. Zeros would still move rows, by Adam's momentum.
-        return KeyedRows(found.keys[:0], np.empty((0, found.values.shape[1]), np.float32))
-    return KeyedRows(found.keys, gradient)
 
 
 def attach(model: nn.Module, store: ParameterStore) -> nn.Module:

@@ -5,32 +5,35 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from sparsefleet.checkpoint import point_latest, prune, step_path
 from sparsefleet.communicator import Communicator
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.crew import Reports
 from sparsefleet.data.base import Epoch, Reader
-from sparsefleet.metrics import ClickMetrics
+from sparsefleet.metrics import Metric, MetricSet, check_metrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.models import registry
 from sparsefleet.nn.precision import computing_in
 from sparsefleet.store.base import RunFacts
+from sparsefleet.train.binding import BoundModel
+from sparsefleet.train.cut_member import RunCutMember
 from sparsefleet.train.fetch import FetchHandler, check_names, fetch_values
-from sparsefleet.train.job import Job
-from sparsefleet.train.loop import run_threads
-from sparsefleet.train.moment import RunMoment
 from sparsefleet.train.profile import Profiler, StepProfile
-from sparsefleet.train.progress import Progress
+from sparsefleet.train.progress import LossWindow, Progress, Snapshot
 from sparsefleet.train.replica import Replica
 from sparsefleet.train.reporting.base import Reporter
-from sparsefleet.train.saving import SavePolicy, TrainingState, joint_facts, random_state_text
-from sparsefleet.train.session import Session
+from sparsefleet.train.save_policy import SavePolicy
+from sparsefleet.train.saver import Saver
 from sparsefleet.train.status import StatusReports
+from sparsefleet.train.threads import run_threads
+from sparsefleet.train.training_state import TrainingState, joint_facts, random_state_text
+from sparsefleet.train.workplace import Workplace
 
 logger = logging.getLogger("sparsefleet.train")
 
@@ -50,8 +53,11 @@ class RunConfig:
     """Batches in the sliding-window AUC."""
     profile: bool = False
     """Measure where the time of steps goes."""
+    metrics: tuple[Metric, ...] = ()
+    """The user's own, besides those of clicks; copied for each run."""
 
     def __post_init__(self) -> None:
+        check_metrics(self.metrics)
         if self.threads < 1:
             raise ConfigError(f"threads={self.threads} must be 1 or above")
         computing_in(self.precision)  # refuses an unknown one, and tells what this machine makes of it
@@ -97,11 +103,11 @@ class _Place:
 class Run:
     def __init__(
         self,
-        session: Session,
+        bound: BoundModel,
         data: Reader,
         epochs: int,
         config: RunConfig,
-        job: Job,
+        workplace: Workplace,
         *,
         state: TrainingState,
         start_of: Callable[[int], TrainingState],
@@ -109,32 +115,32 @@ class Run:
         reporters: Sequence[Reporter],
         fetch: Sequence[FetchHandler],
     ) -> None:
-        self.session, self.data, self.config, self.save_policy, self.job = session, data, config, save, job
-        self._start_of = start_of
-        """Where a trainer of the job stood when this run began."""
-        self.reporters, self.handlers = tuple(reporters), tuple(fetch)
-        self.progress = Progress(epochs, config.num_thresholds, config.slide_steps)
+        """`start_of`: where a trainer of the job, by its number, stood when this run began."""
+        self.bound, self.data, self.config, self.save_policy = bound, data, config, save
+        self.crew, self._start_of = workplace.crew, start_of
+        self._looks = [(reporter, LossWindow()) for reporter in reporters]
+        self._handlers = [(handler, LossWindow()) for handler in fetch]
+        self.progress = Progress(epochs, config.num_thresholds, config.slide_steps, config.metrics)
         self.progress.step = self._first_step = state.step
         self._profiler = Profiler(config.threads) if config.profile else None
         if state.metrics:
-            self.progress.metrics = ClickMetrics.from_dict(state.metrics)
-        self.status = StatusReports(session.store, self.progress)
-        self.everyone: ClickMetrics | None = None
+            self.progress.metrics = MetricSet.together([state.metrics], config.metrics)
+        self.status = StatusReports(self.crew, self.progress)
+        self.everyone: MetricSet | None = None
         """Of a job of several trainers: metrics over all of them, at the last epoch's end."""
         self.lost: list[str] = []
         """Trainers that the others went on without."""
-        self.checkpoint: str | None = None
-        self.moment = RunMoment(session.store, self.progress, self.state, data.settled)
-        """This run's part in checkpoints, its own and those of the job's other trainers."""
+        self.member = RunCutMember(workplace.store, self.progress, self.state, data.settled)
+        """This run's part in cuts, its own and those of the job's other trainers."""
+        self.saver = Saver(workplace.store, self.crew, self.member, self.facts, save, self._note_saved)
         # Resumed within an epoch, it is under way: a checkpoint from before the first step must not begin it anew.
         self._at = _Place(state.epoch, under_way=bool(state.position) or state.finished, stepped=state.finished)
         self._nothing_left = state.finished
-        self._saving = threading.Lock()
         self._caller = threading.current_thread()
-        self._saved: TrainingState | None = None
         self._untold: deque[tuple[str, int]] = deque()
-        self._parameters = dict(session.model.named_parameters())
-        for handler in self.handlers:
+        self._parameters = dict(bound.model.named_parameters())
+        self._description = registry.describe(bound.model)  # now: a model that cannot be described is not trained
+        for handler, _ in self._handlers:
             check_names(handler.fetch_list, self.progress.snapshot(None).values(), self._parameters)
 
     @property
@@ -144,26 +150,31 @@ class Run:
     @contextmanager
     def taking_part(self, communicator: Communicator) -> Iterator[None]:
         """Training goes on inside: checkpoints of all trainers of the job know where this one stands."""
-        self.moment.communicator = communicator
-        with self.session.store.attending(self.moment):
+        self.member.communicator = communicator
+        with self.crew.attending(self.member):
             try:
                 yield
+                if self.save_policy is not None and self.save_policy.every_epoch:
+                    self.saver.check_last()
             except KeyboardInterrupt:
                 self.interrupted()
                 raise
-        self.moment.communicator = None  # it is about to be closed, with nothing left to send
+            finally:
+                self.saver.settle()  # whatever has happened: what was named is worth to be written
+                self._tell_saved()
+        self.member.communicator = None  # it is about to be closed, with nothing left to send
 
     def epoch(self, number: int, communicator: Communicator) -> None:
         """Train on what is left of one pass over the data."""
         progress, threads = self.progress, self.config.threads
         progress.epoch = number
-        self.session.model.train()
-        gate = self.moment.gate
+        self.bound.model.train()
+        gate = self.member.gate
         self.status.staleness = communicator.staleness
         lanes = communicator.begin_epoch(number, threads)
         replicas = [
-            Replica(copy, self.session.block, lane, self.config.precision)
-            for copy, lane in zip(self.session.copies(threads), lanes, strict=True)
+            Replica(copy, self.bound.block, lane, self.config.precision)
+            for copy, lane in zip(self.bound.copies(threads), lanes, strict=True)
         ]
         place = self._at = _Place(number, under_way=True, stepped=self._nothing_left)
 
@@ -172,17 +183,18 @@ class Run:
             self.data.consumed(batch)
             place.stepped = True
             count = progress.add(batch, outcome)
-            for handler in self.handlers:
-                handler.after_step(count, self.fetch)
-            due = self.save_policy is not None and self.save_policy.due(count)
-            if due and self.session.store.first_trainer() == self.job.index:
+            if self._handlers:
+                with gate.aside():  # a handler may save, and who waits for its turn must not hold that up
+                    for handler, window in self._handlers:
+                        handler.after_step(count, partial(self.fetch, window))
+            if self.save_policy is not None and self.save_policy.due(count) and self.crew.first() == self.crew.index:
                 self.save()
 
         def leave(index: int, error: BaseException | None) -> None:
             if error is not None:
                 lanes[index].give_up(error)
                 return
-            with gate.step():  # the others' steps may be applied for want of ours: not while somebody saves
+            with gate.step():  # leaving can complete a round and apply other threads' gradients: never during a cut
                 lanes[index].leave()
 
         progress.start_clock()
@@ -202,103 +214,62 @@ class Run:
             self._tell_saved()
             self.status.resting("waiting for the others")
         self._at = _Place(number + 1, under_way=False)  # a checkpoint from here resumes with the next one
-        if self.job.trainers > 1:
+        if self.crew.size > 1:
             self.meet(number, communicator)
-        for reporter in self.reporters:
-            reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone))
+        for reporter, window in self._looks:
+            reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone, window=window))
         if self.save_policy and self.save_policy.every_epoch:
-            self.save_once(f"saved epoch {self.epochs_done}")
+            self.crew.only_first(f"saved epoch {self.epochs_done}", self.save)
 
     def meet(self, number: int, communicator: Communicator) -> None:
         """All trainers have come to the end of an epoch."""
-        store = self.session.store
-        parts = store.reduce(f"epoch {number}", {"trainer": self.job.index, "metrics": self.progress.metrics.to_dict()})
-        self.everyone = merged(part["metrics"] for part in parts)
-        self.job.first = min(part["trainer"] for part in parts)
-        for trainer in store.lost_trainers():
+        parts = self.crew.reduce(f"epoch {number}", {"metrics": self.progress.metrics.to_dict()})
+        self.everyone = MetricSet.together((part["metrics"] for part in parts), self.config.metrics)
+        for trainer in self.crew.lost():
             if trainer not in self.lost:
                 self.lost.append(trainer)
-                logger.warning("went on without %s: rows that it had not trained yet are missing", trainer)
+                logger.warning("went on without %s: samples that it had not trained yet are missing", trainer)
         communicator.flush()  # what others sent after our last step belongs to the model that is scored and saved
 
     def tick(self) -> None:
+        self.saver.check()
         self._tell_saved()
         self.status.tick()
-        for reporter in self.reporters:
-            reporter.tick(lambda: self.progress.snapshot(self.data.progress()))
-        for handler in self.handlers:
-            handler.tick(self.fetch)
+        for reporter, window in self._looks:
+            reporter.tick(partial(self.snapshot, window))
+        for handler, window in self._handlers:
+            handler.tick(partial(self.fetch, window))
 
-    def fetch(self, names: Sequence[str]) -> list[Any]:
-        return fetch_values(names, self.progress.snapshot(self.data.progress()).values(), self._parameters)
+    def snapshot(self, window: LossWindow) -> Snapshot:
+        return self.progress.snapshot(self.data.progress(), window=window)
+
+    def fetch(self, window: LossWindow, names: Sequence[str]) -> list[Any]:
+        return fetch_values(names, self.snapshot(window).values(), self._parameters)
 
     def interrupted(self) -> None:
         """The user wants to stop: save, if asked to. Of several trainers all must have been interrupted."""
         if self.save_policy is None or not self.save_policy.on_interrupt:
             return
-        quiet = self.moment.gate.quiet
-        if self.job.trainers > 1:
-            mine = {"trainer": self.job.index, "quiet": quiet}
+        quiet = self.member.gate.quiet
+        if self.crew.size > 1:
             try:
-                parts = self.session.store.reduce("interrupted", mine, INTERRUPTED_SECONDS)
+                parts = self.crew.reduce("interrupted", {"quiet": quiet}, INTERRUPTED_SECONDS)
             except StoreError as error:
                 logger.warning("not saved, since the other trainers go on or are gone")
                 logger.debug("%s", error)
                 return
             quiet = all(part["quiet"] for part in parts)
-            self.job.first = min(part["trainer"] for part in parts)
-        if not quiet:
-            logger.warning("a training thread is still within a step: not saved; the last checkpoint stands")
-        elif self.job.trainers == 1:
-            self.save()
+        if quiet:
+            self.crew.only_first("interrupted, saved", partial(self.save, wait=True))
         else:
-            self.save_once("interrupted, saved")
+            logger.warning("a training thread is still within a step: not saved; the last checkpoint stands")
 
-    def save_once(self, name: str) -> None:
-        """All trainers have come here: the first of those left saves, the others wait."""
-        saved = False
-        while not saved:
-            if self.job.index == self.job.first:
-                self.save()
-            mine = {"trainer": self.job.index, "saved": self.job.index == self.job.first}
-            parts = self.session.store.reduce(name, mine)
-            saved = any(part["saved"] for part in parts)
-            self.job.first = min(part["trainer"] for part in parts)  # else the one that was to save is lost
-
-    def save(self) -> None:
-        """A checkpoint of this moment, by the policy. From any thread; one of training only at the end of its step."""
-        policy = self.save_policy
-        assert policy is not None
+    def save(self, *, wait: bool = False) -> None:
+        """A checkpoint of this moment, by the policy; see `Saver.save`."""
         self.status.resting("saving")
-        with self._standing_still():
-            if self.job.trainers == 1 and self.state() == self._saved:
-                return
-            step = self.progress.step
-            self.checkpoint = path = str(step_path(policy.folder, step))
-            self._save_to(path)
-            point_latest(path)
-            prune(policy.folder, policy.keep)
-            self._untold.append((path, step))
+        self.saver.save(wait=wait)
         if threading.current_thread() is self._caller:
             self._tell_saved()
-
-    def save_to(self, path: str, *, drop_state: bool = False) -> None:
-        """A checkpoint of this moment: of the parameters, and of where every trainer stands."""
-        with self._standing_still():
-            self._save_to(path, drop_state=drop_state)
-
-    @contextmanager
-    def _standing_still(self) -> Iterator[None]:
-        """One save at a time; as far as this trainer is concerned, of one moment."""
-        with self.moment.gate.aside(), self._saving:
-            try:
-                self.moment.pause()
-                yield
-            finally:
-                self.moment.resume()
-
-    def _save_to(self, path: str, *, drop_state: bool = False) -> None:
-        self.session.store.save_together(path, self.moment, self.facts, drop_state=drop_state)
 
     def state(self) -> TrainingState:
         """Where this run stands."""
@@ -314,27 +285,29 @@ class Run:
             random_state=random_state_text(),
         )
 
-    def facts(self, reports: Mapping[int, Mapping[str, Any]]) -> RunFacts:
+    def facts(self, reports: Reports) -> RunFacts:
         """What a checkpoint should know besides the parameters, from what every trainer reports of itself."""
         states = {trainer: TrainingState(**report) for trainer, report in reports.items()}
-        self._saved = states[self.job.index]
         epoch = min(state.epoch for state in states.values())
-        for trainer in self.session.store.not_begun():
+        for trainer in self.crew.not_begun():
             start = self._start_of(trainer)
             if trainer not in states and start.epoch == epoch and not start.finished:
-                states[trainer] = start  # its rows of this epoch are still to come, not lost
+                states[trainer] = start  # its samples of this epoch are still to come, not lost
         return replace(
-            joint_facts(states, self.job.index, self.job.trainers),
+            joint_facts(states, self.crew.index, self.crew.size, self.config.metrics),
             schema=self.data.schema.to_dict(),
-            model=registry.describe(self.session.model),
-            buffers=self.session.buffers(),
+            model=self._description,
+            buffers=self.bound.buffers(),
         )
+
+    def _note_saved(self, path: str, step: int) -> None:
+        self._untold.append((path, step))
 
     def _tell_saved(self) -> None:
         """Training threads save; reporters are told by the thread that called `fit` alone."""
         while self._untold:
             path, step = self._untold.popleft()
-            for reporter in self.reporters:
+            for reporter, _ in self._looks:
                 reporter.saved(path, step)
 
     def result(self, test: Mapping[str, float] | None) -> FitResult:
@@ -346,15 +319,7 @@ class Run:
             train=(self.everyone or self.progress.metrics).values(),
             test=test,
             skipped=self.data.skipped(),
-            checkpoint=self.checkpoint,
+            checkpoint=self.saver.checkpoint,
             lost=tuple(self.lost),
             profile=self._profiler.result(self.progress.step - self._first_step) if self._profiler else None,
         )
-
-
-def merged(parts: Iterable[Mapping[str, Any]]) -> ClickMetrics:
-    """The metrics of all trainers, from those of each."""
-    first, *others = map(ClickMetrics.from_dict, parts)
-    for other in others:
-        first.merge(other)
-    return first

@@ -1,4 +1,4 @@
-"""What a trainer tells its store about itself once a second, for `sparsefleet status` to show."""
+"""What a trainer tells its crew about itself once a second, for `sparsefleet status` to show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from sparsefleet.store.base import ParameterStore
+from sparsefleet.crew import Crew
 from sparsefleet.train.progress import Progress
 
 PERIOD_SECONDS = 1.0
@@ -15,8 +15,8 @@ SPEED_SECONDS = 5.0
 
 
 class StatusReports:
-    def __init__(self, store: ParameterStore, progress: Progress) -> None:
-        self._store, self._progress = store, progress
+    def __init__(self, crew: Crew, progress: Progress) -> None:
+        self._crew, self._progress = crew, progress
         self.staleness: Callable[[], int] = lambda: 0
         """Steps done here and not applied on the servers; the communicator's to say."""
         self._next = 0.0
@@ -46,7 +46,7 @@ class StatusReports:
 
     def _tell(self, doing: str, rows_per_s: float, staleness: int) -> None:
         progress = self._progress
-        self._store.report(
+        self._crew.report(
             {
                 "doing": doing,
                 "epoch": progress.epoch,

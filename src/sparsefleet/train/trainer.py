@@ -12,24 +12,28 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.communicator import Communicator, DirectCommunicator
 from sparsefleet.core.batch import F32, U64, Batch
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.core.memory import keep_freed_memory
+from sparsefleet.crew import Crew
 from sparsefleet.data.base import Reader
-from sparsefleet.metrics import ClickMetrics
+from sparsefleet.metrics import ClickMetrics, Metric, MetricSet
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import ParameterStore, Pending, RunFacts
+from sparsefleet.store.shards import facts_of
+from sparsefleet.train.binding import BoundModel, SharedModel
 from sparsefleet.train.fetch import FetchHandler, PrintFetched, check_names, fetch_values
 from sparsefleet.train.gate import Gate
-from sparsefleet.train.job import Job, LocalJob
-from sparsefleet.train.loop import run_threads
 from sparsefleet.train.replica import Scorer
 from sparsefleet.train.reporting.base import Reporter
-from sparsefleet.train.run import FitResult, Run, RunConfig, merged
-from sparsefleet.train.saving import SavePolicy, TrainingState, lost_within_epoch, restore_random_state
-from sparsefleet.train.session import DENSE, Session
+from sparsefleet.train.run import FitResult, Run, RunConfig
+from sparsefleet.train.save_policy import SavePolicy
+from sparsefleet.train.threads import run_threads
+from sparsefleet.train.training_state import TrainingState, lost_within_epoch, restore_random_state
+from sparsefleet.train.workplace import BringsWorkplace, LocalWorkplace, Workplace
 
 logger = logging.getLogger("sparsefleet.train")
 
@@ -37,7 +41,7 @@ logger = logging.getLogger("sparsefleet.train")
 class Trainer:
     def __init__(
         self,
-        optimizer: UpdateRule | Job | None = None,
+        optimizer: UpdateRule | BringsWorkplace | None = None,
         *,
         threads: int = 1,
         precision: str = "float32",
@@ -48,30 +52,38 @@ class Trainer:
         num_thresholds: int = NUM_THRESHOLDS,
         slide_steps: int = SLIDE_STEPS,
         profile: bool = False,
+        metrics: Sequence[Metric] = (),
     ) -> None:
         """`optimizer`: for the dense parameters, and for every table that has no rule of its own; or what
         `fleet.distributed_optimizer` made of it: then store and communicator are the job's. `profile`: measure where
-        the time of steps goes, for `FitResult.profile`.
+        the time of steps goes, for `FitResult.profile`. `metrics`: your own, besides AUC and the like; they are copied.
         """
-        if isinstance(optimizer, Job):
+        self.workplace: Workplace
+        if isinstance(optimizer, BringsWorkplace):
             if store is not None or communicator is not DirectCommunicator:
                 raise ConfigError("a distributed optimizer brings its own store and communicator; give no others")
-            self.job: Job = optimizer
-            optimizer.trainer = self
+            self.workplace = optimizer.workplace_for(self)
         else:
-            self.job = LocalJob(optimizer, store, communicator)
-        self.config = RunConfig(threads, precision, num_thresholds, slide_steps, profile)
+            self.workplace = LocalWorkplace(optimizer, store, communicator)
+        self.config = RunConfig(threads, precision, num_thresholds, slide_steps, profile, tuple(metrics))
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed={seed} must be 0 to 2**64 - 1")
         self.seed = seed
         self.reporters = tuple(reporters)
-        self._session: Session | None = None
+        self._bound: BoundModel | None = None
+        self._step = self._epoch = 0
+        """Trained so far, over all calls of `fit`."""
         self._run: Run | None = None
         self._evaluations = 0
 
     @property
     def store(self) -> ParameterStore:
-        return self.job.store()
+        return self.workplace.store
+
+    @property
+    def crew(self) -> Crew:
+        """The trainers of the job; one process is a crew of one."""
+        return self.workplace.crew
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -91,11 +103,11 @@ class Trainer:
         Called again, it goes on with the parameters, the optimizers' state and the count of steps; metrics start anew.
         With `resume`, `epochs` counts from the training's beginning: what is still missing of them is trained.
         """
-        store = self.store
+        crew = self.crew
         try:
             return self._fit(model, data, epochs, test, save, resume, fetch)
         except BaseException as error:
-            store.give_up(error)
+            crew.give_up(error)
             raise
 
     def _fit(
@@ -111,24 +123,24 @@ class Trainer:
         if epochs < 0:
             raise ConfigError(f"epochs={epochs} must be 0 or above")
         keep_freed_memory()
-        session = self._bind(model)
+        bound = self._bind(model)
         facts = self._facts_to_resume(model, data, resume) if resume else None
         if facts is not None:
-            state = self._take_state(model, facts)
+            state = self._take_state(facts)
         else:
-            state = TrainingState(step=session.step, epoch=session.epoch)
-            epochs += session.epoch
+            state = TrainingState(step=self._step, epoch=self._epoch)
+            epochs += self._epoch
 
         def start_of(trainer: int) -> TrainingState:
-            return state if facts is None else TrainingState.from_facts(facts, trainer, self.job.trainers)
+            return state if facts is None else TrainingState.from_facts(facts, trainer, self.crew.size)
 
         data.seek(state.position)
         run = Run(
-            session,
+            bound,
             data,
             epochs,
             self.config,
-            self.job,
+            self.workplace,
             state=state,
             start_of=start_of,
             save=save,
@@ -140,8 +152,8 @@ class Trainer:
             reporter.start({"epochs": epochs, "threads": self.config.threads, "precision": self.config.precision})
         scored = None
         try:
-            with _intra_op_threads_kept(), self.job.communicator() as communicator:
-                communicator.start(session.parameters, state.step)
+            with _intra_op_threads_kept(), self.workplace.communicator() as communicator:
+                communicator.start(bound.parameters, state.step)
                 with run.taking_part(communicator):
                     for number in range(state.epoch, epochs):
                         run.epoch(number, communicator)
@@ -153,7 +165,7 @@ class Trainer:
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
         finally:
-            session.step, session.epoch = run.progress.step, run.epochs_done
+            self._step, self._epoch = run.progress.step, run.epochs_done
             for reporter in self.reporters:
                 reporter.close()
         return run.result(scored)
@@ -177,7 +189,10 @@ class Trainer:
     # -- scoring -------------------------------------------------------------------------------------------------
 
     def evaluate(self, model: nn.Module, data: Reader) -> dict[str, float]:
-        """Metrics of the model on all rows, from zero; nothing is changed."""
+        """Metrics of the model on all rows, from zero; nothing is changed.
+
+        Another model than the trainer's own is scored with its own dense parameters and the trainer's rows.
+        """
         return self.measure(model, data).values()
 
     def evaluate_everywhere(
@@ -186,11 +201,11 @@ class Trainer:
         """Metrics over the shares of all trainers of the job, exactly those of one process; all must call it."""
         self._evaluations += 1
         name = f"evaluation {self._evaluations}"
-        session = self._bind(model)
-        self.store.barrier(name)  # whoever still trains changes what the others would score
-        with session.dense_as_stored():
+        shared = self._to_score(model)
+        self.crew.barrier(name)  # whoever still trains changes what the others would score
+        with shared.scored():
             mine = self.measure(model, data, fetch=fetch)
-        return merged(self.store.reduce(name, mine.to_dict())).values()
+        return MetricSet.together(self.crew.reduce(name, mine.to_dict()), self.config.metrics).values()
 
     def infer_from_dataset(
         self,
@@ -212,10 +227,10 @@ class Trainer:
             PrintFetched(fetch_list, fetch_info, print_period).handler(fetch_values(fetch_list, values, parameters))
         return values
 
-    def measure(self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()) -> ClickMetrics:
+    def measure(self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()) -> MetricSet:
         """The sums behind `evaluate`, which can be merged with those of other processes."""
-        session = self._bind(model)
-        metrics = ClickMetrics(self.config.num_thresholds)
+        shared = self._to_score(model)
+        metrics = MetricSet(ClickMetrics(self.config.num_thresholds), self.config.metrics)
         parameters = dict(model.named_parameters())
         for handler in fetch:
             check_names(handler.fetch_list, metrics.values(), parameters)
@@ -230,11 +245,11 @@ class Trainer:
 
         data.seek({})
         with _evaluating(model), _intra_op_threads_kept(), data.epoch(self.config.threads) as epoch:
-            copies = session.copies(len(epoch.streams))
+            copies = shared.copies(len(epoch.streams))
             scorers = [Scorer(copy, self._pull_existing, self.config.precision) for copy in copies]
 
             def score(index: int, batch: Batch) -> None:
-                metrics.update(scorers[index](batch), batch.labels)
+                metrics.update(batch, scorers[index].outputs(batch))
                 data.consumed(batch)
                 count = next(batches)
                 for handler in fetch:
@@ -245,7 +260,7 @@ class Trainer:
 
     def predict(self, model: nn.Module, data: Reader) -> Generator[tuple[Batch, F32]]:
         """Every batch with its click probabilities, in the order of the input."""
-        self._bind(model)
+        self._to_score(model)
         data.seek({})
         with _evaluating(model), data.epoch(1) as epoch:
             scorer = Scorer(model, self._pull_existing, self.config.precision)
@@ -257,18 +272,24 @@ class Trainer:
 
     def restore(self, model: nn.Module, path: str) -> TrainingState:
         """Load tables and dense parameters from a checkpoint; returns where that run stood."""
-        return self._take_state(model, self.load(model, path))
+        return self._take_state(self.load(model, path))
 
     def load(self, model: nn.Module, path: str, *, values_only: bool = False) -> RunFacts:
         """Fill the model's tables and parameters from a checkpoint or a run's newest one.
 
         In a job of several trainers all call it, before the first of them trains.
         """
-        session = self._bind(model)
-        facts = self.job.load(path, values_only=values_only)
-        self.store.pull_dense(DENSE, session.block.values).wait()
-        session.load_buffers(facts.buffers)
+        bound = self._bind(model)
+        checkpoint = Checkpoint.open(latest(path))  # before anyone can save: all must mean the same one
+        location = str(checkpoint.location)
+        self.crew.only_first(f"load {location}", lambda: self._load(location, values_only))
+        bound.refresh()
+        facts = facts_of(checkpoint)
+        bound.load_buffers(facts.buffers)
         return facts
+
+    def _load(self, location: str, values_only: bool) -> None:
+        self.store.load(location, values_only=values_only)
 
     def save(self, path: str, *, drop_state: bool = False) -> None:
         """Write a checkpoint of the parameters as they are now, and of where the run stands, or the last one.
@@ -278,13 +299,13 @@ class Trainer:
         """
         if self._run is None:
             raise ConfigError("there is nothing to save yet: call fit first")
-        self._run.save_to(path, drop_state=drop_state)
+        self._run.saver.save_to(path, drop_state=drop_state)
 
     def trained_model(self) -> nn.Module:
         """The model of the run, or of the last one: what `save` saves."""
         if self._run is None:
             raise ConfigError("there is nothing to save yet: call fit first")
-        return self._run.session.model
+        return self._run.bound.model
 
     def _facts_to_resume(self, model: nn.Module, data: Reader, path: str) -> RunFacts:
         """Load the checkpoint; what it says of the run that it is of. Refuses one on other data."""
@@ -298,24 +319,29 @@ class Trainer:
             raise CheckpointError(f"{path} was trained on rows of another schema: {details}")
         return facts
 
-    def _take_state(self, model: nn.Module, facts: RunFacts) -> TrainingState:
-        state = TrainingState.from_facts(facts, self.job.index, self.job.trainers)
+    def _take_state(self, facts: RunFacts) -> TrainingState:
+        state = TrainingState.from_facts(facts, self.crew.index, self.crew.size)
         restore_random_state(state.random_state)
-        if self.job.index == 0 and (lost := lost_within_epoch(facts)):
+        if self.crew.index == 0 and (lost := lost_within_epoch(facts)):
             logger.warning(
                 "worker %s had been lost within epoch %d when this checkpoint was saved: what it had not trained of "
                 "that epoch is left out; from the next epoch on it has its share again",
                 ", ".join(map(str, lost)),
                 state.epoch + 1,
             )
-        session = self._bind(model)
-        session.step, session.epoch = state.step, state.epoch
+        self._step, self._epoch = state.step, state.epoch
         return state
 
-    def _bind(self, model: nn.Module) -> Session:
-        if self._session is None or self._session.model is not model:
-            self._session = Session(model, self.store, self.job.rule, self.seed)
-        return self._session
+    def _bind(self, model: nn.Module) -> BoundModel:
+        """The one place where model, store and crew come together: the trainer's model is in the store from here on."""
+        if self._bound is None or self._bound.model is not model:
+            self._bound = BoundModel(model, self.store, self.workplace.rule, self.seed)
+        return self._bound
+
+    def _to_score(self, model: nn.Module) -> SharedModel:
+        if self._bound is not None and self._bound.model is not model:
+            return self._bound.other(model)
+        return self._bind(model)
 
     def _pull_existing(self, table: str, keys: U64) -> Pending[F32]:
         return self.store.pull(table, keys, create=False)

@@ -6,8 +6,9 @@ Names are loaded when they are first used: `replay` must not wait for torch, whi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparsefleet.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from sparsefleet.verify.replay import ReplayConfig, replay
@@ -19,9 +20,4 @@ _HOMES = {"Report": "report", "ReplayConfig": "replay", "VerifyConfig": "run", "
 __all__ = ["ReplayConfig", "Report", "VerifyConfig", "replay", "verify"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -14,7 +14,7 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Absolute differences in a nutshell; all 0 where there are none."""
+    """A summary of absolute differences; all 0 if there are none."""
 
     count: int
     max: float
@@ -37,7 +37,7 @@ class Spread:
 
 
 def apart(a: npt.ArrayLike, b: npt.ArrayLike) -> F64:
-    """Absolute differences; what is no number is infinitely far from everything but its like."""
+    """Absolute differences. NaN is at distance 0 from NaN, and infinitely far from any number."""
     left, right = np.asarray(a, np.float64), np.asarray(b, np.float64)
     with np.errstate(invalid="ignore"):
         found = np.where((left == right) | (np.isnan(left) & np.isnan(right)), 0.0, np.abs(left - right))

@@ -1,6 +1,6 @@
-"""Question 1: is the pruned graph right? The same rows through the training network and through the bundle's.
+"""Question 1: is the pruned graph right? The same samples go through the training network and the bundle's.
 
-Both get the checkpoint's rows, so that what differs is the network alone.
+Both get the checkpoint's rows, so only the networks can differ.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def check_graph(
 
 
 def _compared(bundle: Bundle, model: nn.Module, rows: dict[str, KnownRows], batch: Batch, tolerance: float) -> Check:
-    what, allowed = f"{len(batch):,} rows, torch against ONNX", f"{tolerance:g}"
+    what, allowed = f"{len(batch):,} samples, torch against ONNX", f"{tolerance:g}"
     try:
         predicted = Predictor(bundle, source=OfflineSource(rows)).predict_batch(batch)
     except SparseFleetError as error:
-        return Check(what, False, f"the bundle cannot score rows as training reads them: {error}", allowed)
+        return Check(what, False, f"the bundle cannot score samples as training reads them: {error}", allowed)
     spread = Spread.of(apart(torch_scores(model, rows, batch), predicted))
     figure = f"{spread.max:.2g} at most, {spread.mean:.2g} on average"
     return Check(what, spread.max <= tolerance, figure, allowed, spread.to_dict())

@@ -1,4 +1,4 @@
-"""A running server: rows go to it raw, as JSON, so its own parsing, hashing and normalisation are put to the test."""
+"""A running server. It gets raw samples as JSON, so its own parsing, hashing and normalisation are tested."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sparsefleet.core.batch import F32
-from sparsefleet.verify.data_rows import RawRow
 from sparsefleet.verify.http_client import HttpClient, PlaceError, scores_of
 from sparsefleet.verify.places import ScoringPlace
+from sparsefleet.verify.samples import RawSample
 
-ROWS_A_REQUEST = 200
+SAMPLES_A_REQUEST = 200
 
 
 class HttpPlace(ScoringPlace):
@@ -25,10 +25,10 @@ class HttpPlace(ScoringPlace):
         if not isinstance(self.model, dict) or "schema" not in self.model:
             raise PlaceError(f"{self._client.url}/v1/model does not describe a model: is it a server of ours?")
 
-    def scores(self, rows: Sequence[RawRow]) -> F32:
+    def scores(self, samples: Sequence[RawSample]) -> F32:
         found: list[float] = []
-        for start in range(0, len(rows), ROWS_A_REQUEST):
-            part = list(rows[start : start + ROWS_A_REQUEST])
+        for start in range(0, len(samples), SAMPLES_A_REQUEST):
+            part = list(samples[start : start + SAMPLES_A_REQUEST])
             answer = self._client.post("/v1/predict", {"rows": part})
             version, scores = scores_of(answer, len(part), self._client.url)
             if version not in self.versions:

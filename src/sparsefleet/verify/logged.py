@@ -27,7 +27,7 @@ class Logged:
     version: str | None
 
     def row(self, index: int) -> Any:
-        """The raw row that a score belongs to."""
+        """The raw sample that a score belongs to."""
         rows = self.request.get("rows", self.request.get("candidates"))
         if not isinstance(rows, list) or index >= len(rows):
             return None

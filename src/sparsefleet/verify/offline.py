@@ -1,6 +1,6 @@
 """The offline side: a checkpoint's rows and its network in torch, as trained and as an export should have kept them.
 
-Legend: U keys, D values a row, B rows of data.
+Legend: U keys, D values a row, B samples.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import nn
 from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.core.batch import F32, U64, Batch
 from sparsefleet.core.table_rows import U32
+from sparsefleet.export.kernels.bundle_rows import Found, RowType
 from sparsefleet.export.manifest import BundleManifest
 from sparsefleet.export.rows_writer import as_kept
-from sparsefleet.kernels.bundle_rows import Found, RowType
 from sparsefleet.serving.source import SourceError, SparseSource
 from sparsefleet.store.base import Done
 from sparsefleet.train.replica import Scorer
@@ -47,7 +47,7 @@ class KnownRows:
 
 
 def rows_for(checkpoint: Checkpoint, keys: U64) -> dict[str, KnownRows]:
-    """The rows of these keys in every table: one pass over the files, memory for what is wanted only."""
+    """The rows of these keys in every table. Reads the files once, and keeps only the rows that are wanted."""
     wanted = np.unique(keys)
     found = {}
     for info in checkpoint.manifest.tables:
@@ -61,13 +61,13 @@ def rows_for(checkpoint: Checkpoint, keys: U64) -> dict[str, KnownRows]:
 
 
 def as_exported(rows: Mapping[str, KnownRows], manifest: BundleManifest) -> dict[str, KnownRows]:
-    """What the bundle should hold of these rows, by its own word on types and rows left out."""
+    """What the bundle should hold of these rows, according to its own manifest (types, rows left out)."""
     types = {table.name: RowType[table.dtype.upper()] for table in manifest.tables}
     return {name: known.kept(types.get(name, RowType.FLOAT32), manifest.min_seen, name) for name, known in rows.items()}
 
 
 class OfflineSource(SparseSource):
-    """The checkpoint's rows for a bundle's network: what then differs from torch is the network."""
+    """Gives the checkpoint's rows to a bundle's network, so that only the network can differ from torch."""
 
     def __init__(self, rows: Mapping[str, KnownRows]) -> None:
         self._rows = rows
@@ -82,4 +82,4 @@ def torch_scores(model: nn.Module, rows: Mapping[str, KnownRows], batch: Batch) 
     """Probabilities [B] of the training network, computed as `sparsefleet infer` does."""
     scorer = Scorer(model, lambda table, keys: Done(rows[table].lookup(keys)[0]))
     starts = range(0, len(batch), SCORED_TOGETHER)
-    return np.concatenate([scorer(batch.rows(at, min(at + SCORED_TOGETHER, len(batch)))) for at in starts])
+    return np.concatenate([scorer(batch.samples(at, min(at + SCORED_TOGETHER, len(batch)))) for at in starts])

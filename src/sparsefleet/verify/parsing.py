@@ -1,4 +1,4 @@
-"""Question 3, put to the test: the data as the bundle's schema reads it raw, against how training read it."""
+"""Question 3, tested: does the bundle's schema read the raw samples as training did?"""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.schema import Schema
 from sparsefleet.export.bundle import Bundle
-from sparsefleet.serving.rows import RowParser
-from sparsefleet.verify.data_rows import DataRows
+from sparsefleet.serving.samples import SampleParser
 from sparsefleet.verify.differences import apart
 from sparsefleet.verify.report import Check
+from sparsefleet.verify.samples import DataSamples
 from sparsefleet.verify.settings import SAME
 
 
-def check_parsing(rows: DataRows, bundle: Bundle) -> list[Check]:
-    """The rows as the bundle's schema reads them raw, against how training read them."""
-    what = "keys of the rows" if rows.is_raw else "keys of the rows (as they stand in the files, not hashed)"
+def check_parsing(samples: DataSamples, bundle: Bundle) -> list[Check]:
+    what = "keys of the rows" if samples.is_raw else "keys of the rows (as they stand in the files, not hashed)"
     try:
-        online = RowParser(bundle.schema, max_rows=2**31).rows(rows.raw)
+        online = SampleParser(bundle.schema, max_rows=2**31).samples(samples.raw)
     except SparseFleetError as error:
-        return [Check(what, False, f"the bundle cannot read the rows: {error}", SAME)]
-    return [_keys(what, rows.batch, online), _numbers(rows.batch, online, bundle.schema)]
+        return [Check(what, False, f"the bundle cannot read the samples: {error}", SAME)]
+    return [_keys(what, samples.batch, online), _numbers(samples.batch, online, bundle.schema)]
 
 
 def _keys(what: str, offline: Batch, online: Batch) -> Check:

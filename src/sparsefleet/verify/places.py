@@ -1,4 +1,4 @@
-"""The places that are compared. The checkpoint is what all others are measured by; see `offline.py`."""
+"""The places that are compared. All are measured against the checkpoint: see `offline.py`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sparsefleet.export.bundle import Bundle
 from sparsefleet.serving.mmap import MappedSource
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.serving.source import SparseSource
-from sparsefleet.verify.data_rows import RawRow
+from sparsefleet.verify.samples import RawSample
 
 CHECKPOINT, BUNDLE, HTTP, REDIS = "checkpoint", "bundle", "http", "redis"
 
 
 class ScoringPlace(ABC):
-    """Whoever scores raw rows."""
+    """A place that scores raw samples."""
 
     @abstractmethod
-    def scores(self, rows: Sequence[RawRow]) -> F32:
+    def scores(self, samples: Sequence[RawSample]) -> F32:
         """Probabilities [B]."""
 
 
@@ -30,17 +30,17 @@ class PredictorPlace(ScoringPlace):
     def __init__(self, bundle: Bundle, source: SparseSource) -> None:
         self._predictor = Predictor(bundle, source=source)
 
-    def scores(self, rows: Sequence[RawRow]) -> F32:
-        return self._predictor.predict(rows)
+    def scores(self, samples: Sequence[RawSample]) -> F32:
+        return self._predictor.predict(samples)
 
 
 @dataclass(frozen=True, slots=True)
 class RowsPlace:
-    """Whoever holds sparse rows."""
+    """A place that holds rows of tables."""
 
     source: SparseSource
     count: Callable[[str], int]
-    """Rows of a table that are there."""
+    """Of the rows that the place holds of a table."""
 
 
 def bundle_rows(bundle: Bundle) -> RowsPlace:

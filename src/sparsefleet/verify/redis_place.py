@@ -1,4 +1,4 @@
-"""A bundle's rows in Redis, read past any cache; and what Redis says is current."""
+"""A bundle's rows in Redis, read without a cache; and the version that is current there."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RedisPlace:
             self._source.close()
 
     def _count(self, table: str) -> int:
-        """Rows that are there, whatever the record says: every bucket is looked into."""
+        """Count the rows that Redis holds, not those that the record claims: reads every bucket."""
         assert self._source is not None
         record: VersionRecord = self._source.record
         index = next(number for number, entry in enumerate(record.tables) if entry.name == table)

@@ -1,7 +1,8 @@
-"""replay: logged requests to a running server once more; are the scores those of the log? Needs no torch."""
+"""replay: sends logged requests to a running server again, and compares its scores with the log's. Needs no torch."""
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
@@ -49,11 +50,11 @@ class ReplayConfig:
 
 @dataclass
 class Replayed:
-    """What came of a log."""
+    """The result of a replay."""
 
     tolerance: float
     requests: int = 0
-    """Sent, and answered or not."""
+    """Requests that were sent, whether they were answered or not."""
     spread: Spread = field(default_factory=lambda: Spread.of(np.empty(0)))
     beyond: int = 0
     """Scores further apart than the tolerance."""
@@ -63,11 +64,11 @@ class Replayed:
     bad_lines: int = 0
     bad_examples: list[dict[str, Any]] = field(default_factory=list)
     versions: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(in the log, of the answer): requests."""
+    """Requests by (version in the log, version that answered)."""
 
     @property
     def ok(self) -> bool:
-        """Bad lines are told and counted, but say nothing about the server."""
+        """Bad lines are counted and reported, but say nothing about the server."""
         return not self.beyond and not self.failed
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,7 +101,8 @@ def replay(
 ) -> Replayed:
     """Send every request of the log to the server, and compare. A log without one good line raises."""
     config = config or ReplayConfig()
-    HttpClient(url, config.timeout).get("/healthz")  # a server that is not there is told once, not a line each
+    with contextlib.closing(HttpClient(url, config.timeout)) as client:
+        client.get("/healthz")  # a server that cannot be reached is reported once, not for each line
     collected = _Collected(config.tolerance)
     senders = _Senders(url, config.timeout)
     lines = read_log(log)
@@ -205,7 +207,7 @@ class _Collected:
             "answered_version": version,
             "input": entry.row(index),
         }
-        # Of equal ones the earlier stays: heapq gives the smallest away.
+        # Of equal differences the earlier one stays: heapq removes the smallest item.
         item = (difference, -next(self._order), facts)
         if len(self._worst) < WORST:
             heapq.heappush(self._worst, item)

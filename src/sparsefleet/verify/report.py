@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     what: str
     ok: bool | None
@@ -43,14 +43,14 @@ class Report:
     places: Mapping[str, str]
     """What was compared: its name here, and where it is."""
     rows: int
-    """Rows of data scored in every place."""
+    """Samples scored in every place."""
     tolerance: float
     graph: Question
     parameters: Question
     settings: Question
     scores: Question
     worst: Sequence[Mapping[str, Any]]
-    """Rows whose scores are furthest apart, with all that went into them."""
+    """The samples whose scores are furthest apart, with all that went into them."""
     notes: Sequence[str] = ()
 
     @property
@@ -62,7 +62,7 @@ class Report:
         return all(question.ok for question in self.questions)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON has no infinity and no NaN: they are told as text."""
+        """As JSON, which has no infinity and no NaN: they become text."""
         return dict(
             finite(
                 {

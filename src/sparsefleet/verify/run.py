@@ -16,7 +16,6 @@ from sparsefleet.core.errors import BundleError, ConfigError
 from sparsefleet.core.schema import Schema
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.exporting import model_of, schema_of
-from sparsefleet.verify.data_rows import DataRows, read_rows
 from sparsefleet.verify.graph import check_graph
 from sparsefleet.verify.http_place import HttpPlace
 from sparsefleet.verify.offline import as_exported, rows_for, torch_scores
@@ -33,7 +32,8 @@ from sparsefleet.verify.places import (
 )
 from sparsefleet.verify.redis_place import RedisPlace
 from sparsefleet.verify.report import Check, Question, Report
-from sparsefleet.verify.scores import check_scores, score_rows
+from sparsefleet.verify.samples import DataSamples, read_samples
+from sparsefleet.verify.scores import check_scores, score_samples
 from sparsefleet.verify.settings import (
     bundle_settings,
     check_precision,
@@ -43,13 +43,13 @@ from sparsefleet.verify.settings import (
 )
 from sparsefleet.verify.table_rows import check_table
 from sparsefleet.verify.tensors import check_tensors
-from sparsefleet.verify.worst import worst_rows
+from sparsefleet.verify.worst import worst_samples
 
 
 @dataclass(frozen=True)
 class VerifyConfig:
     rows: int = 1000
-    """Rows of the data that are scored."""
+    """Samples of the data that are scored."""
     tolerance: float = 1e-6
     """How far scores (probabilities) may be apart."""
     sparse_sample: int | None = None
@@ -100,8 +100,8 @@ def verify(
         if published:
             stack.callback(published.close)
         reading = {"format_name": config.format, "pipe_command": config.pipe_command, "labelled": config.labelled}
-        rows = read_rows(data, schema, config.rows, **reading)  # type: ignore[arg-type]
-        return _Comparison(opened, served, network, schema, rows, server, published, config, progress).report()
+        samples = read_samples(data, schema, config.rows, **reading)  # type: ignore[arg-type]
+        return _Comparison(opened, served, network, schema, samples, server, published, config, progress).report()
 
 
 class _Comparison:
@@ -111,14 +111,14 @@ class _Comparison:
         bundle: Bundle,
         model: nn.Module,
         schema: Schema,
-        rows: DataRows,
+        samples: DataSamples,
         server: HttpPlace | None,
         published: RedisPlace | None,
         config: VerifyConfig,
         progress: Callable[[str], None],
     ) -> None:
         self.checkpoint, self.bundle, self.model, self.schema = checkpoint, bundle, model, schema
-        self.rows, self.server, self.published = rows, server, published
+        self.samples, self.server, self.published = samples, server, published
         self.config, self.progress = config, progress
         self.graph: Any = _graph_of(bundle)
         self.row_places: dict[str, RowsPlace] = {BUNDLE: bundle_rows(bundle)}
@@ -131,26 +131,26 @@ class _Comparison:
             self.scoring[HTTP] = server
 
     def report(self) -> Report:
-        config, bundle, rows = self.config, self.bundle, self.rows
-        self.progress("rows of the data in the checkpoint")
-        trained = rows_for(self.checkpoint, rows.batch.keys)
+        config, bundle, samples = self.config, self.bundle, self.samples
+        self.progress("rows of the samples in the checkpoint")
+        trained = rows_for(self.checkpoint, samples.batch.keys)
         exported = as_exported(trained, bundle.manifest)
         self.progress("network")
-        graph = check_graph(bundle, self.graph, self.model, trained, rows.batch, config.tolerance)
+        graph = check_graph(bundle, self.graph, self.model, trained, samples.batch, config.tolerance)
         parameters = self._parameters()
         self.progress("scores")
-        offline = torch_scores(self.model, trained, rows.batch), torch_scores(self.model, exported, rows.batch)
-        scored = score_rows(self.scoring, rows.raw, *offline)
+        offline = torch_scores(self.model, trained, samples.batch), torch_scores(self.model, exported, samples.batch)
+        scored = score_samples(self.scoring, samples.raw, *offline)
         return Report(
             places=self._named(),
-            rows=len(rows.batch),
+            rows=len(samples.batch),
             tolerance=config.tolerance,
             graph=graph,
             parameters=parameters,
             settings=self._settings(),
             scores=check_scores(scored, config.tolerance, _options(bundle)),
-            worst=worst_rows(rows, scored, bundle, trained, self.row_places),
-            notes=_notes(rows, config),
+            worst=worst_samples(samples, scored, bundle, trained, self.row_places),
+            notes=_notes(samples, config),
         )
 
     def _parameters(self) -> Question:
@@ -184,7 +184,7 @@ class _Comparison:
             places[HTTP] = told_settings(self.server.model, HTTP)
         if self.published:
             places[REDIS] = self.published.settings()
-        checks = [*compare_settings(places), check_precision(self.graph), *check_parsing(self.rows, self.bundle)]
+        checks = [*compare_settings(places), check_precision(self.graph), *check_parsing(self.samples, self.bundle)]
         if self.server:
             checks.append(_answered(self.server, self.bundle))
         return Question("Are the serving settings right?", checks)
@@ -221,12 +221,12 @@ def _options(bundle: Bundle) -> str:
     return ", ".join(words)
 
 
-def _notes(rows: DataRows, config: VerifyConfig) -> list[str]:
+def _notes(samples: DataSamples, config: VerifyConfig) -> list[str]:
     notes = []
-    if not rows.is_raw:
+    if not samples.is_raw:
         notes.append(
             "the data holds keys and normalised numbers, so hashing and normalisation were not put to the test"
         )
-    if len(rows.batch) < config.rows:
-        notes.append(f"the data has {len(rows.batch):,} rows; {config.rows:,} were asked for")
+    if len(samples.batch) < config.rows:
+        notes.append(f"the data has {len(samples.batch):,} samples; {config.rows:,} were asked for")
     return notes

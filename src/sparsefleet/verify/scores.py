@@ -1,7 +1,7 @@
-"""End to end: the scores of the same raw rows in every place, against the checkpoint's.
+"""End to end: every place scores the same raw samples, and its scores are compared with the checkpoint's.
 
 Every place is judged against the checkpoint with the export's options applied (rows left out, rows rounded to their
-type): what those options cost is told apart, for it was asked for.
+type). What those options cost is reported on its own line, because the user asked for them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import SparseFleetError
-from sparsefleet.verify.data_rows import RawRow
 from sparsefleet.verify.differences import Spread, apart
 from sparsefleet.verify.places import ScoringPlace
 from sparsefleet.verify.report import Check, Question
+from sparsefleet.verify.samples import RawSample
 
 TITLE = "Are the scores the same, end to end?"
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """[B] scores of every place that could score the rows, and why the others could not."""
+    """[B] scores of every place that could score the samples, and why the others could not."""
 
     trained: F32
     """Of the checkpoint as it is."""
@@ -31,12 +31,14 @@ class Scored:
     failed: Mapping[str, str]
 
 
-def score_rows(places: Mapping[str, ScoringPlace], rows: Sequence[RawRow], trained: F32, expected: F32) -> Scored:
+def score_samples(
+    places: Mapping[str, ScoringPlace], samples: Sequence[RawSample], trained: F32, expected: F32
+) -> Scored:
     online: dict[str, F32] = {}
     failed: dict[str, str] = {}
     for name, place in places.items():
         try:
-            online[name] = place.scores(rows)
+            online[name] = place.scores(samples)
         except SparseFleetError as error:
             failed[name] = str(error)
     return Scored(trained, expected, online, failed)

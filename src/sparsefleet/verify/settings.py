@@ -39,7 +39,7 @@ def offline_settings(checkpoint: Checkpoint, schema: Schema, model: nn.Module) -
     return {
         **_schema_settings(schema),
         **_embedding_settings(embeddings),
-        # How training and `sparsefleet infer` treat them; it is no option there.
+        # Training and `sparsefleet infer` have no option for this: they always take zeros.
         "unknown and missing values": {
             f"{what} in {name}": ZEROS for name in embeddings for what in ("unknown", "missing")
         },
@@ -53,7 +53,7 @@ def bundle_settings(bundle: Bundle) -> Settings:
 
 
 def told_settings(told: Mapping[str, Any], where: str) -> Settings:
-    """The settings in what a server answers to GET /v1/model, which is also how a bundle is described here."""
+    """The settings in a description of a bundle, which is also what a server answers to GET /v1/model."""
     try:
         embeddings = {entry["module"]: entry for entry in told["embeddings"]}
         origin = told["checkpoint"]

@@ -18,8 +18,8 @@ from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.kernels.bundle_rows import places as mixed
 from sparsefleet.export.manifest import BundleTable
-from sparsefleet.kernels.bundle_rows import places as mixed
 from sparsefleet.verify.differences import F64, apart
 from sparsefleet.verify.places import BUNDLE, RowsPlace
 from sparsefleet.verify.report import Check
@@ -29,6 +29,8 @@ HALF = 2.0**-11
 """Rounding to the nearest float16 moves a value by this part of it at most …"""
 HALF_SMALLEST = 2.0**-25
 """… or, near zero, by half the smallest step."""
+INT8_SMALLEST = 128 * 2.0**-150
+"""127 steps, each off by half the smallest float32, and a last rounding."""
 ALLOWED = {
     "float32": "equal bits",
     "float16": "2^-11 of a value",
@@ -42,14 +44,16 @@ def row_tolerance(values: F32, dtype: str) -> F64:
     if dtype == "float16":
         return np.maximum(size * HALF, HALF_SMALLEST)
     if dtype == "int8":
-        # Half a step of the row's scale, and what float32 arithmetic on the way adds.
-        return np.broadcast_to(size.max(axis=1, keepdims=True, initial=0.0) / 254 * (1 + 1e-5), size.shape)
+        # Half a step of the scale. Beside it, three roundings to float32 (scale, quotient, product), each of which
+        # can move a value by 2^-24 of the row's largest; near zero, by half the smallest float32 a step.
+        largest = size.max(axis=1, keepdims=True, initial=0.0)
+        return np.broadcast_to(largest * (1 / 254 + 3 * 2.0**-24) + INT8_SMALLEST, size.shape)
     return np.zeros_like(size)
 
 
 @dataclass
 class _Tally:
-    """What one place made of a table's rows."""
+    """What was found in one place, of one table's rows."""
 
     compared: int = 0
     differing: int = 0
@@ -91,7 +95,7 @@ class _Tally:
 def check_table(
     checkpoint: Checkpoint, bundle: Bundle, table: BundleTable, places: Mapping[str, RowsPlace], sample: int | None
 ) -> list[Check]:
-    """One check for each place. `sample`: about so many rows; None: all."""
+    """One check for each place. `sample`: compare about so many rows; None: all."""
     total, min_seen = checkpoint.row_count(table.name), bundle.manifest.min_seen
     share = None if sample is None or sample >= total else sample / total
     tallies = {name: _Tally() for name in places}
@@ -120,7 +124,7 @@ def check_table(
 
 @contextmanager
 def _failing(tally: _Tally) -> Iterator[None]:
-    """A place that cannot be read is a finding; its first reason is told."""
+    """A place that cannot be read is a finding; the report has the first reason."""
     try:
         yield
     except SparseFleetError as error:

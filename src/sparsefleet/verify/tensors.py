@@ -1,4 +1,4 @@
-"""Question 2, dense part: every tensor of the checkpoint against the graph's, one by one."""
+"""Question 2, dense part: compares every tensor of the checkpoint with the graph's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_tensors(checkpoint: Checkpoint, network: NetworkInfo, graph: Any) -> l
     names = dict(network.parameters)
     checks, claimed = [], set[str]()
     for name, tensor in {**checkpoint.dense(), **checkpoint.buffers()}.items():
-        there = names.get(name, f"model.{name}")  # the exporter's own way of naming
+        there = names.get(name, f"model.{name}")  # the name that the exporter gives
         claimed.add(there)
         if there in held:
             checks.append(_compared(name, tensor, held[there]))

@@ -1,4 +1,4 @@
-"""The rows whose scores are furthest apart, with all that went into them: where do the places part?
+"""The samples whose scores are furthest apart, with all that went into them: where do the places begin to differ?
 
 Legend: D values a row.
 """
@@ -14,41 +14,54 @@ from sparsefleet.core.batch import F32, U64, Batch
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.manifest import EmbeddingInput
-from sparsefleet.serving.rows import RowParser
-from sparsefleet.verify.data_rows import DataRows
+from sparsefleet.serving.samples import SampleParser
 from sparsefleet.verify.differences import apart, worst
 from sparsefleet.verify.offline import KnownRows
 from sparsefleet.verify.places import BUNDLE, CHECKPOINT, RowsPlace
+from sparsefleet.verify.samples import DataSamples
 from sparsefleet.verify.scores import Scored
 from sparsefleet.verify.table_rows import row_tolerance
 
 WORST = 10
 
 
-def worst_rows(
-    rows: DataRows, scored: Scored, bundle: Bundle, offline: Mapping[str, KnownRows], places: Mapping[str, RowsPlace]
+def worst_samples(
+    samples: DataSamples,
+    scored: Scored,
+    bundle: Bundle,
+    offline: Mapping[str, KnownRows],
+    places: Mapping[str, RowsPlace],
 ) -> list[dict[str, Any]]:
     if not scored.online:
         return []
     far = np.max([apart(scored.expected, found) for found in scored.online.values()], axis=0)
     chosen = worst(far, WORST)
-    online = _parsed(rows, chosen, bundle)
+    online = _parsed(samples, chosen, bundle)
     return [
-        _row(rows, index, scored, float(far[index]), bundle, offline, places, online and online.rows(place, place + 1))
+        _sample(
+            samples,
+            index,
+            scored,
+            float(far[index]),
+            bundle,
+            offline,
+            places,
+            online and online.samples(place, place + 1),
+        )
         for place, index in enumerate(chosen)
     ]
 
 
-def _parsed(rows: DataRows, chosen: list[int], bundle: Bundle) -> Batch | None:
-    """The chosen rows by the bundle's schema; None where it cannot read them."""
+def _parsed(samples: DataSamples, chosen: list[int], bundle: Bundle) -> Batch | None:
+    """The chosen samples, read with the bundle's schema; None where it cannot read them."""
     try:
-        return RowParser(bundle.schema, max_rows=2**31).rows([rows.raw[index] for index in chosen])
+        return SampleParser(bundle.schema, max_rows=2**31).samples([samples.raw[index] for index in chosen])
     except SparseFleetError:
         return None
 
 
-def _row(
-    rows: DataRows,
+def _sample(
+    samples: DataSamples,
     index: int,
     scored: Scored,
     difference: float,
@@ -57,19 +70,19 @@ def _row(
     places: Mapping[str, RowsPlace],
     online: Batch | None,
 ) -> dict[str, Any]:
-    trained = rows.batch.rows(index, index + 1)
+    trained = samples.batch.samples(index, index + 1)
     scores = {CHECKPOINT: float(scored.trained[index])}
     scores |= {name: float(found[index]) for name, found in scored.online.items()}
     return {
         "row": index,
-        "where": rows.where[index],
+        "where": samples.where[index],
         "difference": difference,
         "scores": scores,
         "expected": float(scored.expected[index]),
-        "input": rows.raw[index],
+        "input": samples.raw[index],
         "dense": _numbers(trained, online, bundle),
         "slots": [
-            _slot(embedding, slot, rows.raw[index].get(slot), trained, online, bundle, offline, places)
+            _slot(embedding, slot, samples.raw[index].get(slot), trained, online, bundle, offline, places)
             for embedding in bundle.network.embeddings
             for slot in embedding.slots
         ],

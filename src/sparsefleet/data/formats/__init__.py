@@ -1,8 +1,12 @@
-"""Formats by name. Each is imported when it is asked for: reading text does not wait for Parquet."""
+"""The table of formats. A format is a file here, a line in `FORMATS`, and its test.
+
+Each is imported when it is asked for: reading text does not wait for Parquet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from sparsefleet.core.errors import ConfigError, DataError
@@ -11,7 +15,43 @@ if TYPE_CHECKING:
     from sparsefleet.core.schema import Schema
     from sparsefleet.data.formats.base import Format
 
-NAMES = ("criteo", "multislot", "pipe", "parquet")
+FORMATS: dict[str, str | type[Format]] = {
+    "criteo": "sparsefleet.data.formats.criteo:CriteoFormat",
+    "multislot": "sparsefleet.data.formats.multislot:MultiSlotFormat",
+    "pipe": "sparsefleet.data.formats.pipe:PipeFormat",
+    "parquet": "sparsefleet.data.formats.parquet:ParquetFormat",
+}
+"""Name of a format to its class, or to "module:class". "auto" asks them in this order whether a file is theirs."""
+
+
+def format_class(name: str) -> type[Format]:
+    """The class behind a name of the table."""
+    entry = FORMATS.get(name)
+    if entry is None:
+        raise ConfigError(f"format={name!r} is not a format; choose auto, {', '.join(FORMATS)}")
+    if not isinstance(entry, str):
+        return entry
+    module, _, attribute = entry.partition(":")
+    found: type[Format] = getattr(import_module(module), attribute)
+    return found
+
+
+def file_formats() -> tuple[str, ...]:
+    """What a user may call the format of a file: "auto", and all but `pipe`, which is chosen by its command."""
+    return ("auto", *(name for name in FORMATS if name != "pipe"))
+
+
+def format_help() -> str:
+    """The same for the help of an option: "auto, criteo, multislot or parquet."."""
+    *most, last = file_formats()
+    return f"{', '.join(most)} or {last}."
+
+
+def can_be_cut(name: str, pipe_command: str | None) -> bool:
+    """Whether files of this format may be shared out by byte ranges. "auto" leaves that to a look at each file."""
+    if pipe_command:
+        name = "pipe"
+    return name == "auto" or format_class(name).cuttable
 
 
 def format_for(
@@ -30,68 +70,34 @@ def format_for(
     `pipe_command` (with `timeout`, seconds without output) is for pipe, `layout` for multislot and pipe,
     `max_line` for all text.
     """
+    from sparsefleet.data.formats.base import FormatOptions
+
     if name == "auto":
         if pipe_command:
             name = "pipe"
         elif files:
             name = guess_format(files[0], schema)
         else:
-            raise ConfigError(f"format 'auto' needs files to look at; give some, or choose {', '.join(NAMES)}")
-    if name not in NAMES:
-        raise ConfigError(f"format={name!r} is not a format; choose auto, {', '.join(NAMES)}")
+            raise ConfigError(f"format 'auto' needs files to look at; give some, or choose {', '.join(FORMATS)}")
+    found = format_class(name)
     if pipe_command and name != "pipe":
         raise ConfigError(f"pipe_command is given, but format={name!r}; choose pipe or auto")
-    from sparsefleet.kernels.rowtypes import MAX_LINE
-
-    longest = MAX_LINE if max_line is None else max_line
-    if name == "criteo":
-        from sparsefleet.data.formats.criteo import CriteoFormat
-
-        return CriteoFormat(schema, labelled=labelled, max_line=longest)
-    if name == "multislot":
-        from sparsefleet.data.formats.multislot import MultiSlotFormat
-
-        return MultiSlotFormat(schema, layout=layout, labelled=labelled, max_line=longest)
-    if name == "pipe":
-        from sparsefleet.data.formats.pipe import PIPE_TIMEOUT, PipeFormat
-
-        if not pipe_command:
-            raise ConfigError("format 'pipe' needs a pipe_command, such as 'python dataset_generator.py'")
-        seconds = PIPE_TIMEOUT if timeout is None else timeout
-        return PipeFormat(schema, pipe_command, layout=layout, labelled=labelled, timeout=seconds, max_line=longest)
-    from sparsefleet.data.formats.parquet import ParquetFormat
-
-    return ParquetFormat(schema, labelled=labelled)
+    return found.create(schema, FormatOptions(labelled, pipe_command, layout, timeout, max_line))
 
 
 def guess_format(file: str, schema: Schema) -> str:
-    """parquet by name or first bytes; else criteo or multislot by the first line."""
-    import gzip
-    import zlib
+    """The first format of the table that takes the file for its own."""
+    from sparsefleet.data.formats.base import Head
 
-    from sparsefleet.data.files import check_file, is_gzip, open_file
-    from sparsefleet.kernels.rowtypes import MAX_LINE
-
-    if file.endswith((".parquet", ".pq")):
-        return "parquet"
-    check_file(file)
-    try:
-        with gzip.open(file) if is_gzip(file) else open_file(file) as stream:
-            head = stream.read(MAX_LINE)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: cannot be read: {error}") from error
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    line = head.split(b"\n", 1)[0]
-    fields = line.count(b"\t") + 1
-    features = len(schema.dense) + len(schema.slots)
-    if fields in (features, features + 1) or (fields > 1 and b" " not in line):
-        return "criteo"
-    words = line.split()
-    if fields == 1 and len(words) > 1 and words[0].isdigit():
-        return "multislot"
+    head = Head.of(file)
+    asked = []
+    for name in FORMATS:
+        found = format_class(name)
+        if found.guess(head, schema):
+            return name
+        if found.looks:
+            asked.append(f"{name}: {found.looks}")
     raise DataError(
-        f"{file}: its first line looks like no known format: neither {features + 1} tab-separated fields "
-        f"(criteo) nor 'n v1 … vn' (multislot): {line[:60].decode(errors='backslashreplace')!r}; "
-        "name the format"
+        f"{file}: its beginning looks like no known format ({'; '.join(asked)}): "
+        f"{head.line[:60].decode(errors='backslashreplace')!r}; name the format"
     )

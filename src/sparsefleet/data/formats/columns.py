@@ -1,4 +1,4 @@
-"""Arrow columns into labels, dense values and keys; what does not fit is refused row by row."""
+"""Arrow columns into labels, dense values and keys; what does not fit is refused sample by sample."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import pyarrow.compute as pc
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.core.errors import DataError
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
-from sparsefleet.kernels.rowtypes import Reason
 from sparsefleet.kernels.text import hash_strings
+from sparsefleet.kernels.text_types import Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    row: int
+    sample: int
     column: str
     reason: str
 
 
 class Refusals:
-    """Rows that do not fit, with the first reason found for each."""
+    """Samples that do not fit, with the first reason found for each."""
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
         self._found: dict[int, Refusal] = {}
 
     def add(self, bad: npt.NDArray[np.bool_], column: str, reason: str) -> None:
-        for row in np.flatnonzero(bad).tolist():
-            self._found.setdefault(row, Refusal(row, column, reason))
+        for sample in np.flatnonzero(bad).tolist():
+            self._found.setdefault(sample, Refusal(sample, column, reason))
 
     def good(self) -> I64:
-        return np.delete(np.arange(self._rows), sorted(self._found))
+        return np.delete(np.arange(self._samples), sorted(self._found))
 
     def first(self) -> Refusal:
         return self._found[min(self._found)]
@@ -80,7 +80,7 @@ def check_types(found: pa.Schema, schema: Schema, labelled: bool, file: str) -> 
     needed = [*([schema.label] if labelled else []), *schema.dense_names, *schema.slot_names]
     missing = [name for name in needed if name not in found.names]
     if missing:
-        hint = "; labelled=False reads rows without a label" if missing == [schema.label] else ""
+        hint = "; labelled=False reads samples without a label" if missing == [schema.label] else ""
         raise DataError(
             f"{file}: no column {', '.join(map(repr, missing))}; the file has {', '.join(found.names)}{hint}"
         )
@@ -108,9 +108,9 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.
     return values.to_numpy(zero_copy_only=False), null
 
 
-def label_values(column: pa.Array | None, name: str, rows: int, labelled: bool, refusals: Refusals) -> F32:
+def label_values(column: pa.Array | None, name: str, samples: int, labelled: bool, refusals: Refusals) -> F32:
     if column is None:
-        return np.full(rows, np.nan, np.float32)
+        return np.full(samples, np.nan, np.float32)
     values, null = _numbers(column)
     bad = (values != 0) & (values != 1) & ~null
     refusals.add(bad, name, Reason.LABEL.text)
@@ -134,14 +134,14 @@ def slot_keys(column: pa.Array, slot: Slot, schema: Schema, refusals: Refusals) 
     if _is_list(column.type):
         lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         values = column.flatten()
-        rows = np.repeat(np.arange(len(column)), lengths)
+        samples = np.repeat(np.arange(len(column)), lengths)
     else:
-        values, rows = column, np.arange(len(column))
+        values, samples = column, np.arange(len(column))
     if pa.types.is_dictionary(values.type) and values.dictionary.null_count:
         values = values.cast(values.type.value_type)  # a null may hide behind a valid index
-    rows = rows[values.is_valid().to_numpy(zero_copy_only=False)]
+    samples = samples[values.is_valid().to_numpy(zero_copy_only=False)]
     values = values.drop_null()
-    counts = np.bincount(rows, minlength=len(column))
+    counts = np.bincount(samples, minlength=len(column))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     if pa.types.is_null(values.type):
         return np.empty(0, np.uint64), offsets
@@ -150,7 +150,7 @@ def slot_keys(column: pa.Array, slot: Slot, schema: Schema, refusals: Refusals) 
     if pa.types.is_signed_integer(values.type):
         numbers = values.to_numpy(zero_copy_only=False).astype(np.int64)
         negative = np.zeros(len(column), np.bool_)
-        negative[rows[numbers < 0]] = True
+        negative[samples[numbers < 0]] = True
         refusals.add(negative, slot.name, Reason.NEGATIVE_KEY.text)
     keys = values.to_numpy(zero_copy_only=False).astype(np.uint64)
     return (keys % np.uint64(schema.sparse_feature_dim) if schema.sparse_feature_dim else keys), offsets

@@ -23,13 +23,13 @@ GRACE_SECONDS = 0.5
 
 
 class PipedRowError(BadRowError):
-    """A row that a command printed and that does not parse."""
+    """A sample that a command printed and that does not parse."""
 
     def __init__(self, error: BadRowError, command: str, state: str) -> None:
         super().__init__(error.file, error.line, error.column, error.reason, error.text)
         self.command = command
         self.args = (
-            f"pipe_command {command!r} printed a bad row: output for {error}; {state}; "
+            f"pipe_command {command!r} printed a bad sample: output for {error}; {state}; "
             "run it by hand on the file and look at that line",
         )
 
@@ -137,7 +137,7 @@ class CommandSource(ByteSource):
         if self._feed_error:
             raise self._failed(self._feed_error)
         if self.offset == 0:
-            raise self._failed("it printed nothing; a command must print one line a row")
+            raise self._failed("it printed nothing; a command must print one line a sample")
         if self._last_byte != b"\n":
             raise self._failed("its output ends in the middle of a line (no line feed at the end)")
 

@@ -1,4 +1,4 @@
-"""MultiSlot text: one row a line, the declared slots in order, each `n v1 … vn`, space separated.
+"""MultiSlot text: one sample a line, the declared slots in order, each `n v1 … vn`, space separated.
 
 Whoever wrote the line has hashed and normalised: keys are taken as they are (folded modulo
 `sparse_feature_dim` unless that is 0), dense values too. The order is, unless a layout says otherwise: all
@@ -8,13 +8,14 @@ dense values as one slot, the sparse slots as the schema has them, the label.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import Schema
-from sparsefleet.data.formats.base import CHUNK_ROWS
-from sparsefleet.data.formats.textrows import TextFormat
-from sparsefleet.kernels.rowtypes import MAX_LINE, Columns, Parsed, Reason, SlotEntry, SlotKind
+from sparsefleet.data.formats.base import CHUNK_SAMPLES, FormatOptions, Head
+from sparsefleet.data.formats.text import TextFormat
 from sparsefleet.kernels.text import MultiSlotParser
+from sparsefleet.kernels.text_types import MAX_LINE, Columns, Parsed, Reason, SlotEntry, SlotKind
 
 Layout = Sequence[tuple[str, str]]
 """(name, kind) of every slot in order; kind is dense, sparse or label.
@@ -67,11 +68,13 @@ def slot_entries(layout: Layout, schema: Schema) -> list[SlotEntry]:
                 + (f"; twice: {', '.join(twice)}" if twice else "")
             )
     if labels > 1:
-        raise ConfigError(f"layout: {labels} labels; a row has at most one")
+        raise ConfigError(f"layout: {labels} labels; a sample has at most one")
     return entries
 
 
 class MultiSlotFormat(TextFormat):
+    looks = "'n v1 … vn' for each slot, space separated"
+
     def __init__(
         self,
         schema: Schema,
@@ -85,6 +88,15 @@ class MultiSlotFormat(TextFormat):
         self.layout = tuple(layout) if layout is not None else tuple(default_layout(schema, labelled))
         self._entries = slot_entries(self.layout, schema)
 
+    @classmethod
+    def create(cls, schema: Schema, options: FormatOptions) -> Self:
+        return cls(schema, layout=options.layout, labelled=options.labelled, max_line=options.max_line or MAX_LINE)
+
+    @classmethod
+    def guess(cls, head: Head, schema: Schema) -> bool:
+        words = head.line.split()
+        return head.is_text and b"\t" not in head.line and len(words) > 1 and words[0].isdigit()
+
     def parser(self) -> MultiSlotParser:
         dense, slots = len(self.schema.dense), len(self.schema.slots)
         return MultiSlotParser(self._entries, dense, slots, self.schema.sparse_feature_dim, self.max_line)
@@ -92,8 +104,8 @@ class MultiSlotFormat(TextFormat):
     def columns(self) -> Columns:
         dense, slots = len(self.schema.dense), len(self.schema.slots)
         # Room for any one line: a key takes two bytes of it at least.
-        keys = max(2 * CHUNK_ROWS * slots, self.max_line // 2 + 1)
-        return Columns.allocate(CHUNK_ROWS, dense, slots, keys)
+        keys = max(2 * CHUNK_SAMPLES * slots, self.max_line // 2 + 1)
+        return Columns.allocate(CHUNK_SAMPLES, dense, slots, keys)
 
     def explain(self, reason: Reason, done: Parsed) -> str:
         if reason == Reason.LONG_LINE:

@@ -1,19 +1,20 @@
 """Parquet files: a column per name of the schema.
 
-- the label: numbers or booleans, 0 or 1; a null is a bad row. With labelled=False the column may be absent,
+- the label: numbers or booleans, 0 or 1; a null is a bad sample. With labelled=False the column may be absent,
   and labels that are absent or null are NaN.
 - a dense feature: numbers, normalised as raw values, (x - minimum) / diff; a null is missing, so 0.0.
 - a slot: text or bytes, which are hashed as in the text formats; or whole numbers, which are keys already,
   taken as they are (folded modulo `sparse_feature_dim` unless that is 0); or lists of either. A null is no
   value.
 
-A file can be cut between row groups: a unit holds the row groups whose first byte lies in its range. Rows are
+A file can be cut between row groups: a unit holds the row groups whose first byte lies in its range. Samples are
 streamed, so memory does not grow with the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +25,23 @@ from sparsefleet.core.batch import Batch, Mark
 from sparsefleet.core.errors import BadRowError, DataError
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import check_file, empty_file, open_file
-from sparsefleet.data.formats.base import CHUNK_ROWS, BadRows, Chunk, Format, Unit
+from sparsefleet.data.formats.base import CHUNK_SAMPLES, BadSamples, Chunk, Format, FormatOptions, Head, Unit
 from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, label_values, slot_keys
 
 
 class ParquetFormat(Format):
+    looks = "PAR1 and column chunks"
+
     def __init__(self, schema: Schema, *, labelled: bool = True) -> None:
         self.schema, self.labelled = schema, labelled
+
+    @classmethod
+    def create(cls, schema: Schema, options: FormatOptions) -> Self:
+        return cls(schema, labelled=options.labelled)
+
+    @classmethod
+    def guess(cls, head: Head, schema: Schema) -> bool:
+        return head.data.startswith(b"PAR1")
 
     def plan(self, files: Sequence[str], pieces: int) -> list[Unit]:
         for file in files:
@@ -50,42 +61,44 @@ class ParquetFormat(Format):
             units += [Unit(file, cut, stop) for cut, stop in zip(cuts, [*cuts[1:], None], strict=True)]
         return units
 
-    def read(self, unit: Unit, bad_rows: BadRows, resume: Mark | None = None) -> Iterator[Chunk]:
+    def read(self, unit: Unit, bad_samples: BadSamples, resume: Mark | None = None) -> Iterator[Chunk]:
         if resume is not None and resume.done:
             return
         check_file(unit.file)
         file = _open(unit.file)
         try:
-            yield from self._chunks(file, unit, bad_rows, 0 if resume is None else resume.rows)
+            yield from self._chunks(file, unit, bad_samples, 0 if resume is None else resume.samples)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{unit.file}: damaged Parquet file: {error}; fetch or write it again") from error
         finally:
             file.close(force=True)
 
-    def _chunks(self, file: pq.ParquetFile, unit: Unit, bad_rows: BadRows, consumed: int) -> Iterator[Chunk]:
+    def _chunks(self, file: pq.ParquetFile, unit: Unit, bad_samples: BadSamples, consumed: int) -> Iterator[Chunk]:
         labelled = check_types(file.schema_arrow, self.schema, self.labelled, unit.file)
         names = [*self.schema.dense_names, *self.schema.slot_names]
         names += [self.schema.label] if labelled else []
         stop = unit.stop
-        row = rows = 0  # before the group: in the file, in the unit
+        sample = samples = 0  # before the group: in the file, in the unit
         for group, start in enumerate(_group_starts(file.metadata)):
             size = file.metadata.row_group(group).num_rows
             if start >= unit.start and (stop is None or start < stop):
-                if rows + size > consumed:
-                    skip = max(0, consumed - rows)
+                if samples + size > consumed:
+                    skip = max(0, consumed - samples)
                     for table in _stream(file, group, names, skip):
-                        yield from self._rows(table, unit.file, bad_rows, rows + skip, row + skip)
+                        yield from self._samples(table, unit.file, bad_samples, samples + skip, sample + skip)
                         skip += len(table)
-                rows += size
-            row += size
-        if rows < consumed:
+                samples += size
+            sample += size
+        if samples < consumed:
             raise DataError(
-                f"{unit.file}: cannot go on after row {consumed}: there are only {rows}; "
+                f"{unit.file}: cannot go on after sample {consumed}: there are only {samples}; "
                 "the file has changed since the position was saved"
             )
 
-    def _rows(self, table: pa.RecordBatch, file: str, bad_rows: BadRows, before: int, file_row: int) -> Iterator[Chunk]:
-        """One chunk, if a row is good. `before` rows of the unit, `file_row` rows of the file precede it."""
+    def _samples(
+        self, table: pa.RecordBatch, file: str, bad_samples: BadSamples, before: int, file_before: int
+    ) -> Iterator[Chunk]:
+        """One chunk, if a sample is good. `before` samples of the unit precede it, `file_before` of the file."""
         refusals = Refusals(len(table))
         by_name = dict(zip(table.schema.names, table.columns, strict=True))
         labels = label_values(by_name.get(self.schema.label), self.schema.label, len(table), self.labelled, refusals)
@@ -99,17 +112,17 @@ class ParquetFormat(Format):
         if len(good) == len(table):
             yield Chunk(batch, lines)
             return
-        if bad_rows.policy == "error":
+        if bad_samples.policy == "error":
             first = refusals.first()
-            if first.row:
-                yield Chunk(batch.rows(0, first.row), lines[: first.row])
-            shown = str(by_name[first.column][first.row].as_py())
+            if first.sample:
+                yield Chunk(batch.samples(0, first.sample), lines[: first.sample])
+            shown = str(by_name[first.column][first.sample].as_py())
             reason = f"column {first.column!r}: {first.reason}"
-            error = BadRowError(file, file_row + first.row + 1, None, reason, shown[:60])
+            error = BadRowError(file, file_before + first.sample + 1, None, reason, shown[:60])
             error.reason = first.reason
             raise error
         for reason, count in refusals.counts().items():
-            bad_rows.add(reason, count)
+            bad_samples.add(reason, count)
         if len(good):
             yield Chunk(batch.take(good), lines[good])
 
@@ -136,8 +149,8 @@ def _group_starts(metadata: pq.FileMetaData) -> list[int]:
 
 
 def _stream(file: pq.ParquetFile, group: int, names: list[str], skip: int) -> Iterator[pa.RecordBatch]:
-    """The group's rows after the first `skip`, a chunk at a time."""
-    for table in file.iter_batches(CHUNK_ROWS, row_groups=[group], columns=names, use_threads=False):
+    """The group's samples after the first `skip`, a chunk at a time."""
+    for table in file.iter_batches(CHUNK_SAMPLES, row_groups=[group], columns=names, use_threads=False):
         if skip >= len(table):
             skip -= len(table)
         else:

@@ -1,26 +1,30 @@
-"""MultiSlot text from any `pipe_command`: a shell command that reads a file on stdin and prints a line a row.
+"""MultiSlot text from any `pipe_command`: a shell command that reads a file on stdin and prints a line a sample.
 
-Such a file is never cut, and resuming runs the command again and passes over the rows that were consumed.
+Such a file is never cut, and resuming runs the command again and passes over the samples that were consumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from typing import Self
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import check_file
-from sparsefleet.data.formats.base import BadRows, Chunk, Unit
+from sparsefleet.data.formats.base import BadSamples, Chunk, FormatOptions, Head, Unit
 from sparsefleet.data.formats.command import CommandSource
 from sparsefleet.data.formats.multislot import Layout, MultiSlotFormat
-from sparsefleet.kernels.rowtypes import MAX_LINE
+from sparsefleet.kernels.text_types import MAX_LINE
 
 PIPE_TIMEOUT = 300.0
 """Seconds without output after which a command counts as hung."""
 
 
 class PipeFormat(MultiSlotFormat):
+    cuttable = False
+    looks = ""
+
     def __init__(
         self,
         schema: Schema,
@@ -38,31 +42,51 @@ class PipeFormat(MultiSlotFormat):
             raise ConfigError(f"timeout={timeout} must be above 0 seconds")
         self.pipe_command, self.timeout = pipe_command, timeout
 
+    @classmethod
+    def create(cls, schema: Schema, options: FormatOptions) -> Self:
+        if not options.pipe_command:
+            raise ConfigError("format 'pipe' needs a pipe_command, such as 'python dataset_generator.py'")
+        return cls(
+            schema,
+            options.pipe_command,
+            layout=options.layout,
+            labelled=options.labelled,
+            timeout=PIPE_TIMEOUT if options.timeout is None else options.timeout,
+            max_line=options.max_line or MAX_LINE,
+        )
+
+    @classmethod
+    def guess(cls, head: Head, schema: Schema) -> bool:
+        return False
+
     def plan(self, files: Sequence[str], pieces: int) -> list[Unit]:
         for file in files:
             check_file(file)
         return [Unit(file) for file in files]
 
-    def read(self, unit: Unit, bad_rows: BadRows, resume: Mark | None = None) -> Iterator[Chunk]:
-        return _CommandChunks(self, unit, bad_rows, resume)
+    def read(self, unit: Unit, bad_samples: BadSamples, resume: Mark | None = None) -> Iterator[Chunk]:
+        return _CommandChunks(self, unit, bad_samples, resume)
 
 
 class _CommandChunks(Iterator[Chunk]):
-    """The rows of one run of the command. `cancel`, from any thread, ends the command and with it a read that waits."""
+    """The samples of one run of the command.
 
-    def __init__(self, format: PipeFormat, unit: Unit, bad_rows: BadRows, resume: Mark | None) -> None:
+    `cancel`, called from any thread, ends the command, and thereby a read that waits for it.
+    """
+
+    def __init__(self, format: PipeFormat, unit: Unit, bad_samples: BadSamples, resume: Mark | None) -> None:
         self._format, self._unit = format, unit
         self._source: CommandSource | None = None
         self._cancelled = False
-        self._chunks = self._read(bad_rows, resume)
+        self._chunks = self._read(bad_samples, resume)
 
-    def _read(self, bad_rows: BadRows, resume: Mark | None) -> Generator[Chunk]:
+    def _read(self, bad_samples: BadSamples, resume: Mark | None) -> Generator[Chunk]:
         format, unit = self._format, self._unit
         if self._cancelled or (resume is not None and resume.done):
             return
         check_file(unit.file)
         self._source = CommandSource(format.pipe_command, unit.file, format.timeout)
-        yield from format.rows_of(self._source, unit, bad_rows, resume)
+        yield from format.samples_of(self._source, unit, bad_samples, resume)
 
     def __next__(self) -> Chunk:
         return next(self._chunks)

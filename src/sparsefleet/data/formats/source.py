@@ -8,7 +8,7 @@ import zlib
 from abc import ABC, abstractmethod
 
 from sparsefleet.core.errors import BadRowError, DataError
-from sparsefleet.data.files import open_file
+from sparsefleet.data.files import check_file, is_gzip, open_file
 
 _COUNT_BLOCK = 1 << 20
 
@@ -17,7 +17,12 @@ class ByteSource(ABC):
     offset: int = 0
     """Where the next byte stands: in the file where `seekable`, else in the stream."""
     seekable: bool = False
-    """A row's offset leads back to it."""
+    """A sample's offset leads back to it."""
+
+    @property
+    def on_disk(self) -> int:
+        """How many bytes of the file, as it lies on the disk, are read: for progress."""
+        return self.offset
 
     @abstractmethod
     def readinto(self, view: memoryview) -> int:
@@ -28,7 +33,7 @@ class ByteSource(ABC):
         return lines + 1
 
     def explain(self, error: BadRowError) -> DataError:
-        """The error of a bad row, with all that this source knows about its cause."""
+        """The error of a bad sample, with all that this source knows about its cause."""
         return error
 
     @abstractmethod
@@ -77,6 +82,10 @@ class GzipSource(ByteSource):
         self._raw = open_file(path)
         self._file = gzip.GzipFile(fileobj=io.BufferedReader(self._raw, 1 << 18), mode="rb")
 
+    @property
+    def on_disk(self) -> int:
+        return self._raw.tell()
+
     def readinto(self, view: memoryview) -> int:
         try:
             count = self._file.readinto(view)
@@ -93,3 +102,9 @@ class GzipSource(ByteSource):
     def close(self) -> None:
         self._file.close()
         self._raw.close()
+
+
+def open_source(path: str) -> ByteSource:
+    """The whole file, unpacked where it is gzip."""
+    check_file(path)
+    return GzipSource(path) if is_gzip(path) else PlainSource(path)

@@ -6,7 +6,7 @@ import numpy as np
 
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.kernels.float_mode import flushed
-from sparsefleet.kernels.rows import CLICK_PARTS, I32, ClickSums
+from sparsefleet.kernels.rows import CLICK_PARTS, I32, U32, ClickSums
 
 
 def unique_keys(keys: U64) -> tuple[U64, I32]:
@@ -15,6 +15,11 @@ def unique_keys(keys: U64) -> tuple[U64, I32]:
     place = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     return keys[first[order]], place[inverse.reshape(-1)]
+
+
+def counted_keys(keys: U64) -> tuple[U64, I32, U32]:
+    unique, inverse = unique_keys(keys)
+    return unique, inverse, np.bincount(inverse, minlength=len(unique)).astype(np.uint32)
 
 
 def select_slots(keys: U64, offsets: I64, slots: int, chosen: I32) -> tuple[U64, I64]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -129,6 +130,16 @@ def apply_rule(
         _update(kind, lr, hyper, step, values[None], state[None], grads[None])
 
 
+@dataclass
+class _Row:
+    values: F32
+    """[1, D]"""
+    state: F32
+    """[1, S]"""
+    seen: int
+    touched: int
+
+
 class RowTable:
     """A dictionary from key to row number, and rows in lists."""
 
@@ -138,43 +149,60 @@ class RowTable:
         self.dim, self.state_width, self.initial_state = dim, state_width, initial_state
         self._init = (seed, kind, a, b)
         self._lock = threading.Lock()
-        self._rows: dict[int, tuple[F32, F32, list[int]]] = {}
-        """key: (values [1, D], state [1, S], [seen])"""
+        self._rows: dict[int, _Row] = {}
+        self._cut: list[tuple[int, _Row]] | None = None
+        """What of an open cut is not read yet, by key."""
 
-    def _create(self, key: int) -> tuple[F32, F32, list[int]]:
+    def _row(self, key: int, clock: int) -> _Row:
+        """The key's row; one that is missing is created."""
+        if key in self._rows:
+            return self._rows[key]
         seed, kind, a, b = self._init
         values = init_rows(seed, np.array([key], np.uint64), self.dim, kind, a, b)
         state = np.full((1, self.state_width), self.initial_state, np.float32)
-        return self._rows.setdefault(key, (values, state, [0]))
+        return self._rows.setdefault(key, _Row(values, state, 0, clock))
 
-    def pull(self, keys: U64, out: F32, create: bool) -> int:
+    def pull(self, keys: U64, out: F32, create: bool, clock: int = 0) -> int:
         with self._lock:
             misses = 0
             for i, key in enumerate(keys.tolist()):
                 missing = key not in self._rows
                 misses += missing
-                out[i] = 0.0 if missing and not create else (self._rows.get(key) or self._create(key))[0][0]
+                out[i] = 0.0 if missing and not create else self._row(key, clock).values[0]
             return misses
 
-    def push(self, keys: U64, grads: F32, kind: int, lr: float, hyper: F64, step: int) -> None:
+    def push(
+        self,
+        keys: U64,
+        grads: F32,
+        kind: int,
+        lr: float,
+        hyper: F64,
+        step: int,
+        counts: U32 | None = None,
+        clock: int = 0,
+    ) -> None:
         with self._lock:
             for i, key in enumerate(keys.tolist()):
-                values, state, seen = self._rows.get(key) or self._create(key)
-                _update(kind, lr, hyper, step, values, state, grads[i : i + 1])
-                seen[0] += 1
+                row = self._row(key, clock)
+                _update(kind, lr, hyper, step, row.values, row.state, grads[i : i + 1])
+                row.seen = min(row.seen + (1 if counts is None else int(counts[i])), 2**32 - 1)
+                row.touched = clock
 
-    def insert(self, keys: U64, values: F32, state: F32, seen: U32) -> None:
+    def insert(self, keys: U64, values: F32, state: F32, seen: U32, touched: U32) -> None:
         with self._lock:
             for i, key in enumerate(keys.tolist()):
-                self._rows[key] = (values[i : i + 1].copy(), state[i : i + 1].copy(), [int(seen[i])])
+                row = _Row(values[i : i + 1].copy(), state[i : i + 1].copy(), int(seen[i]), int(touched[i]))
+                self._rows[key] = row
 
-    def take(self, keys: U64, shares: float, out: F32) -> None:
+    def take(self, keys: U64, shares: float, out: F32, counts: U32) -> None:
         self._expect_noted()
         with self._lock:
             for i, key in enumerate(keys.tolist()):
-                out[i] = 0.0
+                out[i] = counts[i] = 0
                 if key in self._rows:
-                    noted = self._rows[key][1]
+                    counts[i], self._rows[key].seen = self._rows[key].seen, 0
+                    noted = self._rows[key].state
                     with flushed():
                         out[i] = noted[0] / np.float32(shares)
                         noted[0] -= out[i]
@@ -184,9 +212,9 @@ class RowTable:
         with self._lock:
             for i, key in enumerate(keys.tolist()):
                 if create or key in self._rows:
-                    here, noted, _ = self._rows.get(key) or self._create(key)
+                    row = self._row(key, 0)
                     with flushed():
-                        here[0] = values[i] + noted[0]
+                        row.values[0] = values[i] + row.state[0]
 
     def _expect_noted(self) -> None:
         if self.state_width != self.dim:
@@ -197,21 +225,48 @@ class RowTable:
 
     def scan(self, cursor: int, max_rows: int) -> Scanned:
         with self._lock:
-            keys = list(self._rows)[cursor : cursor + max_rows]
-            rows = [self._rows[key] for key in keys]
+            return self._scanned(self._copies()[cursor : cursor + max_rows], cursor)
+
+    def begin_cut(self) -> int:
+        """The native table copies a row only when somebody is about to change it; what comes out is the same."""
+        with self._lock:
+            if self._cut is not None:
+                raise ValueError("a cut of this table is open already")
+            self._cut = self._copies()
+            return len(self._cut)
+
+    def scan_cut(self, max_rows: int) -> Scanned:
+        with self._lock:
+            if self._cut is None:
+                raise ValueError("there is no open cut of this table")
+            rows, self._cut = self._cut[:max_rows], self._cut[max_rows:]
+        return self._scanned(rows, 0)._replace(cursor=0)
+
+    def end_cut(self) -> None:
+        self._cut = None
+
+    def _copies(self) -> list[tuple[int, _Row]]:
+        return [
+            (key, replace(row, values=row.values.copy(), state=row.state.copy())) for key, row in self._rows.items()
+        ]
+
+    def _scanned(self, rows: list[tuple[int, _Row]], cursor: int) -> Scanned:
         return Scanned(
-            np.array(keys, np.uint64),
-            np.concatenate([np.empty((0, self.dim), np.float32), *[row[0] for row in rows]]),
-            np.concatenate([np.empty((0, self.state_width), np.float32), *[row[1] for row in rows]]),
-            np.array([row[2][0] for row in rows], np.uint32),
-            cursor + len(keys),
+            np.array([key for key, _ in rows], np.uint64),
+            np.concatenate([np.empty((0, self.dim), np.float32), *[row.values for _, row in rows]]),
+            np.concatenate([np.empty((0, self.state_width), np.float32), *[row.state for _, row in rows]]),
+            np.array([row.seen for _, row in rows], np.uint32),
+            np.array([row.touched for _, row in rows], np.uint32),
+            cursor + len(rows),
         )
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def memory_bytes(self) -> int:
-        return len(self._rows) * (12 + 4 * (self.dim + self.state_width))
+        return len(self._rows) * (16 + 4 * (self.dim + self.state_width))
 
     def clear(self) -> None:
+        if self._cut is not None:
+            raise ValueError("a table cannot be cleared while a cut of it is open")
         self._rows.clear()

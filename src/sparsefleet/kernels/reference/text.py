@@ -1,4 +1,4 @@
-"""Hashing and parsing of rows in plain Python: the readable twin of `kernels/text.py`."""
+"""Hashing and parsing of samples in plain Python: the readable twin of `kernels/text.py`."""
 
 from __future__ import annotations
 
@@ -11,53 +11,14 @@ from itertools import pairwise
 import numpy as np
 
 from sparsefleet.core.batch import I64, U64
-from sparsefleet.kernels.rowtypes import MAX_LINE, U8, Block, Columns, Parsed, Reason, SlotEntry, SlotKind
+from sparsefleet.core.xxh64 import xxh64
+from sparsefleet.kernels.text_types import MAX_LINE, U8, Block, Columns, Parsed, Reason, SlotEntry, SlotKind
 
-P1, P2, P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
-P4, P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
 MASK = 2**64 - 1
 
 DECIMAL = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 WHOLE = re.compile(rb"\d+", re.ASCII)
 WORD = re.compile(rb"[^ ]+")
-
-
-def _rotl(x: int, r: int) -> int:
-    return ((x << r) | (x >> (64 - r))) & MASK
-
-
-def _lane(acc: int, word: int) -> int:
-    return _rotl((acc + word * P2) & MASK, 31) * P1 & MASK
-
-
-def xxh64(data: bytes, seed: int = 0) -> int:
-    """XXH64 of the bytes: the same number in every process, on every machine."""
-    at = 0
-
-    def word(size: int) -> int:
-        nonlocal at
-        at += size
-        return int.from_bytes(data[at - size : at], "little")
-
-    if len(data) >= 32:
-        lanes = [(seed + P1 + P2) & MASK, (seed + P2) & MASK, seed, (seed - P1) & MASK]
-        while len(data) - at >= 32:
-            lanes = [_lane(acc, word(8)) for acc in lanes]
-        h = sum(_rotl(acc, r) for acc, r in zip(lanes, (1, 7, 12, 18), strict=True)) & MASK
-        for acc in lanes:
-            h = ((h ^ _lane(0, acc)) * P1 + P4) & MASK
-    else:
-        h = (seed + P5) & MASK
-    h = (h + len(data)) & MASK
-    while len(data) - at >= 8:
-        h = (_rotl(h ^ _lane(0, word(8)), 27) * P1 + P4) & MASK
-    if len(data) - at >= 4:
-        h = (_rotl(h ^ (word(4) * P1 & MASK), 23) * P2 + P3) & MASK
-    while at < len(data):
-        h = _rotl(h ^ (word(1) * P5 & MASK), 11) * P1 & MASK
-    h = (h ^ (h >> 33)) * P2 & MASK
-    h = (h ^ (h >> 29)) * P3 & MASK
-    return h ^ (h >> 32)
 
 
 def feature_key(value: bytes, prefix: bytes, seed: int, dim: int) -> int:
@@ -82,7 +43,7 @@ def skip_lines(data: U8, begin: int, size: int, lines: int) -> tuple[int, int]:
 
 
 class Refused(Exception):
-    """A row that does not parse; `begin` and `end` count from its line's first byte."""
+    """A sample that does not parse; `begin` and `end` count from its line's first byte."""
 
     def __init__(self, reason: Reason, column: int, begin: int, end: int, found: int = 0) -> None:
         super().__init__(reason.text)
@@ -126,8 +87,8 @@ class LineParser(ABC):
         self.max_line = max_line
 
     @abstractmethod
-    def row(self, line: bytes, out: Columns) -> None:
-        """Put one line into row `out.row`, or raise."""
+    def sample(self, line: bytes, out: Columns) -> None:
+        """Put one line into sample `out.filled`, or raise."""
 
     def parse(self, block: Block, out: Columns) -> Parsed:
         data, at, lines, is_open, full = block.data[: block.size].tobytes(), block.begin, 0, False, False
@@ -136,7 +97,7 @@ class LineParser(ABC):
             feed = data.find(b"\n", at)
             at = feed + 1 if feed >= 0 else block.size
             is_open = feed < 0 and not block.final
-        while at < min(block.size, block.stop) and out.row < len(out.labels):
+        while at < min(block.size, block.stop) and out.filled < len(out.labels):
             feed = data.find(b"\n", at)
             line = data[at : feed if feed >= 0 else block.size]
             overlong = len(line) > self.max_line
@@ -149,10 +110,10 @@ class LineParser(ABC):
                 line = line.removesuffix(b"\r")
                 if not line:
                     raise Refused(Reason.EMPTY_LINE, 1, 0, 0)
-                self.row(line, out)
-                out.lines[out.row] = block.line_base + lines + 1
-                out.ends[out.row] = block.byte_base + next_line
-                out.row += 1
+                self.sample(line, out)
+                out.lines[out.filled] = block.line_base + lines + 1
+                out.ends[out.filled] = block.byte_base + next_line
+                out.filled += 1
             except RoomLacks:
                 full = True
                 break
@@ -164,7 +125,7 @@ class LineParser(ABC):
                 is_open = overlong and feed < 0 and not block.final
             lines += 1
             at = next_line
-        return Parsed(out.row, at, lines, is_open, full, *error)
+        return Parsed(out.filled, at, lines, is_open, full, *error)
 
 
 class CriteoParser(LineParser):
@@ -184,7 +145,7 @@ class CriteoParser(LineParser):
         self.minimum, self.diff, self.prefixes = list(minimum), list(diff), list(prefixes)
         self.seed, self.dim, self.labelled = seed, dim, labelled
 
-    def row(self, line: bytes, out: Columns) -> None:
+    def sample(self, line: bytes, out: Columns) -> None:
         check_bytes(line, b"\t")
         fields = line.split(b"\t")
         expected = self.labelled + len(self.minimum) + len(self.prefixes)
@@ -195,12 +156,12 @@ class CriteoParser(LineParser):
             begin = sum(len(field) + 1 for field in fields[:index])
             return Refused(reason, index + 1, begin, begin + len(fields[index]))
 
-        row = out.row
-        out.labels[row] = np.nan
+        sample = out.filled
+        out.labels[sample] = np.nan
         if self.labelled:
             if fields[0] not in (b"0", b"1"):
                 raise refuse(Reason.LABEL, 0)
-            out.labels[row] = float(fields[0])
+            out.labels[sample] = float(fields[0])
         first = int(self.labelled)
         numbers: list[float] = []
         for index, low in enumerate(self.minimum):
@@ -214,11 +175,14 @@ class CriteoParser(LineParser):
                 normalised = np.float32((value - self.minimum[index]) / self.diff[index])
             if not np.isfinite(normalised):
                 raise refuse(Reason.RANGE, first + index)
-            out.dense[row, index] = normalised
+            out.dense[sample, index] = normalised
+        if out.numbers is not None:
+            raw = fields[first : first + len(self.minimum)]
+            out.numbers[sample] = [value if text else np.nan for text, value in zip(raw, numbers, strict=True)]
         first += len(self.minimum)
         for index, prefix in enumerate(self.prefixes):
             key = feature_key(fields[first + index], prefix, self.seed, self.dim)
-            out.keys[row * len(self.prefixes) + index] = key
+            out.keys[sample * len(self.prefixes) + index] = key
 
 
 class MultiSlotParser(LineParser):
@@ -228,7 +192,7 @@ class MultiSlotParser(LineParser):
         super().__init__(max_line)
         self.layout, self.slots, self.dim = list(layout), slots, dim
 
-    def row(self, line: bytes, out: Columns) -> None:
+    def sample(self, line: bytes, out: Columns) -> None:
         assert out.offsets is not None
         check_bytes(line, b" ")
         words, at = list(WORD.finditer(line)), 0
@@ -243,9 +207,9 @@ class MultiSlotParser(LineParser):
         def refuse(reason: Reason, found: int = 0) -> Refused:
             return Refused(reason, at, *words[at - 1].span(), found)
 
-        row = out.row
+        sample = out.filled
         bags: list[list[int]] = [[] for _ in range(self.slots)]
-        out.labels[row] = np.nan
+        out.labels[sample] = np.nan
         for kind, index, width in self.layout:
             word = next_word()
             if not WHOLE.fullmatch(word) or int(word) > MASK:
@@ -269,22 +233,22 @@ class MultiSlotParser(LineParser):
                         number = np.float32(value)
                     if np.isinf(number):
                         raise refuse(Reason.RANGE)
-                    out.dense[row, index + position] = number
+                    out.dense[sample, index + position] = number
                 else:
                     if value not in (0, 1):
                         raise refuse(Reason.LABEL)
-                    out.labels[row] = value
+                    out.labels[sample] = value
         if at < len(words):
             at += 1
             raise refuse(Reason.SURPLUS_VALUES)
 
-        end = int(out.offsets[row * self.slots])
+        end = int(out.offsets[sample * self.slots])
         if end + sum(map(len, bags)) > len(out.keys):
             raise RoomLacks
         for slot, bag in enumerate(bags):
             out.keys[end : end + len(bag)] = bag
             end += len(bag)
-            out.offsets[row * self.slots + slot + 1] = end
+            out.offsets[sample * self.slots + slot + 1] = end
 
     def key(self, word: bytes, refuse: Callable[[Reason], Refused]) -> int:
         digits = word.removeprefix(b"-")

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from sparsefleet.core.errors import ConfigError
 
 PASSWORD = "SPARSEFLEET_REDIS_PASSWORD"
-"""For those who do not want it in a command line that everybody on the machine can read."""
+"""Holds the password, so that it need not stand in a command line, which everybody on the machine can read."""
 PREFIX = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 FORM = "redis://[user:password@]host[:port][/database][?prefix=NAME&timeout=SECONDS&cache_mb=N]"
 
@@ -25,9 +25,9 @@ class RedisAddress:
     tls: bool = False
     prefix: str = "sparsefleet"
     timeout: float = 0.5
-    """Seconds that a server waits for a connection, or for the answer to one request's keys."""
+    """Seconds that a server waits for a connection, or for the rows of one request."""
     cache_mb: float = 128.0
-    """Of hot rows that a server keeps, per version that it has open."""
+    """Size of a server's cache of rows, for each version that it has open."""
 
     def __post_init__(self) -> None:
         if not PREFIX.fullmatch(self.prefix):
@@ -71,7 +71,7 @@ class RedisAddress:
 
     @property
     def shown(self) -> str:
-        """For people: without the password."""
+        """The address for messages, without the password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}/{self.db}"
 

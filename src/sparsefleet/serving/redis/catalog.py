@@ -14,7 +14,7 @@ TAG = re.compile(r"[0-9a-f]{12}")
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Tags; None: there is none."""
+    """Tags of versions; None if there is none."""
 
     current: str | None = None
     previous: str | None = None
@@ -45,7 +45,7 @@ class Catalog:
         return Pointer(current, previous)
 
     def tags(self) -> set[str]:
-        """Of all versions of which anything may be there."""
+        """Of all versions that Redis may hold something of."""
         try:
             found = self.connection.command("SMEMBERS", self.names.versions)
         except RedisError as error:
@@ -57,7 +57,7 @@ class Catalog:
         return tags
 
     def record(self, tag: str) -> VersionRecord | None:
-        """A version's record; None where there is none. One that makes no sense is a BundleError."""
+        """A version's record; None if there is none. A record that makes no sense raises BundleError."""
         name = self.names.record(tag)
         try:
             raw = self.connection.command("GET", name)

@@ -14,7 +14,7 @@ from sparsefleet.serving.redis.connection import Connection, RedisError, Word
 from sparsefleet.serving.redis.record import Names
 
 EXPIRES_MS = 30_000
-"""A publisher that is killed keeps others out for as long."""
+"""How long a publisher that was killed keeps others out."""
 RENEW_SECONDS = 5.0
 
 
@@ -23,7 +23,7 @@ class PublishLockError(SparseFleetError):
 
 
 class PublishLock:
-    """Held from construction to `release`, as long as `renew` is called now and then."""
+    """Held from construction to `release`, if `renew` is called at least every few seconds."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._name = connection, Names(connection.address.prefix).lock
@@ -38,7 +38,7 @@ class PublishLock:
         self._renewed = time.monotonic()
 
     def renew(self) -> None:
-        """Called between two steps: quick, and seldom more than a look at the clock."""
+        """Call it between two steps. Mostly it only looks at the clock."""
         if time.monotonic() - self._renewed < RENEW_SECONDS:
             return
         holder, _ = self._connection.pipeline([("GET", self._name), ("PEXPIRE", self._name, EXPIRES_MS)])
@@ -47,7 +47,7 @@ class PublishLock:
         self._renewed = time.monotonic()
 
     def transaction(self, *commands: Sequence[Word]) -> None:
-        """All of the commands at one moment, at which the lock is still ours; else none of them."""
+        """Run all commands at one moment at which the lock is still ours, or none of them."""
         _, holder = self._connection.pipeline([("WATCH", self._name), ("GET", self._name)])
         if holder != self._mine:
             raise self._lost(holder)
@@ -59,7 +59,7 @@ class PublishLock:
                 raise reply
 
     def release(self) -> None:
-        """Never raises: the lock ends by itself soon."""
+        """Never raises: a lock that is not released expires soon."""
         with contextlib.suppress(SparseFleetError):
             self.transaction(("DEL", self._name))
 

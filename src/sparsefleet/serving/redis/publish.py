@@ -1,4 +1,4 @@
-"""publish: a bundle's rows into Redis, complete before anybody sees them. FORMAT.md describes the steps."""
+"""publish: write a bundle's rows to Redis; servers see them only when all are there. FORMAT.md describes the steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsefleet.serving.redis.removal import remove_version
 from sparsefleet.serving.redis.tables import TableBuckets
 
 TIMEOUT = 30.0
-"""Seconds that Redis may take over one megabyte: it may be forking, or swapping."""
+"""Seconds that Redis may take for one megabyte: it may be forking, or swapping."""
 
 Progress = Callable[[int, int | None], None]
 
@@ -33,7 +33,7 @@ class Published:
     removed: tuple[str, ...]
     """Tags of older versions, and of what interrupted publishes left behind."""
     written: bool
-    """False: it was there already, and at most became current (again)."""
+    """False: the rows were there already; at most, the version became current again."""
     rows: int
     bytes: int
     """Sent."""
@@ -74,7 +74,7 @@ def _locked(address: RedisAddress, timeout: float) -> Iterator[tuple[Catalog, Pu
     connection = Connection(address, timeout)
     try:
         catalog = Catalog(connection)
-        catalog.pointer()  # before anything is written: does the prefix belong to something else?
+        catalog.pointer()  # raises, before anything is written, if the prefix belongs to something else
         lock = PublishLock(connection)
         try:
             yield catalog, lock
@@ -85,7 +85,7 @@ def _locked(address: RedisAddress, timeout: float) -> Iterator[tuple[Catalog, Pu
 
 
 def _switch(catalog: Catalog, lock: PublishLock, record: VersionRecord, previous: str | None) -> None:
-    """From here on `record` is current: one moment for all who look."""
+    """Make `record` current, for all readers at one moment."""
     names = catalog.names
     old = ("HSET", names.pointer, "previous", previous) if previous else ("HDEL", names.pointer, "previous")
     lock.transaction(
@@ -96,7 +96,7 @@ def _switch(catalog: Catalog, lock: PublishLock, record: VersionRecord, previous
 
 
 class _Publisher:
-    """`catalog` and `lock` have a connection of their own: rows under way must not stand before their commands."""
+    """`catalog` and `lock` have their own connection, so that their commands do not queue behind rows."""
 
     def __init__(self, bundle: Bundle, catalog: Catalog, lock: PublishLock, progress: Progress, timeout: float) -> None:
         self._bundle, self._catalog, self._lock = bundle, catalog, lock
@@ -143,17 +143,17 @@ class _Publisher:
             return False
         difference = found.difference(self._bundle)
         if difference:
-            # To write over it under the feet of servers that read it would mix two models.
+            # Overwriting it while servers read it would mix two models.
             raise BundleError(
                 f"{self._address.shown}: version {found.name} is published already, and {difference}: one of the two "
                 "was changed after its export. Export anew with another --name"
             )
-        # Buckets evicted or deleted behind our back: all are written again, to the same names.
+        # If buckets were evicted or deleted, all are written again, under the same names.
         return all(table.buckets == rows.count() for table, rows in self._tables(found, self._catalog.connection))
 
     def _write(self) -> int:
         record, names, done = self._record, self._catalog.names, 0
-        # The tag first: by it, whoever publishes after an interruption finds what there may be to remove.
+        # The tag comes first: after an interruption, the next publisher finds by it what is to be removed.
         self._lock.transaction(
             ("HSET", names.pointer, "format", MARK),
             ("SADD", names.versions, record.tag),
@@ -176,7 +176,7 @@ class _Publisher:
                 self._lock.renew()
             return sent
         except RedisError as error:
-            if error.code == "OOM":  # others suffer from it too: do not wait for the next publish
+            if error.code == "OOM":  # others need the memory too: remove what was written now, not at the next publish
                 remove_version(self._catalog, record.tag, record, self._lock.renew)
             raise
         finally:
@@ -194,7 +194,7 @@ class _Publisher:
         for tag in gone:
             try:
                 record = self._catalog.record(tag)
-            except BundleError:  # of another release: its buckets are found by their names
+            except BundleError:  # a record of another release: its buckets are found by their names
                 record = None
             remove_version(self._catalog, tag, record, self._lock.renew)
         return gone

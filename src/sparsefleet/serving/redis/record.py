@@ -10,8 +10,8 @@ from typing import Any
 from sparsefleet.core.errors import BundleError
 from sparsefleet.core.json_fields import CHECKSUM, document, once
 from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import DTYPES, ID, MAX_DIM, NAME, BundleFields
-from sparsefleet.kernels.bundle_rows import RowType
 
 FORMAT, VERSION = "sparsefleet-rows", 1
 MARK = f"{FORMAT} {VERSION}"

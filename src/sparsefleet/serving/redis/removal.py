@@ -1,4 +1,4 @@
-"""Remove a version, in pieces: Redis answers others in between."""
+"""Removes a version piece by piece, so that Redis can answer others in between."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparsefleet.serving.redis.tables import TableBuckets
 
 
 def remove_version(catalog: Catalog, tag: str, record: VersionRecord | None, step: Callable[[], None]) -> None:
-    """All of it, the tag last: a removal that is interrupted is found and ended by the next publish."""
+    """Remove everything, the tag last: the next publish finds and completes an interrupted removal."""
     connection, names = catalog.connection, catalog.names
     if record is None:
         _by_name(catalog, tag, step)

@@ -18,8 +18,8 @@ import numpy as np
 
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.export.bundle import Bundle
-from sparsefleet.kernels.bundle_rows import U8, Found
-from sparsefleet.kernels.redis_rows import (
+from sparsefleet.export.kernels.bundle_rows import U8, Found
+from sparsefleet.serving.kernels.redis_rows import (
     ReplyStatus,
     RowCache,
     bucket_numbers,
@@ -34,13 +34,13 @@ from sparsefleet.serving.redis.record import Names, TableRecord, VersionRecord, 
 from sparsefleet.serving.source import NotPublishedError, SparseSource
 
 NAMES = 4096
-"""Of one MGET: Redis does nothing else until it is done."""
+"""The most names in one MGET: Redis serves nobody else until it is done."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds after a failure in which nobody tries Redis again."""
+"""Seconds after a failure in which no request tries Redis again; each failure doubles the pause."""
 
 
 class _Table:
-    """One table: where its buckets are, and the rows of it that are kept here."""
+    """One table: where its buckets are in Redis, and the cache of its rows."""
 
     def __init__(self, record: TableRecord, prefix: bytes, cache_bytes: int) -> None:
         self.record, self.prefix = record, prefix
@@ -72,7 +72,7 @@ class _Asked:
 
 class RedisSource(SparseSource):
     def __init__(self, bundle: Bundle, address: RedisAddress | str) -> None:
-        """NotPublishedError: Redis is there, but not (all of) this bundle. RedisError: Redis is not there."""
+        """NotPublishedError: Redis does not hold all of this bundle's rows. RedisError: Redis cannot be reached."""
         self.address = RedisAddress.parse(address) if isinstance(address, str) else address
         self._version = bundle.name
         self._lock = threading.Lock()
@@ -131,7 +131,7 @@ class RedisSource(SparseSource):
         names, total = Names(self.address.prefix), sum(table.rows * table.stride for table in record.tables)
         limit = int(self.address.cache_mb * 1e6)
         return {
-            # By the share of all rows' bytes that is the table's.
+            # The cache is divided in proportion to the bytes of the tables' rows.
             table.name: _Table(table, names.rows(record.tag, index), limit * table.rows * table.stride // max(total, 1))
             for index, table in enumerate(record.tables)
         }
@@ -141,14 +141,14 @@ class RedisSource(SparseSource):
             if self._failure is not None:
                 if time.monotonic() < self._retry_at:
                     raise RedisError(str(self._failure), self._failure.code)
-                # One tries; the others need not wait for a time-out together with it.
+                # This request tries; until it has succeeded or timed out, the others fail at once.
                 self._retry_at = time.monotonic() + 2 * self.address.timeout
             reused = self._free.pop() if self._free else None
         try:
             try:
                 connection = self._exchange(reused or Connection(self.address), parts)
             except RedisError as error:
-                # A connection that lay idle may have ended with the Redis it led to; reading twice does no harm.
+                # An idle connection may be to a Redis that has since restarted. Reading twice does no harm.
                 if reused is None or error.code != "LOST":
                     raise
                 self._drop_idle()
@@ -159,7 +159,7 @@ class RedisSource(SparseSource):
         self._give_back(connection)
 
     def _exchange(self, connection: Connection, parts: list[_Asked]) -> Connection:
-        """Ask for everything, then read everything. The connection is closed where that did not go to its end."""
+        """Send all commands, then read all replies. An error closes the connection."""
         try:
             connection.start(self.address.timeout)
             commands = [part.command() for part in parts]
@@ -218,7 +218,7 @@ class RedisSource(SparseSource):
         with self._lock:
             self._errors += 1
             if error.code in ("ABSENT", "MISSHAPEN"):
-                self._failure, self._pause = None, FIRST_PAUSE  # Redis is there, and others of its rows may be right
+                self._failure, self._pause = None, FIRST_PAUSE  # Redis answers, and its other rows may be right
                 return
             self._failure, self._retry_at = error, time.monotonic() + self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)

@@ -10,14 +10,14 @@ import numpy as np
 
 from sparsefleet.core.batch import U64
 from sparsefleet.core.errors import BundleError
+from sparsefleet.export.kernels.bundle_rows import U8
 from sparsefleet.export.rows_file import RowsFile
-from sparsefleet.kernels.bundle_rows import U8
-from sparsefleet.kernels.redis_rows import U32, encode_buckets, encode_names
+from sparsefleet.serving.kernels.redis_rows import U32, encode_buckets, encode_names
 from sparsefleet.serving.redis.connection import Connection, RedisError
 from sparsefleet.serving.redis.record import Names, TableRecord
 
 CHUNK = 1 << 20
-"""Bytes sent at a time. Redis works on one while the next is made."""
+"""Bytes sent at a time. Redis works on one chunk while we make the next."""
 LIMITS = (128, 64 << 10)
 """Buckets and bytes of one MSET: enough to be quick, and Redis is free for others in between."""
 NAMES = 1024
@@ -33,7 +33,7 @@ class TableBuckets:
         self._prefix = Names(connection.address.prefix).rows(tag, index)
 
     def write(self, file: RowsFile, step: Callable[[int], None]) -> int:
-        """Write all buckets; `step` is told of rows that Redis has taken. Returns the bytes sent."""
+        """Write all buckets and return the bytes sent. `step` is called with numbers of rows that Redis has stored."""
         connection, layout = self._connection, file.header.layout
         buffer = np.empty(CHUNK, np.uint8)
         bucket = row = sent = waiting = waiting_rows = 0
@@ -108,7 +108,8 @@ class TableBuckets:
         for _ in range(replies):
             reply = self._connection.reply()
             if isinstance(reply, RedisError):
-                # What was sent after it is on its way still, and may be taken: not after somebody has removed the rest.
+                # Redis may still store what was sent after the refused command. Wait for that, so that it cannot happen
+                # after somebody has removed the rest.
                 with contextlib.suppress(RedisError):
                     self._connection.settle()
                 self._connection.close()

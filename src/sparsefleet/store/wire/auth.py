@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -46,6 +47,24 @@ def insecure_allowed(environment: Mapping[str, str]) -> bool:
             f"{INSECURE_VARIABLE}={value!r} is neither yes ({', '.join(_YES)}) nor no ({', '.join(_NO[:-1])})"
         )
     return value in _YES
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False  # a name: it may stand for anything
+
+
+def open_to_all(who: str) -> str:
+    """What it means, in words, that a process of a job on loopback has no token."""
+    return (
+        f"{who} has no token: every user of this machine can read and change what the servers hold, and have them "
+        f"write files. Set {TOKEN_VARIABLE} to the same secret for every process of the job, or start it with fleetrun "
+        f"or sparsefleet train --servers, which make one; {INSECURE_VARIABLE}=1 says that you know"
+    )
 
 
 def _value(token: str) -> str:

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparsefleet.core.errors import Disagreement, StoreError
+from sparsefleet.core.errors import CheckpointError, Disagreement, SparseFleetError, StoreError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Goes up with every change that an older process would misread."""
 MAX_HEADER_BYTES = 4 << 20
 MAX_BODY_BYTES = 1 << 30
@@ -54,15 +54,19 @@ class Letter:
     body: Bytes
 
 
+_KINDS: dict[str, type[SparseFleetError]] = {"disagreement": Disagreement, "checkpoint": CheckpointError}
+"""Errors that are raised as what they were on the other side too; all others are StoreErrors there."""
+
+
 def refusal(error: Exception) -> dict[str, Any]:
     """An answer that says why not."""
-    return {"error": str(error), "disagreement": isinstance(error, Disagreement)}
+    kind = next((name for name, one in _KINDS.items() if isinstance(error, one)), None)
+    return {"error": str(error), "kind": kind}
 
 
-def refused(answer: Mapping[str, Any], about: str) -> StoreError:
+def refused(answer: Mapping[str, Any], about: str) -> SparseFleetError:
     """The error of such an answer, on the other side."""
-    kind = Disagreement if answer.get("disagreement") is True else StoreError
-    return kind(f"{about}: {answer['error']}")
+    return _KINDS.get(str(answer.get("kind")), StoreError)(f"{about}: {answer['error']}")
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))

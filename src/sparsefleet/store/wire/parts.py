@@ -1,18 +1,22 @@
 """Parts: the tables and dense blocks that one message is about.
 
-The header lists them as `[kind, name, keys, floats]`; the body holds the keys of all parts (uint64), then the floats
-of all parts (float32), in that order. So one message can carry a whole step: every table and the dense block.
+The header lists them as `[kind, name, keys, floats]`, or `[kind, name, keys, floats, bytes]` where a part says how
+often its keys occur, in so many bytes a key (2 or 4). The body holds the keys of all parts (uint64), then the floats of
+all parts (float32), then the counts of those that have some, each part's filled up to a multiple of 4 bytes. So one
+message can carry a whole step: every table and the dense block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.keyed_rows import U32
 from sparsefleet.store.wire.frames import Bytes, WireError
 
 ROWS, DENSE = "rows", "dense"
@@ -28,6 +32,8 @@ class Part:
     """Empty for a dense block."""
     floats: F32
     """Flat."""
+    counts: U32 | None = None
+    """Of gradients: how often each key occurs in the samples that they are of; None: once each."""
 
     def rows(self, dim: int) -> F32:
         """The floats as [U, D]."""
@@ -40,25 +46,50 @@ class Part:
 
 
 Parts = list[Part]
-PartSizes = tuple[str, str, int, int]
-"""kind, name, keys, floats."""
+
+
+class PartSizes(NamedTuple):
+    kind: str
+    name: str
+    keys: int
+    floats: int
+    count_bytes: int = 0
+    """Of a key's count; 0: there are none."""
+
+    @property
+    def counts_room(self) -> int:
+        return -(-self.keys * self.count_bytes // 4) * 4
+
+
+class PartViews(NamedTuple):
+    keys: U64
+    floats: F32
+    counts: npt.NDArray[Any] | None
+    """uint16 or uint32."""
+
+
+def count_bytes(counts: U32 | None) -> int:
+    """How many bytes a count needs on its way; 0 where nothing needs to be said."""
+    if counts is None or not len(counts):
+        return 0
+    most = counts.max()
+    if most > 0xFFFF:
+        return 4
+    return 0 if most == 1 and counts.min() == 1 else 2
 
 
 def describe(sizes: Sequence[PartSizes]) -> list[list[Any]]:
-    return [list(size) for size in sizes]
+    return [list(size if size.count_bytes else size[:4]) for size in sizes]
 
 
 def new_bytes(size: int) -> Bytes:
     return np.empty(size, np.uint8)
 
 
-def layout_bytes(
-    sizes: Sequence[PartSizes], room: Callable[[int], Bytes] = new_bytes
-) -> tuple[Bytes, list[tuple[U64, F32]]]:
-    """A body to fill: the bytes, and for each part the views of its keys and floats."""
-    keys, floats = sum(size[2] for size in sizes), sum(size[3] for size in sizes)
-    body = room(8 * keys + 4 * floats)
-    return body, list(_views(body, sizes, keys))
+def layout_bytes(sizes: Sequence[PartSizes], room: Callable[[int], Bytes] = new_bytes) -> tuple[Bytes, list[PartViews]]:
+    """A body to fill: the bytes, and for each part the views of its keys, floats and counts."""
+    body = room(_body_bytes(sizes))
+    return body, list(_views(body, sizes))
 
 
 def read_parts(header: dict[str, Any], body: Bytes) -> Parts:
@@ -68,26 +99,45 @@ def read_parts(header: dict[str, Any], body: Bytes) -> Parts:
         raise WireError(f"a message lists up to {MAX_PARTS} parts; got {_short(listed)}")
     sizes: list[PartSizes] = []
     for item in listed:
-        if not (isinstance(item, list) and len(item) == 4 and item[0] in (ROWS, DENSE) and isinstance(item[1], str)):
-            raise WireError(f"a part is [rows or dense, name, keys, floats]; got {_short(item)}")
+        known = isinstance(item, list) and len(item) in (4, 5) and item[0] in (ROWS, DENSE)
+        if not known or not isinstance(item[1], str):
+            raise WireError(f"a part is [rows or dense, name, keys, floats, bytes of a count]; got {_short(item)}")
         if not all(type(count) is int and count >= 0 for count in item[2:]):
             raise WireError(f"part {item[1]!r}: counts of keys and floats must be 0 or above; got {_short(item[2:])}")
         if item[0] == DENSE and item[2]:
             raise WireError(f"dense block {item[1]!r} has no keys; got {item[2]}")
-        sizes.append((item[0], item[1], item[2], item[3]))
-    keys, floats = sum(size[2] for size in sizes), sum(size[3] for size in sizes)
-    if 8 * keys + 4 * floats != len(body):
-        raise WireError(f"{keys} keys and {floats} floats are {8 * keys + 4 * floats} bytes; {len(body)} came")
-    views = _views(body, sizes, keys)
-    return [Part(kind, name, *view) for (kind, name, _, _), view in zip(sizes, views, strict=True)]
+        size = PartSizes(*item)
+        if size.count_bytes not in (0, 2, 4):
+            raise WireError(f"part {size.name!r}: a key's count has 2 or 4 bytes; got {size.count_bytes}")
+        sizes.append(size)
+    if _body_bytes(sizes) != len(body):
+        keys, floats = sum(size.keys for size in sizes), sum(size.floats for size in sizes)
+        raise WireError(
+            f"{keys} keys and {floats} floats, with their counts, are {_body_bytes(sizes)} bytes; {len(body)} came"
+        )
+    return [
+        Part(size.kind, size.name, keys, floats, None if counts is None else counts.astype(np.uint32))
+        for size, (keys, floats, counts) in zip(sizes, _views(body, sizes), strict=True)
+    ]
 
 
-def _views(body: Bytes, sizes: Sequence[PartSizes], keys: int) -> Iterator[tuple[U64, F32]]:
-    all_keys, all_floats = body[: 8 * keys].view(np.uint64), body[8 * keys :].view(np.float32)
-    key, number = 0, 0
-    for _, _, key_count, float_count in sizes:
-        yield all_keys[key : key + key_count], all_floats[number : number + float_count]
-        key, number = key + key_count, number + float_count
+def _body_bytes(sizes: Sequence[PartSizes]) -> int:
+    return sum(8 * size.keys + 4 * size.floats + size.counts_room for size in sizes)
+
+
+def _views(body: Bytes, sizes: Sequence[PartSizes]) -> Iterator[PartViews]:
+    key, number = 0, 8 * sum(size.keys for size in sizes)
+    count = number + 4 * sum(size.floats for size in sizes)
+    for size in sizes:
+        counts = None
+        if size.count_bytes:
+            counts = body[count : count + size.keys * size.count_bytes].view(f"u{size.count_bytes}")
+        yield PartViews(
+            body[key : key + 8 * size.keys].view(np.uint64),
+            body[number : number + 4 * size.floats].view(np.float32),
+            counts,
+        )
+        key, number, count = key + 8 * size.keys, number + 4 * size.floats, count + size.counts_room
 
 
 def _short(value: object) -> str:

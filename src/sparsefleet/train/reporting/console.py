@@ -37,6 +37,8 @@ def describe_training(snapshot: Snapshot) -> str:
         f"auc {_number(snapshot.auc, '.5f')}",
         f"window auc {_number(snapshot.batch_auc, '.5f')}",
     ]
+    if snapshot.own:
+        parts.append(describe_metrics(snapshot.own))
     return "  ".join(parts)
 
 

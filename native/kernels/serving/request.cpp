@@ -1,0 +1,313 @@
+#include "sparsefleet/serving/request.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "sparsefleet/text.h"
+
+namespace sparsefleet::SPARSEFLEET_LEVEL {
+
+namespace {
+
+// Sets the high bit of each byte that is a quote, a backslash, below 0x20 or above 0x7F. Only the lowest bit
+// that is set can be trusted.
+std::uint64_t special_bytes(std::uint64_t word) {
+    constexpr std::uint64_t kOnes = 0x0101010101010101ull, kHigh = 0x8080808080808080ull;
+    const std::uint64_t quote = word ^ (kOnes * '"'), backslash = word ^ (kOnes * '\\');
+    return (((quote - kOnes) & ~quote) | ((backslash - kOnes) & ~backslash) |
+            ((word - kOnes * 0x20) & ~word) | word) &
+           kHigh;
+}
+
+}  // namespace
+
+RequestParser::RequestParser(std::vector<std::string> names, std::string label, std::vector<double> minimum,
+                             std::vector<double> diff, const std::vector<std::string>& prefixes,
+                             std::uint64_t seed, std::uint64_t dim, Limits limits)
+    : names_(std::move(names)),
+      label_(std::move(label)),
+      minimum_(std::move(minimum)),
+      diff_(std::move(diff)),
+      fold_(dim),
+      limits_(limits),
+      seen_(names_.size()),
+      in_context_(names_.size()),
+      row_dense_(minimum_.size()),
+      start_(prefixes.size()),
+      count_(prefixes.size()) {
+    for (std::size_t i = 0; i < names_.size(); ++i) places_.emplace(names_[i], static_cast<int>(i));
+    hashes_.reserve(prefixes.size());
+    for (const std::string& prefix : prefixes) hashes_.emplace_back(prefix, seed);
+}
+
+bool RequestParser::space() {
+    while (p_ < end_ && (*p_ == ' ' || *p_ == '\n' || *p_ == '\r' || *p_ == '\t')) ++p_;
+    return p_ < end_;
+}
+
+bool RequestParser::take(char c) {
+    if (!space() || *p_ != c) return false;
+    ++p_;
+    return true;
+}
+
+bool RequestParser::text(const char** begin, std::size_t* length) {
+    if (!take('"')) return false;
+    const char* from = p_;
+    bool plain = true;
+    // Go eight bytes at a time, up to the first that is not an ordinary letter.
+    while (end_ - p_ >= 8) {
+        const std::uint64_t special = special_bytes(xxh::load64(p_));
+        if (special) {
+            p_ += __builtin_ctzll(special) / 8;
+            break;
+        }
+        p_ += 8;
+    }
+    for (; p_ < end_ && *p_ != '"'; ++p_) {
+        const auto byte = static_cast<unsigned char>(*p_);
+        if (byte < 0x20 || byte == '\\') return false;
+        plain &= byte < 0x80;
+    }
+    if (p_ == end_) return false;
+    *begin = from;
+    *length = static_cast<std::size_t>(p_++ - from);
+    return plain || utf8_error(from, *length) == *length;
+}
+
+bool RequestParser::literal(const char* word, std::size_t length) {
+    if (static_cast<std::size_t>(end_ - p_) < length || std::memcmp(p_, word, length) != 0) return false;
+    p_ += length;
+    return true;
+}
+
+bool RequestParser::parse(const char* data, std::size_t size) {
+    p_ = data;
+    end_ = data + size;
+    rows_ = 0;
+    dense.clear();
+    keys.clear();
+    offsets.assign(1, 0);
+    std::fill(in_context_.begin(), in_context_.end(), 0);
+    shared_fields_ = shared_values_ = 0;
+    values_.clear();
+    return document() && !space();
+}
+
+bool RequestParser::document() {
+    const char* name;
+    std::size_t length;
+    if (!take('{') || !text(&name, &length) || !take(':')) return false;
+    const auto is = [&](const char* word) {
+        return length == std::strlen(word) && !std::memcmp(name, word, length);
+    };
+    if (is("rows")) return row_list() && take('}');
+    if (!is("context") || !context() || !take(',') || !text(&name, &length) || !take(':')) return false;
+    return is("candidates") && row_list() && take('}');
+}
+
+bool RequestParser::context() {
+    ++stamp_;
+    found_ = 0;
+    order_.clear();
+    if (!object(true)) return false;
+    shared_fields_ = found_;
+    shared_values_ = values_.size();
+    order_.clear();
+    return true;
+}
+
+bool RequestParser::row_list() {
+    if (!take('[') || !space()) return false;
+    if (*p_ == ']') return ++p_, true;
+    const bool lists = *p_ == '[' && !shared_fields_;
+    do {
+        if (rows_ == limits_.rows || !(lists ? row_array() : row_object())) return false;
+    } while (take(','));
+    return take(']');
+}
+
+bool RequestParser::row_object() {
+    if (++stamp_ == 0) return false;  // after 2^32 samples old stamps would look new
+    found_ = 0;
+    values_.resize(shared_values_);
+    return object(false) && finish_row();
+}
+
+bool RequestParser::row_array() {
+    ++stamp_;
+    found_ = 0;
+    values_.resize(0);
+    if (!take('[')) return false;
+    for (std::size_t field = 0; field < names_.size(); ++field) {
+        if (field && !take(',')) return false;
+        if (!value(static_cast<int>(field))) return false;
+    }
+    return take(']') && finish_row();
+}
+
+bool RequestParser::object(bool shared) {
+    if (!take('{') || !space()) return false;
+    if (*p_ == '}') return ++p_, true;
+    std::size_t position = 0;
+    do {
+        const char* name;
+        std::size_t length;
+        if (!text(&name, &length) || !take(':')) return false;
+        const int field = field_of(name, length, position++);
+        if (field == kUnknown) return false;
+        if (field == kLabel) {
+            if (!pass_over()) return false;
+            continue;
+        }
+        if (in_context_[field]) return false;
+        if (shared) in_context_[field] = 1;
+        if (!value(field)) return false;
+    } while (take(','));
+    return take('}');
+}
+
+int RequestParser::field_of(const char* name, std::size_t length, std::size_t position) {
+    const auto same = [&](const std::string& known) {
+        return known.size() == length && !std::memcmp(known.data(), name, length);
+    };
+    if (position < order_.size()) {
+        const int likely = order_[position];
+        if (same(likely == kLabel ? label_ : names_[likely])) return likely;
+    }
+    int field = kUnknown;
+    if (const auto found = places_.find(std::string(name, length)); found != places_.end())
+        field = found->second;
+    else if (same(label_))
+        field = kLabel;
+    if (position < order_.size())
+        order_[position] = field == kUnknown ? kLabel : field;
+    else if (position == order_.size() && field != kUnknown && position <= names_.size())
+        order_.push_back(field);
+    return field;
+}
+
+bool RequestParser::value(int field) {
+    if (seen_[field] == stamp_ || !space()) return false;
+    seen_[field] = stamp_;
+    ++found_;
+    return static_cast<std::size_t>(field) < minimum_.size() ? dense_value(field) : slot_value(field);
+}
+
+bool RequestParser::pass_over() {
+    double ignored;
+    return space() && (*p_ == 'n' ? literal("null", 4) : number(&ignored));
+}
+
+bool RequestParser::number(double* out) {
+    const char* from = p_;
+    if (p_ < end_ && *p_ == '-') ++p_;
+    const char* digits = p_;
+    std::int64_t whole = 0;
+    for (; p_ < end_ && *p_ >= '0' && *p_ <= '9'; ++p_)
+        if (p_ - digits < 18) whole = 10 * whole + (*p_ - '0');
+    const std::ptrdiff_t count = p_ - digits;
+    if (!count || (count > 1 && *digits == '0')) return false;
+    if (p_ == end_ || (*p_ != '.' && *p_ != 'e' && *p_ != 'E')) {
+        if (count > 15) return parse_decimal(from, p_, out);
+        *out = static_cast<double>(digits == from ? whole : -whole);
+        return true;
+    }
+    if (*p_ == '.') {
+        const char* point = p_++;
+        while (p_ < end_ && *p_ >= '0' && *p_ <= '9') ++p_;
+        if (p_ == point + 1) return false;
+    }
+    if (p_ < end_ && (*p_ == 'e' || *p_ == 'E')) {
+        ++p_;
+        if (p_ < end_ && (*p_ == '+' || *p_ == '-')) ++p_;
+        const char* exponent = p_;
+        while (p_ < end_ && *p_ >= '0' && *p_ <= '9') ++p_;
+        if (p_ == exponent) return false;
+    }
+    return parse_decimal(from, p_, out);
+}
+
+bool RequestParser::dense_value(int field) {
+    float& out = row_dense_[field];
+    if (*p_ == 'n') {
+        out = 0.0f;
+        return literal("null", 4);
+    }
+    double raw;
+    if (!number(&raw)) return false;
+    out = static_cast<float>((raw - minimum_[field]) / diff_[field]);
+    return std::fabs(out) <= std::numeric_limits<float>::max();
+}
+
+bool RequestParser::slot_value(int field) {
+    const std::size_t slot = static_cast<std::size_t>(field) - minimum_.size();
+    const PrefixHash& hash = hashes_[slot];
+    start_[slot] = values_.size();
+    count_[slot] = 0;
+    if (*p_ == 'n') return literal("null", 4);
+    std::uint64_t key;
+    if (*p_ != '[') {
+        if (!one_key(&key, hash)) return false;
+        values_.push_back(key);
+        count_[slot] = 1;
+        return true;
+    }
+    ++p_;
+    if (!space()) return false;
+    if (*p_ == ']') return ++p_, true;
+    do {
+        if (!space() || count_[slot] == limits_.values || !one_key(&key, hash)) return false;
+        values_.push_back(key);
+        ++count_[slot];
+    } while (take(','));
+    return take(']');
+}
+
+bool RequestParser::one_key(std::uint64_t* key, const PrefixHash& hash) {
+    if (*p_ == '"') {
+        const char* begin;
+        std::size_t length;
+        if (!text(&begin, &length) || length > limits_.text) return false;
+        const bool room = static_cast<std::size_t>(end_ - begin) >= length + PrefixHash::kOverread;
+        *key = fold_(room ? hash.padded(begin, length) : hash.any(begin, length));
+        return true;
+    }
+    const char* digits = p_;
+    std::uint64_t whole = 0;
+    for (; p_ < end_ && *p_ >= '0' && *p_ <= '9'; ++p_)
+        whole = 10 * whole + static_cast<std::uint64_t>(*p_ - '0');
+    const std::ptrdiff_t count = p_ - digits;
+    if (count < 1 || count > 19 || (count > 1 && *digits == '0')) return false;  // 19 digits fit 64 bits
+    if (p_ < end_ && (*p_ == '.' || *p_ == 'e' || *p_ == 'E')) return false;
+    *key = fold_(whole);
+    return true;
+}
+
+bool RequestParser::finish_row() {
+    const std::size_t width = minimum_.size();
+    if (found_ + shared_fields_ != names_.size()) {
+        if (!limits_.allow_missing) return false;
+        for (std::size_t field = 0; field < names_.size(); ++field) {
+            if (seen_[field] == stamp_ || in_context_[field]) continue;
+            if (field < width)
+                row_dense_[field] = 0.0f;
+            else
+                count_[field - width] = 0;
+        }
+    }
+    dense.insert(dense.end(), row_dense_.begin(), row_dense_.end());
+    for (std::size_t slot = 0; slot < start_.size(); ++slot) {
+        const std::uint64_t* from = values_.data() + start_[slot];
+        if (count_[slot] == 1)
+            keys.push_back(*from);
+        else if (count_[slot])
+            keys.insert(keys.end(), from, from + count_[slot]);
+        offsets.push_back(static_cast<std::int64_t>(keys.size()));
+    }
+    ++rows_;
+    return true;
+}
+
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

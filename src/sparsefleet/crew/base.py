@@ -1,0 +1,102 @@
+"""Crew: who is in the job, where they meet, who is lost, and how all of them come to one moment.
+
+Parameters are none of its business: those are the store's. One process is a crew of one (`crew/one.py`); trainers on
+parameter servers meet at server 0 (`store/remote/crew.py`). Nothing above a crew knows which of them it has.
+
+Contract:
+- Members have numbers from 0 to `size` - 1; `index` is this process's own.
+- Members meet by name: the nth call under a name meets the others' nth call under it. A member that is lost is left
+  out, or ends the others' wait with an error that names it, as the job's policy is.
+- Every wait ends: when all have come, when `timeout` is over, or when somebody who is waited for is lost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+Reports = Mapping[int, Any]
+"""Where each member stands, by its number, as plain data; a member that is lost has no entry."""
+
+
+class CutMember(Protocol):
+    """One member's part in a cut: the moment that a checkpoint of the whole job is of."""
+
+    def pause(self) -> None:
+        """Return when the store has all that this member has done and not told it yet; nothing more until `resume`.
+
+        A member whose steps are in the store before they count as done may go on: the store holds them off.
+        """
+        ...
+
+    def report(self, applied: int | None) -> dict[str, Any]:
+        """Where this member stands, as plain data, with `applied` of its run's batches in the store; None: all."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def fail(self, error: BaseException) -> None:
+        """Nobody will say when to resume: training ends with this error."""
+        ...
+
+
+class Crew(ABC):
+    index: int = 0
+    """Which of the job's members this process is."""
+    size: int = 1
+
+    @abstractmethod
+    def first(self) -> int:
+        """The lowest number of the members that are left: what one does for all, that one does."""
+
+    @abstractmethod
+    def barrier(self, name: str, timeout: float | None = None) -> None:
+        """Return when every member has called it with this name."""
+
+    @abstractmethod
+    def reduce(self, name: str, payload: Mapping[str, Any], timeout: float | None = None) -> list[Any]:
+        """Every member hands in plain data under this name; all get everyone's, in the order of the members."""
+
+    @abstractmethod
+    def lost(self) -> list[str]:
+        """Members that the others went on without, in words."""
+
+    @abstractmethod
+    def not_begun(self) -> list[int]:
+        """Members that have never begun to train, by number."""
+
+    @abstractmethod
+    def attending(self, member: CutMember) -> AbstractContextManager[object]:
+        """While inside, a cut of any member asks this one where it stands."""
+
+    @abstractmethod
+    def at_one_moment(self, member: CutMember, hold: AbstractContextManager[object], act: Callable[[Reports], T]) -> T:
+        """Bring the job to one moment, do something there, let all go on; returns what `act` returned.
+
+        `member` is this process's part; `hold` is entered once all have paused, and keeps the store as it is. `act`
+        gets the reports of all members. What takes long belongs after this call: all stand still for it.
+        """
+
+    def report(self, status: Mapping[str, Any]) -> None:  # noqa: B027  (a crew of one has nobody to tell)
+        """What others see of this member from now on: step, rows_per_s, …"""
+
+    def give_up(self, error: BaseException | None) -> None:  # noqa: B027
+        """Training ends here before its time, because of an error or (None) without a word: the others are told.
+
+        An error of this member's own (a bad sample, a loss that is no number) ends the job; one that says that it was
+        interrupted or cut off from its servers only makes it lost to the others.
+        """
+
+    def only_first(self, name: str, act: Callable[[], None]) -> None:
+        """All members call it: the first of them acts, the others wait for it. If that one is lost, the next acts."""
+        acted = False
+        while not acted:
+            present = self.reduce(f"{name}: who is here", {"member": self.index})
+            mine = self.index == min(part["member"] for part in present)
+            if mine:
+                act()
+            acted = any(part["acted"] for part in self.reduce(name, {"acted": mine}))

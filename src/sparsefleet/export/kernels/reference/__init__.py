@@ -1,0 +1,1 @@
+"""NumPy twins of the kernels beside this folder."""

@@ -1,0 +1,70 @@
+"""DistributedOptimizer: an optimizer with a strategy, for whatever role this process has.
+
+What `fleet.distributed_optimizer` returns. Given to a `Trainer`, it brings the job's workplace along.
+"""
+
+from __future__ import annotations
+
+from sparsefleet.communicator import MODES, Communicator, CommunicatorConfig, DirectCommunicator
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.crew import Crew, CrewOfOne
+from sparsefleet.fleet.roles import Role
+from sparsefleet.fleet.strategy import Resolved
+from sparsefleet.optim import SGD
+from sparsefleet.optim.base import UpdateRule
+from sparsefleet.store import LocalStore, ParameterStore
+from sparsefleet.store.remote import RemoteStore
+from sparsefleet.train import Trainer
+from sparsefleet.train.workplace import Workplace
+
+
+class FleetWorkplace(Workplace):
+    """Of one process, or, once connected, of one trainer of a job with servers."""
+
+    def __init__(self, rule: UpdateRule, strategy: Resolved, role: Role) -> None:
+        self.rule, self._strategy = rule, strategy
+        self._single = role.kind == "single"
+        self._store: ParameterStore | None = LocalStore() if self._single else None
+        self._crew: Crew = CrewOfOne()
+        self._config = CommunicatorConfig(
+            max_merge=strategy.max_merge,
+            send_queue_size=strategy.send_queue_size,
+            staleness=strategy.staleness,
+            dense_refresh=strategy.dense_refresh,
+            k_steps=strategy.k_steps,
+            trainers=role.worker_num,
+        )
+
+    def connect(self, store: RemoteStore) -> None:
+        self._store, self._crew = store, store.crew
+
+    @property
+    def store(self) -> ParameterStore:
+        if self._store is None:
+            raise ConfigError("this trainer is not connected to its servers yet: call fleet.init_worker() first")
+        return self._store
+
+    @property
+    def crew(self) -> Crew:
+        _ = self.store  # the crew of a trainer that is not connected is not known
+        return self._crew
+
+    def communicator(self) -> Communicator:
+        # In one process nothing crosses a network: async has nothing to hide, and geo nobody to meet.
+        alone = self._single and self._strategy.mode in ("async", "geo")
+        kind = DirectCommunicator if alone else MODES[self._strategy.mode]
+        return kind(self.store, self._config, self.crew)
+
+
+class DistributedOptimizer:
+    def __init__(self, rule: UpdateRule, strategy: Resolved, role: Role) -> None:
+        if strategy.mode == "geo" and not isinstance(rule, SGD):
+            raise ConfigError(f"geo works with SGD only; the optimizer is {rule.name}. Use SGD, or another mode")
+        self.strategy = strategy
+        self.workplace = FleetWorkplace(rule, strategy, role)
+        self.trainer: Trainer | None = None
+        """Who works there in this process, once somebody does."""
+
+    def workplace_for(self, trainer: Trainer) -> FleetWorkplace:
+        self.trainer = trainer
+        return self.workplace

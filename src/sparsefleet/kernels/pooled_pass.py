@@ -1,0 +1,65 @@
+"""One network forward and backward in one call each: rows pooled by slot, dense features, a tower, the loss of clicks.
+
+Legend: B samples, N feature values, U unique keys, D values a row, n dense features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, I64
+from sparsefleet.kernels.levels import native as _native
+from sparsefleet.kernels.rows import I32
+
+
+@dataclass(frozen=True)
+class PooledNetwork:
+    """The network, and the arrays of its parameters and their gradients, which stay where they are."""
+
+    weights: Sequence[F32]
+    """A layer each, from the input on: [to, from]. The last gives one or two logits."""
+    biases: Sequence[F32]
+    grad_weights: Sequence[F32]
+    grad_biases: Sequence[F32]
+    slots: int
+    """Slots of a batch's bags."""
+    chosen: Sequence[int]
+    """Those that are pooled, in order; the dense features come behind them."""
+    dim: int
+    """D"""
+    mean: bool
+    """Whether a slot's rows are averaged, not summed."""
+    half: bool
+    """Whether the tower's products are of bfloat16."""
+
+
+class PooledPass:
+    """A pass over batches of B samples, with buffers of its own; one thread at a time."""
+
+    def __init__(self, samples: int, network: PooledNetwork) -> None:
+        self._native = _native.PooledPass(
+            samples,
+            list(network.weights),
+            list(network.biases),
+            list(network.grad_weights),
+            list(network.grad_biases),
+            network.slots,
+            list(map(int, network.chosen)),
+            network.dim,
+            network.mean,
+            network.half,
+        )
+
+    def forward(self, rows: F32, inverse: I32, offsets: I64, dense: F32, labels: F32) -> tuple[float, F32]:
+        """The loss, summed, and each click's probability [B]; `rows` [U, D] and bags as in `kernels.rows`."""
+        probabilities = np.empty(len(labels), np.float32)
+        return self._native.forward(rows, inverse, offsets, dense, labels, probabilities), probabilities
+
+    def backward(self, rows: F32) -> F32:
+        """After `forward` of these rows: write the gradients of all parameters, and return those of the rows."""
+        gradient = np.empty(rows.shape, np.float32)
+        self._native.backward(gradient)
+        return gradient

@@ -1,0 +1,62 @@
+"""Scoring: what a process needs to know to score files with a saved model. Plain data: workers get it as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparsefleet.data.reading import ReadingOptions
+from sparsefleet.metrics import ClickMetrics
+from sparsefleet.optim import SGD
+from sparsefleet.scoring.predictions import open_predictions
+from sparsefleet.scoring.saved_model import saved_model
+from sparsefleet.scoring.told_reader import Tell, ToldReader
+from sparsefleet.train import Trainer
+
+
+@dataclass(frozen=True)
+class Scoring:
+    checkpoint: str
+    format: str = "auto"
+    pipe_command: str | None = None
+    batch_size: int = 1000
+    threads: int = 1
+    on_bad_row: str = "error"
+    labelled: bool = True
+    precision: str = "float32"
+
+    def score(
+        self, files: Sequence[str], output: Path | None = None, tell: Tell | None = None
+    ) -> tuple[ClickMetrics, dict[str, int]]:
+        """The metrics of the samples of these files, and the bad ones passed over; predictions go to `output`."""
+        network, schema = saved_model(self.checkpoint)
+        trainer = self._trainer()
+        trainer.load(network, self.checkpoint, values_only=True)
+        samples = self._reading().open(files, schema)
+        if tell is not None:
+            samples = ToldReader(samples, tell)
+        if output is None:
+            metrics = trainer.measure(network, samples).clicks
+        else:
+            metrics = ClickMetrics()
+            with open_predictions(output) as write:
+                for batch, probabilities in trainer.predict(network, samples):
+                    write(batch, probabilities)
+                    metrics.count(probabilities, batch.labels)
+        return metrics, samples.skipped()
+
+    def check(self, path: str) -> None:
+        """Refuse what `score` would refuse before its first sample."""
+        _, schema = saved_model(self.checkpoint)
+        self._trainer()
+        self._reading().check(path, schema)
+
+    def _trainer(self) -> Trainer:
+        # Nothing is trained: with SGD no row carries optimizer state.
+        return Trainer(SGD(), threads=self.threads, precision=self.precision)
+
+    def _reading(self) -> ReadingOptions:
+        return ReadingOptions(
+            "queue", self.format, self.pipe_command, self.batch_size, self.on_bad_row, self.threads, self.labelled
+        )

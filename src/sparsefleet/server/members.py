@@ -1,0 +1,41 @@
+"""Member: a trainer as a server knows it. Registration: what it says of itself when it comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Member:
+    worker: int
+    incarnation: str
+    about: str
+    last_seen: float
+    status: dict[str, Any] = field(default_factory=dict)
+    resting: bool = False
+    stopped: bool = False
+    gone: bool = False
+    failure: str | None = None
+    """Why it ended too early, if it or its launcher said so."""
+    no_error: bool = False
+    """Its process seems to end well all the same: nobody but us can tell that the job has not."""
+    dropped: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.gone or self.failure is not None or self.dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a trainer says of itself and of the job, as it sees it."""
+
+    worker: int
+    workers: int
+    servers: tuple[str, ...]
+    index: int
+    """The number that it takes this server for."""
+    about: str
+    mode: str | None = None
+    """None: it trains nothing, or in no mode that others need know."""

@@ -1,0 +1,116 @@
+"""ServerCuts: this server's part of a checkpoint: its tables as they were at one record, until they are written.
+
+While the gate is held, a cut is named (`name`): the tables are marked, which takes an instant whatever their size. Then
+the gate is opened, and the cut is written while pushes go on. There is one cut at a time. It belongs to the life of the
+trainer that saves: it is dropped when that life ends, and when it is not renewed in time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sparsefleet.checkpoint import locate
+from sparsefleet.core.errors import StoreError
+from sparsefleet.server.holdings import Holdings
+from sparsefleet.server.ledger import Ledger
+from sparsefleet.store.shards import ShardCut
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY = 0.5
+"""Seconds between two looks at whether a cut's owner is still there."""
+
+
+@dataclass
+class ServerCut:
+    owner: str
+    number: int
+    """Of the last record that it holds."""
+    shard: ShardCut
+    deadline: float
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+class ServerCuts:
+    def __init__(self, ledger: Ledger, holdings: Holdings, is_over: Callable[[str], bool], index: int) -> None:
+        """`is_over`: whether a trainer's life has ended."""
+        self._ledger, self._holdings, self._is_over, self._index = ledger, holdings, is_over, index
+        self._cut: ServerCut | None = None
+        self._lock = threading.Lock()
+
+    def name(self, owner: str, seconds: float) -> dict[str, Any]:
+        """Mark everything as it is now; `owner` holds the gate."""
+        ledger = self._ledger
+        ledger.gate.check(owner)
+        ledger.check_whole()
+        with self._lock:
+            if self._cut is not None and self._cut.owner == owner:
+                self._drop()  # of a save that failed, and whose trainer could not say so
+            if self._cut is not None:
+                raise StoreError("another checkpoint is being written right now; wait for it")
+            number, shard = ledger.number, self._holdings.cut()
+            try:
+                ledger.gate.check(owner)  # the whole time: a freeze may have run out meanwhile
+                if ledger.number != number:
+                    raise StoreError("the freeze has ended while the cut was named: save again")
+            except BaseException:
+                shard.close()
+                raise
+            cut = self._cut = ServerCut(owner, number, shard, time.monotonic() + seconds)
+        threading.Thread(target=self._watch, args=(cut,), name="sparsefleet-cut", daemon=True).start()
+        return {
+            "number": cut.number,
+            "accounts": ledger.accounts(),
+            "tables": [info.name for info in shard.table_infos()],
+            "blocks": [info.name for info in shard.block_infos()],
+        }
+
+    def renew(self, owner: str, seconds: float) -> bool:
+        with self._lock:
+            mine = self._cut is not None and self._cut.owner == owner
+            if mine and self._cut is not None:
+                self._cut.deadline = time.monotonic() + seconds
+            return mine
+
+    def write(self, owner: str, directory: str, drop_state: bool) -> dict[str, Any]:
+        """Write the cut's files into a draft's directory; may take long."""
+        shard = self.check(owner).shard
+        files = shard.write(locate(directory), self._index, drop_state=drop_state)
+        self.check(owner)
+        return {
+            "files": [entry.to_dict() for entry in files],
+            "tables": [asdict(info) for info in shard.table_infos(drop_state)],
+            "blocks": [info.to_dict() for info in shard.block_infos(drop_state)],
+        }
+
+    def check(self, owner: str) -> ServerCut:
+        """The owner's cut, or an error where it has none any more."""
+        with self._lock:
+            if self._cut is None or self._cut.owner != owner:
+                raise StoreError("the cut is gone (it was not renewed in time, or belongs to another): save again")
+            return self._cut
+
+    def drop(self, owner: str) -> None:
+        with self._lock:
+            if self._cut is not None and self._cut.owner == owner:
+                self._drop()
+
+    def _drop(self) -> None:
+        cut, self._cut = self._cut, None
+        if cut is not None:
+            cut.over.set()
+            cut.shard.close()
+
+    def _watch(self, cut: ServerCut) -> None:
+        while not cut.over.wait(LOOK_EVERY):
+            gone = self._is_over(cut.owner)
+            with self._lock:
+                late = time.monotonic() > cut.deadline
+                if self._cut is cut and (gone or late):
+                    log.warning("a cut is dropped: its trainer %s", "has ended" if gone else "was silent for too long")
+                    self._drop()

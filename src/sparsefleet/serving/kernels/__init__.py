@@ -1,0 +1,1 @@
+"""Kernels of serving: requests, rows in Redis. Twins stand under `reference/`: see `sparsefleet.kernels`."""

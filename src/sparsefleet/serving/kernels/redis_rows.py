@@ -1,0 +1,117 @@
+"""Rows of bundles in Redis: commands, replies, and a cache of rows. `serving/redis/FORMAT.md` specifies the layout.
+
+Legend: U keys asked for, M those of them that are fetched, D values a row.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsefleet.core.batch import F32, I64, U64
+from sparsefleet.export.kernels.bundle_rows import U8, RowsLayout
+from sparsefleet.kernels.levels import native as _native
+
+U32 = npt.NDArray[np.uint32]
+
+UNKNOWN = 2
+"""A mark in `found`: neither there nor known not to be."""
+
+
+class ReplyStatus(IntEnum):
+    """What reading replies came to. The numbers are those of native/include/sparsefleet/serving/redis_rows.h."""
+
+    MORE = 0
+    DONE = 1
+    REFUSED = 2
+    ABSENT = 3
+    MISSHAPEN = 4
+
+
+class BucketsWritten(NamedTuple):
+    bytes: int
+    commands: int
+    bucket: int
+    """The next one."""
+    row: int
+    """The next one."""
+
+
+class BucketsRead(NamedTuple):
+    consumed: int
+    answered: int
+    status: int
+
+
+def bucket_numbers(keys: U64, seed: int, bits: int) -> U32:
+    """The bucket of each key: the top bits of its place."""
+    out = np.empty(len(keys), np.uint32)
+    _native.bucket_numbers(keys, seed, bits, out)
+    return out
+
+
+def encode_buckets(
+    data: U8,
+    layout: RowsLayout,
+    bits: int,
+    prefix: bytes,
+    start: tuple[int, int],
+    limits: tuple[int, int],
+    out: U8,
+) -> BucketsWritten:
+    """MSET commands of buckets, from (bucket, its first row) on: as many whole ones as fit into `out`.
+
+    `limits`: buckets, and about how many bytes, of one command.
+    """
+    return BucketsWritten(*_native.encode_buckets(data, *layout, bits, prefix, *start, *limits, out))
+
+
+def encode_names(verb: bytes, prefix: bytes, buckets: U32, per_command: int) -> U8:
+    """`verb name name …` of buckets, in commands of `per_command`."""
+    out = np.empty(_native.names_bytes(len(verb), len(prefix), len(buckets), per_command), np.uint8)
+    return out[: _native.encode_names(verb, prefix, buckets, per_command, out)]
+
+
+def read_buckets(
+    data: U8, span: tuple[int, int], keys: U64, at: I64, per_command: int, answered: int, packed: U8, found: U8
+) -> BucketsRead:
+    """Read replies to MGET in data[begin:end]: the rows of keys[at], into packed [U, stride] and found [U] there.
+
+    A reply that is not all there yet is left for the next call, which is told how many keys have been `answered`.
+    """
+    return BucketsRead(*_native.read_buckets(data, *span, keys, at, per_command, answered, packed, found))
+
+
+def decode_rows(packed: U8, found: U8, dim: int, dtype: int) -> F32:
+    """Packed rows [U, stride] as float32 [U, D], zeros where there is none."""
+    out = np.empty((len(packed), dim), np.float32)
+    _native.decode_rows(packed, found, dtype, out)
+    return out
+
+
+class RowCache:
+    """A bounded cache of packed rows by key, and of keys that have none. Threads may share one."""
+
+    def __init__(self, stride: int, cache_bytes: int) -> None:
+        self._stride = stride
+        self._native = _native.RowCache(stride, cache_bytes)
+
+    def get(self, keys: U64) -> tuple[U8, U8, I64]:
+        """Packed rows [U, stride], marks [U] (1, 0 or `UNKNOWN`), and the places of what is not here [M]."""
+        packed, found = np.empty((len(keys), self._stride), np.uint8), np.empty(len(keys), np.uint8)
+        missing = np.empty(len(keys), np.int64)
+        return packed, found, missing[: self._native.get(keys, packed, found, missing)]
+
+    def put(self, keys: U64, at: I64, packed: U8, found: U8) -> None:
+        """Keep the rows of keys[at]."""
+        self._native.put(keys, at, packed, found)
+
+    def __len__(self) -> int:
+        return int(self._native.size)
+
+    @property
+    def capacity(self) -> int:
+        return int(self._native.capacity)

@@ -1,0 +1,1 @@
+"""Twins, in NumPy or plain Python, of the kernels beside this folder."""

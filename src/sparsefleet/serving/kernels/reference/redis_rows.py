@@ -1,0 +1,119 @@
+"""Plain twins of `serving.kernels.redis_rows`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, I64, U64
+from sparsefleet.export.kernels.bundle_rows import U8, RowsLayout, RowType
+from sparsefleet.export.kernels.reference.bundle_rows import places
+from sparsefleet.serving.kernels.redis_rows import U32, BucketsRead, BucketsWritten, ReplyStatus
+
+
+def bucket_numbers(keys: U64, seed: int, bits: int) -> U32:
+    if not bits:
+        return np.zeros(len(keys), np.uint32)
+    return (places(keys, seed) >> np.uint64(64 - bits)).astype(np.uint32)
+
+
+def bucket_values(data: U8, layout: RowsLayout, bits: int) -> list[bytes]:
+    """What each bucket's string holds."""
+    keys = data[layout.keys :][: 8 * layout.rows].view("<u8")
+    rows = data[layout.values :][: layout.stride * layout.rows].reshape(layout.rows, layout.stride)
+    numbers = bucket_numbers(keys, layout.seed, bits)
+    return [keys[numbers == bucket].tobytes() + rows[numbers == bucket].tobytes() for bucket in range(2**bits)]
+
+
+def encode_buckets(
+    data: U8,
+    layout: RowsLayout,
+    bits: int,
+    prefix: bytes,
+    start: tuple[int, int],
+    limits: tuple[int, int],
+    out: U8,
+) -> BucketsWritten:
+    """The same strings; a command's size is that of its names and values, where the native one rounds up."""
+    values = bucket_values(data, layout, bits)
+    bucket, row = start
+    written = commands = 0
+    while bucket < len(values):
+        words, size, rows = [b"MSET"], 0, 0
+        for number in range(bucket, min(bucket + limits[0], len(values))):
+            size += len(values[number])
+            if len(words) > 1 and size > limits[1]:
+                break
+            words += [prefix + number.to_bytes(4, "little"), values[number]]
+            rows += len(values[number]) // (8 + layout.stride)
+        command = resp(words)
+        if written + len(command) > len(out):
+            break
+        out[written : written + len(command)] = np.frombuffer(command, np.uint8)
+        written, commands, bucket, row = written + len(command), commands + 1, bucket + len(words) // 2, row + rows
+    return BucketsWritten(written, commands, bucket, row)
+
+
+def encode_names(verb: bytes, prefix: bytes, buckets: U32, per_command: int) -> U8:
+    names = [prefix + int(bucket).to_bytes(4, "little") for bucket in buckets]
+    commands = [resp([verb, *names[at : at + per_command]]) for at in range(0, len(names), per_command)]
+    return np.frombuffer(b"".join(commands), np.uint8)
+
+
+def resp(words: list[bytes]) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+
+def read_buckets(
+    data: U8, span: tuple[int, int], keys: U64, at: I64, per_command: int, answered: int, packed: U8, found: U8
+) -> BucketsRead:
+    raw, stride, consumed = data[span[0] : span[1]].tobytes(), packed.shape[1], 0
+    while answered < len(at):
+        place = consumed
+        if answered % per_command == 0:
+            line, separator, _ = raw[place:].partition(b"\r\n")
+            if line[:1] not in (b"*", b"-", b""):
+                return BucketsRead(consumed, answered, ReplyStatus.MISSHAPEN)
+            if line[:1] == b"-":
+                return BucketsRead(consumed, answered, ReplyStatus.REFUSED)
+            if not separator:
+                return BucketsRead(consumed, answered, ReplyStatus.MORE)
+            if line != b"*%d" % min(per_command, len(at) - answered):
+                return BucketsRead(consumed, answered, ReplyStatus.MISSHAPEN)
+            place += len(line) + 2
+        line, separator, rest = raw[place:].partition(b"\r\n")
+        if line[:1] == b"-" and place == consumed:
+            return BucketsRead(consumed, answered, ReplyStatus.REFUSED)
+        if line[:1] not in (b"$", b""):
+            return BucketsRead(consumed, answered, ReplyStatus.MISSHAPEN)
+        if not separator:
+            return BucketsRead(consumed, answered, ReplyStatus.MORE)
+        if line == b"$-1":
+            return BucketsRead(consumed, answered, ReplyStatus.ABSENT)
+        if not line[1:].isdigit() or int(line[1:]) % (8 + stride):
+            return BucketsRead(consumed, answered, ReplyStatus.MISSHAPEN)
+        size = int(line[1:])
+        if len(rest) < size + 2:
+            return BucketsRead(consumed, answered, ReplyStatus.MORE)
+        rows = size // (8 + stride)
+        held = np.frombuffer(rest[: 8 * rows], "<u8").tolist()
+        key = int(keys[at[answered]])
+        found[at[answered]] = key in held
+        if key in held:
+            row = 8 * rows + held.index(key) * stride
+            packed[at[answered]] = np.frombuffer(rest[row : row + stride], np.uint8)
+        consumed = place + len(line) + 2 + size + 2
+        answered += 1
+    return BucketsRead(consumed, answered, ReplyStatus.DONE)
+
+
+def decode_rows(packed: U8, found: U8, dim: int, dtype: int) -> F32:
+    out = np.zeros((len(packed), dim), np.float32)
+    for index in np.flatnonzero(found):
+        raw = packed[index].copy()
+        if dtype == RowType.FLOAT32:
+            out[index] = raw[: 4 * dim].view("<f4")
+        elif dtype == RowType.FLOAT16:
+            out[index] = raw[: 2 * dim].view("<f2").astype(np.float32)
+        else:
+            out[index] = raw[:4].view("<f4")[0] * raw[4 : 4 + dim].view(np.int8).astype(np.float32)
+    return out

@@ -1,0 +1,43 @@
+"""GeoStore: what geo asks of servers beyond a store. Trainers change copies of their own and exchange differences."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.keyed_rows import KeyedRows
+
+if TYPE_CHECKING:
+    from sparsefleet.store.base import Pending
+
+
+@dataclass(frozen=True, slots=True)
+class GeoAnswer:
+    """What an exchange brings back."""
+
+    sent: Mapping[str, F32]
+    """Per table the present values of the rows just sent, in the order sent."""
+    changed: Mapping[str, KeyedRows]
+    """Per table the rows that others changed since our last exchange, of those we have pulled or sent before."""
+    dense: Mapping[str, F32]
+    """Per block its present values."""
+
+
+class GeoStore(ABC):
+    @abstractmethod
+    def begins_empty(self) -> bool:
+        """Whether rows are still as their tables' specs make them, as far as this trainer knows.
+
+        Nothing was loaded, and this trainer has sent nothing: what others may have sent, they did in the same epoch.
+        """
+
+    @abstractmethod
+    def pull(self, table: str, keys: U64) -> Pending[F32]:
+        """Rows as `ParameterStore.pull` gives them; from now on this trainer is told when others change them."""
+
+    @abstractmethod
+    def exchange(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[GeoAnswer]:
+        """Add differences to rows and blocks, and bring back what others have changed."""

@@ -1,0 +1,143 @@
+"""Callers: a caller's own streams to all servers, with its own count of messages.
+
+Every thread that calls a RemoteStore gets a caller of its own; a thread that ends gives it back for the next one. All
+servers see the same number for the same push: that is how they agree on one moment when a checkpoint is cut.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from sparsefleet.core.errors import SparseFleetError, StoreError
+from sparsefleet.store.remote.link import ServerLink
+from sparsefleet.store.remote.stream import Call, Stream, Watchdog
+from sparsefleet.store.wire import Frame
+from sparsefleet.store.wire.frames import Bytes
+
+T = TypeVar("T")
+
+Message = tuple[Mapping[str, Any], Bytes, int]
+"""Header, body, and about how many bytes the answer carries."""
+
+
+class Joined(Generic[T]):
+    """The Pending of a call to several servers. What `finish` returns holds copies, never a frame's own bytes."""
+
+    __slots__ = ("_calls", "_error", "_finish", "_result", "_seconds")
+
+    def __init__(self, calls: Sequence[Call], finish: Callable[[list[Frame]], T], seconds: float) -> None:
+        self._calls, self._seconds = calls, seconds
+        self._finish: Callable[[list[Frame]], T] | None = finish
+        self._error: SparseFleetError | None = None
+        self._result: T
+
+    def wait(self, timeout: float | None = None) -> T:
+        if self._error is not None:
+            raise self._error
+        if self._finish is not None:
+            seconds = self._seconds if timeout is None else timeout
+            until = None if timeout is None else time.monotonic() + timeout
+            try:
+                self._result = self._finish([call.wait(seconds, until) for call in self._calls])
+            except SparseFleetError as error:
+                self._error = error
+                raise
+            for call in self._calls:
+                call.release()
+            self._finish, self._calls = None, ()
+        return self._result
+
+
+GOODBYE_SECONDS = 1.0
+"""For all streams of a store together to end in good order."""
+
+
+class Caller:
+    def __init__(self, links: Sequence[ServerLink], hello: Mapping[str, Any], number: int, watchdog: Watchdog) -> None:
+        self._streams = [Stream(link, {**hello, "lane": number}, watchdog) for link in links]
+        self._lock = threading.Lock()  # a caller is one thread's, but close() may come from another
+        self._sequence = 0
+
+    def room(self, server: int, size: int) -> Bytes:
+        """Bytes to fill and send to this server as a body."""
+        with self._lock:
+            return self._streams[server].room(size)
+
+    def send(self, operation: str, messages: Mapping[int, Message]) -> list[Call]:
+        """Send one call: a message to each of the given servers, all under the same number.
+
+        Ctrl-C on the way is raised when all servers have theirs, or will have it with the next call: a step that only
+        some of them had would be in no checkpoint.
+        """
+        calls: list[Call] = []
+        interrupt: KeyboardInterrupt | None = None
+        with self._lock:
+            self._sequence += 1
+            for server, (header, body, answer_bytes) in messages.items():
+                try:
+                    message = {**header, "seq": self._sequence}
+                    calls.append(self._streams[server].send(operation, message, body, answer_bytes))
+                except KeyboardInterrupt as error:
+                    interrupt = error
+        if interrupt is not None:
+            raise interrupt
+        return calls
+
+    def close(self, deadline: float) -> None:
+        for stream in self._streams:
+            stream.close(deadline)
+
+
+class _Holder:
+    """Lives as long as its thread."""
+
+    __slots__ = ("__weakref__", "caller")
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+
+class Callers:
+    """The lanes of one store; `mine` is the calling thread's."""
+
+    def __init__(self, links: Sequence[ServerLink], hello: Mapping[str, Any], timeout: float) -> None:
+        self._links, self._hello = links, hello
+        self._watchdog = Watchdog(timeout)
+        self._local = threading.local()
+        self._all: list[Caller] = []
+        self._free: deque[Caller] = deque()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def mine(self) -> Caller:
+        holder: _Holder | None = getattr(self._local, "holder", None)
+        if holder is None:
+            holder = _Holder(self._take())
+            weakref.finalize(holder, self._free.append, holder.caller).atexit = False
+            self._local.holder = holder
+        if self._closed:
+            raise StoreError("the store is closed")
+        return holder.caller
+
+    def _take(self) -> Caller:
+        with self._lock:
+            try:
+                return self._free.popleft()
+            except IndexError:
+                caller = Caller(self._links, self._hello, len(self._all), self._watchdog)
+                self._all.append(caller)
+                return caller
+
+    def close(self) -> None:
+        self._closed = True
+        with self._lock:
+            callers = list(self._all)
+        deadline = time.monotonic() + GOODBYE_SECONDS
+        for caller in callers:
+            caller.close(deadline)
+        self._watchdog.stop()

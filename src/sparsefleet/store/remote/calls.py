@@ -1,0 +1,98 @@
+"""Calls: tables and blocks as a client knows them, and calls on them: split over the servers, sent, joined.
+
+Legend: U keys of a call, D values a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import StoreError
+from sparsefleet.core.keyed_rows import U32, KeyedRows
+from sparsefleet.store.base import Pending
+from sparsefleet.store.remote.callers import Joined, Message
+from sparsefleet.store.remote.connection import Connection
+from sparsefleet.store.remote.packing import NOTHING, Block, DenseItem, Item, RowItem, WantedBlocks, floats_of, pack
+from sparsefleet.store.wire import Frame
+from sparsefleet.store.wire.frames import Bytes
+from sparsefleet.table.spec import TableSpec
+
+T = TypeVar("T")
+
+
+class Calls:
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.servers = len(connection.links)
+        self.specs: dict[str, TableSpec] = {}
+        self.blocks: dict[str, Block] = {}
+        self.has_sent = False
+        """Whether this trainer has changed anything on the servers."""
+
+    def send(self, operation: str, messages: Mapping[int, Message], finish: Callable[[list[Frame]], T]) -> Pending[T]:
+        """Send each server its message at once; `finish` makes the result of the answers, in the servers' order."""
+        calls = self.connection.callers.mine().send(operation, messages) if messages else []
+        return Joined(calls, finish, self.connection.config.timeout)
+
+    def room(self, server: int, size: int) -> Bytes:
+        return self.connection.callers.mine().room(server, size)
+
+    def pull(self, table: str, keys: U64, header: Mapping[str, Any]) -> Pending[F32]:
+        item = self.row_item(table, keys, None)
+        messages: dict[int, Message] = {}
+        for server, count in enumerate(item.split.counts):
+            if count:
+                described, body = pack([item], server, self.room)
+                messages[server] = ({**header, "parts": described}, body, 4 * count * item.dim)
+
+        def rows(frames: list[Frame]) -> F32:
+            out = np.empty((len(item.keys), item.dim), np.float32)
+            for server, frame in zip(messages, frames, strict=True):
+                count = item.split.counts[server]
+                out[item.split.places(server)] = floats_of(frame, count * item.dim).reshape(count, item.dim)
+            return out
+
+        return self.send(f"pull from {table!r}", messages, rows)
+
+    def messages(
+        self, op: str, items: Sequence[Item], *, steps: int = 0, answer_bytes: int = 0, wanted: WantedBlocks = NOTHING
+    ) -> dict[int, Message]:
+        """A message to every server that changes what it holds."""
+        self.has_sent = True
+        messages: dict[int, Message] = {}
+        for server in range(self.servers):
+            described, body = pack(items, server, self.room)
+            header = {"op": op, "parts": described, "steps": steps, **wanted.header}
+            messages[server] = (header, body, answer_bytes + wanted.bytes_of(server))
+        return messages
+
+    def step_items(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None) -> list[Item]:
+        items: list[Item] = [self.row_item(table, rows.keys, rows.rows, rows.counts) for table, rows in sparse.items()]
+        for name, gradients in (dense or {}).items():
+            block = self.block(name)
+            items.append(DenseItem(block, block.checked("gradients", gradients)))
+        return items
+
+    def row_item(self, table: str, keys: U64, values: F32 | None, counts: U32 | None = None) -> RowItem:
+        spec = self.specs.get(table)
+        if spec is None:
+            known = ", ".join(self.specs) or "none"
+            raise StoreError(f"there is no table {table!r}; there are: {known} (create_table makes one)")
+        return RowItem.of(spec.name, spec.dim, keys, values, self.servers, counts)
+
+    def block(self, name: str) -> Block:
+        try:
+            return self.blocks[name]
+        except KeyError:
+            known = ", ".join(self.blocks) or "none"
+            raise StoreError(f"there is no dense block {name!r}; there are: {known} (create_dense makes one)") from None
+
+    def wanted(self, fresh: Mapping[str, F32] | None) -> WantedBlocks:
+        blocks = [(self.block(name), out) for name, out in (fresh or {}).items()]
+        for block, out in blocks:
+            block.checked("out", out)
+        return WantedBlocks(blocks)

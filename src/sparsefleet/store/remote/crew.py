@@ -1,0 +1,139 @@
+"""RemoteCrew: the trainers of a job on parameter servers. They meet at server 0, and send each other letters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from sparsefleet.core.errors import Disagreement, StoreError
+from sparsefleet.crew.base import Crew, CutMember, Reports
+from sparsefleet.store.base import Pending
+from sparsefleet.store.remote.calls import Calls
+from sparsefleet.store.remote.connection import reason_of
+from sparsefleet.store.remote.joint_cut import Watch, open_cut
+from sparsefleet.store.remote.meetings import Meetings
+from sparsefleet.store.wire import Frame, Letter
+from sparsefleet.store.wire.frames import EMPTY, Bytes
+
+T = TypeVar("T")
+
+LETTER_BYTES = 4 << 20
+"""About as much as a letter carries."""
+
+
+class RemoteCrew(Crew):
+    def __init__(self, calls: Calls) -> None:
+        self._calls, self._connection = calls, calls.connection
+        config = self._connection.config
+        self.index, self.size = config.worker, config.workers
+        first_link, self._heartbeats = self._connection.links[0], self._connection.heartbeats
+        self._meetings = Meetings(
+            first_link, self._connection.identity, self._heartbeats.check, self._heartbeats.hear_first
+        )
+        self._watch: Watch | None = None
+
+    def first(self) -> int:
+        return self._heartbeats.first
+
+    def barrier(self, name: str, timeout: float | None = None) -> None:
+        self._meetings.meet("barrier", name, None, _seconds(timeout))
+
+    def reduce(self, name: str, payload: Mapping[str, Any], timeout: float | None = None) -> list[Any]:
+        return self._meetings.meet("reduce", name, payload, _seconds(timeout))
+
+    def lost(self) -> list[str]:
+        return list(self._stats()["lost"])
+
+    def not_begun(self) -> list[int]:
+        return list(self._stats()["not_begun"])
+
+    @contextlib.contextmanager
+    def attending(self, member: CutMember) -> Iterator[None]:
+        watch = Watch(self._connection.links[0], self._connection.identity, member)
+        watch.start()
+        self._watch = watch
+        try:
+            yield
+            watch.end(member.report(None))
+        except BaseException:
+            watch.abandon()
+            raise
+        finally:
+            self._watch = None
+
+    def at_one_moment(self, member: CutMember, hold: AbstractContextManager[object], act: Callable[[Reports], T]) -> T:
+        """All members send what they keep back; the store is held; all say where they stand."""
+        watch = self._watch
+        with open_cut(self._connection.links[0], self._connection.identity) as cut:
+            try:
+                cut.ask("pause", meanwhile=member.pause)
+                with hold:
+                    reports, applied = cut.ask("report")
+                    mine = member.report(None if watch is None else watch.run_steps(applied))
+                    return act({**reports, self.index: mine})
+            finally:
+                member.resume()
+
+    def report(self, status: Mapping[str, Any]) -> None:
+        """From the next heartbeat on."""
+        self._heartbeats.status = dict(status)
+
+    @property
+    def given_up(self) -> bool:
+        """`give_up` was called: to the servers this trainer is lost."""
+        return self._connection.given_up
+
+    def give_up(self, error: BaseException | None) -> None:
+        """So a script may end with `stop_worker` whatever happens, and is not taken for one that is out of samples."""
+        self._connection.give_up(
+            "it ended without fleet.stop_worker()" if error is None else reason_of(error),
+            own_error=error is not None and _is_own(error),
+            no_error=error is None,
+        )
+
+    def stop(self) -> None:
+        """This trainer is done; servers end when all are."""
+        if not self.given_up:
+            for link in self._connection.links:
+                link.action("stop", self._connection.identity)
+
+    def send_letter(self, box: str, to: int, body: Bytes, *, last: bool = False) -> Pending[None]:
+        """Leave bytes for another trainer to take; the answer comes when a server has them."""
+
+        def nothing(frames: list[Frame]) -> None:
+            return None
+
+        header = {"op": "put_letter", "box": box, "to": to, "last": last}
+        return self._calls.send(f"letter to worker {to}", {to % self._calls.servers: (header, body, 0)}, nothing)
+
+    def take_letter(self, box: str, number: int, expected: Sequence[int]) -> Letter | None:
+        """This trainer's letter `number` (from 0) of a box, or None where it has not come within a second.
+
+        expected: the trainers that still have letters for us; one that is lost is an error.
+        """
+        header = {"op": "take_letter", "box": box, "number": number, "expected": list(expected)}
+
+        def letter(frames: list[Frame]) -> Letter | None:
+            (frame,) = frames
+            if "sender" not in frame.header:
+                return None
+            return Letter(int(frame.header["sender"]), frame.header.get("last") is True, frame.body.copy())
+
+        server = self.index % self._calls.servers
+        return self._calls.send(f"letters of {box!r}", {server: (header, EMPTY, LETTER_BYTES)}, letter).wait()
+
+    def _stats(self) -> dict[str, Any]:
+        return self._connection.links[0].action("stats", {})
+
+
+def _seconds(timeout: float | None) -> float | None:
+    if timeout is not None and timeout <= 0:
+        raise StoreError(f"timeout={timeout} must be above 0 seconds")
+    return timeout
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether the error is this trainer's own, not that it was interrupted or cut off."""
+    return isinstance(error, Disagreement) or not isinstance(error, StoreError | KeyboardInterrupt)

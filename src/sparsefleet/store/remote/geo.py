@@ -1,0 +1,59 @@
+"""RemoteGeo: exchanges of differences with the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.store.base import Pending
+from sparsefleet.store.geo import GeoAnswer, GeoStore
+from sparsefleet.store.remote.calls import Calls
+from sparsefleet.store.remote.packing import DenseItem, Item
+from sparsefleet.store.wire import Frame, read_parts
+
+
+class RemoteGeo(GeoStore):
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def begins_empty(self) -> bool:
+        servers = [link.action("stats", {}) for link in self._calls.connection.links]
+        return not self._calls.has_sent and not any(stats["loaded"] or stats["used_before"] for stats in servers)
+
+    def pull(self, table: str, keys: U64) -> Pending[F32]:
+        return self._calls.pull(table, keys, {"op": "pull", "create": True, "subscribe": True})
+
+    def exchange(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[GeoAnswer]:
+        items = self._calls.step_items(sparse, dense)
+        extra = 4 * sum(item.values.size for item in items if item.values is not None)
+
+        def answer(frames: list[Frame]) -> GeoAnswer:
+            return _geo_answer(items, [read_parts(frame.header, frame.body) for frame in frames])
+
+        return self._calls.send("geo exchange", self._calls.messages("geo", items, answer_bytes=extra), answer)
+
+
+def _geo_answer(items: Sequence[Item], answers: Sequence[Any]) -> GeoAnswer:
+    """Servers answer per item: the values of what was sent, and for tables then the changed rows."""
+    sent: dict[str, F32] = {}
+    changed: dict[str, KeyedRows] = {}
+    dense: dict[str, F32] = {}
+    cursors = [iter(parts) for parts in answers]
+    for item in items:
+        if isinstance(item, DenseItem):
+            dense[item.block.name] = np.concatenate([next(cursor).floats for cursor in cursors])
+            continue
+        values = np.empty((len(item.keys), item.dim), np.float32)
+        for server, cursor in enumerate(cursors):
+            count = item.split.counts[server]
+            values[item.split.places(server)] = next(cursor).floats.reshape(count, item.dim)
+        news = [next(cursor) for cursor in cursors]
+        sent[item.name] = values
+        changed[item.name] = KeyedRows(
+            np.concatenate([part.keys for part in news]), np.concatenate([part.rows(item.dim) for part in news])
+        )
+    return GeoAnswer(sent, changed, dense)

@@ -1,0 +1,155 @@
+"""From arrays to messages and back: which part of a call goes to which server, copied once, straight into place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import StoreError
+from sparsefleet.core.keyed_rows import U32
+from sparsefleet.store.partition import KeySplit, dense_cut, split_keys
+from sparsefleet.store.wire import Frame, describe, layout_bytes
+from sparsefleet.store.wire.frames import Bytes
+from sparsefleet.store.wire.parts import DENSE, ROWS, PartSizes, count_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A dense block as a client knows it."""
+
+    name: str
+    size: int
+    servers: int
+
+    def cut(self, server: int) -> tuple[int, int]:
+        return dense_cut(self.size, server, self.servers)
+
+    def checked(self, what: str, array: F32) -> F32:
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != (self.size,):
+            raise StoreError(
+                f"dense block {self.name!r} has {self.size} values: {what} must be float32 of shape [{self.size}]; "
+                f"got {_came(array)}"
+            )
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class DenseItem:
+    block: Block
+    values: F32 | None
+    """Flat; None where only the answer matters."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowItem:
+    name: str
+    dim: int
+    keys: U64
+    values: F32 | None
+    """[U, D], or None where only the answer matters."""
+    split: KeySplit
+    counts: U32 | None = None
+    """[U], or None: once each."""
+
+    @staticmethod
+    def of(name: str, dim: int, keys: U64, values: F32 | None, servers: int, counts: U32 | None = None) -> RowItem:
+        if not isinstance(keys, np.ndarray) or keys.dtype != np.uint64:
+            raise StoreError(f"table {name!r}: keys must be an array of uint64; got {_kind(keys)}")
+        if keys.ndim != 1:
+            raise StoreError(f"table {name!r}: keys must have shape [any]; got {list(keys.shape)}")
+        if values is not None:
+            if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+                raise StoreError(f"table {name!r}: grads must be an array of float32; got {_kind(values)}")
+            if values.shape != (len(keys), dim):
+                raise StoreError(
+                    f"table {name!r} (dim {dim}): grads must have shape [{len(keys)}, {dim}]; got {list(values.shape)}"
+                )
+        if counts is not None and (counts.dtype != np.uint32 or counts.shape != keys.shape):
+            raise StoreError(f"table {name!r}: counts must be uint32 of shape [{len(keys)}]; got {_came(counts)}")
+        return RowItem(name, dim, keys, values, split_keys(keys, servers), counts)
+
+
+Item = RowItem | DenseItem
+
+
+def pack(items: Sequence[Item], server: int, room: Callable[[int, int], Bytes]) -> tuple[list[list[Any]], Bytes]:
+    """One server's share: the list of parts for the header, and the body, which is made where `room` says."""
+    sizes: list[PartSizes] = []
+    for item in items:
+        if isinstance(item, DenseItem):
+            start, stop = item.block.cut(server)
+            sizes.append(PartSizes(DENSE, item.block.name, 0, 0 if item.values is None else stop - start))
+        else:
+            count = item.split.counts[server]
+            floats_there = 0 if item.values is None else count * item.dim
+            sizes.append(PartSizes(ROWS, item.name, count, floats_there, count_bytes(item.counts)))
+    body, views = layout_bytes(sizes, lambda size: room(server, size))
+    for item, (keys, floats, counts) in zip(items, views, strict=True):
+        if isinstance(item, DenseItem):
+            if item.values is not None:
+                start, stop = item.block.cut(server)
+                floats[:] = item.values[start:stop]
+            continue
+        places = item.split.places(server)
+        _gather(item.keys, places, keys)
+        if item.values is not None:
+            _gather(item.values, places, floats.reshape(len(keys), item.dim))
+        if counts is not None and item.counts is not None:
+            counts[:] = item.counts[places]
+    return describe(sizes), body
+
+
+def floats_of(frame: Frame, count: int) -> F32:
+    if frame.body.nbytes != 4 * count:
+        raise StoreError(f"an answer of {count} floats was expected; {frame.body.nbytes} bytes came")
+    return frame.body.view(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedBlocks:
+    """Dense blocks whose values come with an answer, and the arrays that they go to."""
+
+    blocks: Sequence[tuple[Block, F32]]
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return {"fresh": [block.name for block, _ in self.blocks]} if self.blocks else {}
+
+    def bytes_of(self, server: int) -> int:
+        return 4 * self._count(server)
+
+    def fill(self, frames: Sequence[Frame]) -> None:
+        for server, frame in enumerate(frames):
+            floats, done = floats_of(frame, self._count(server)), 0
+            for block, out in self.blocks:
+                start, stop = block.cut(server)
+                out[start:stop] = floats[done : done + stop - start]
+                done += stop - start
+
+    def _count(self, server: int) -> int:
+        cuts = [block.cut(server) for block, _ in self.blocks]
+        return sum(stop - start for start, stop in cuts)
+
+
+NOTHING = WantedBlocks(())
+
+
+def _gather(source: npt.NDArray[Any], places: npt.NDArray[np.int64] | slice, out: npt.NDArray[Any]) -> None:
+    if isinstance(places, slice):
+        out[...] = source
+    else:
+        # 'clip' because with 'raise' NumPy gathers into a buffer first; the places are ours and in range.
+        np.take(source, places, axis=0, out=out, mode="clip")
+
+
+def _kind(array: object) -> str:
+    return f"an array of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+
+
+def _came(array: object) -> str:
+    return f"{array.dtype} of shape {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__

@@ -1,0 +1,50 @@
+"""RemoteRounds: this trainer's part in the rounds of sync, which the servers gather."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sparsefleet.core.batch import F32
+from sparsefleet.core.errors import StoreError
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.store.base import Pending
+from sparsefleet.store.remote.calls import Calls
+from sparsefleet.store.rounds import Rounds
+from sparsefleet.store.wire import Frame
+
+
+class RemoteRounds(Rounds):
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def push(
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None = None,
+        *,
+        steps: int = 0,
+        fresh: Mapping[str, F32] | None = None,
+    ) -> Pending[int]:
+        """The answer is the round's number. Servers sum the parts in the order of the trainers; one part a trainer."""
+        wanted = self._calls.wanted(fresh)
+
+        def number(frames: list[Frame]) -> int:
+            rounds = {frame.header.get("round") for frame in frames}
+            if len(rounds) != 1:
+                raise StoreError(
+                    f"servers are at different rounds: {sorted(map(str, rounds))}; trainers must join together"
+                )
+            wanted.fill(frames)
+            return int(rounds.pop() or 0)
+
+        items = self._calls.step_items(sparse, dense)
+        return self._calls.send("sync push", self._calls.messages("sync", items, steps=steps, wanted=wanted), number)
+
+    def join(self) -> None:
+        for link in self._calls.connection.links:
+            link.action("join", self._calls.connection.identity)
+
+    def leave(self) -> None:
+        """When all have left, everybody is in again. Those who come back do so together: `join`, then a barrier."""
+        for link in self._calls.connection.links:
+            link.action("leave", {**self._calls.connection.identity, "for_good": False})

@@ -1,0 +1,58 @@
+"""Rounds: steps that all trainers make together. The gradients of all are summed and applied once, as one step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from sparsefleet.core.batch import F32
+from sparsefleet.core.keyed_rows import KeyedRows
+
+if TYPE_CHECKING:
+    from sparsefleet.store.base import ParameterStore, Pending
+
+
+class Rounds(ABC):
+    @abstractmethod
+    def push(
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None = None,
+        *,
+        steps: int = 0,
+        fresh: Mapping[str, F32] | None = None,
+    ) -> Pending[object]:
+        """Hand in this trainer's part of the open round; the answer comes when the round is applied.
+
+        Arguments as in `ParameterStore.push_step`; `fresh` gets the values after the round.
+        """
+
+    @abstractmethod
+    def join(self) -> None:
+        """From now on rounds wait for this trainer."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """This trainer has no more samples: rounds go on without it until it joins them again, or its next `push`."""
+
+
+class RoundsOfOne(Rounds):
+    """One trainer: every push is a round by itself."""
+
+    def __init__(self, store: ParameterStore) -> None:
+        self._store = store
+
+    def push(
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None = None,
+        *,
+        steps: int = 0,
+        fresh: Mapping[str, F32] | None = None,
+    ) -> Pending[object]:
+        return self._store.push_step(sparse, dense, steps=steps, fresh=fresh)
+
+    def join(self) -> None: ...
+
+    def leave(self) -> None: ...

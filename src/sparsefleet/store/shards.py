@@ -1,0 +1,218 @@
+"""Tables and dense blocks to and from checkpoints: what a store in one process and every server share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsefleet.checkpoint import (
+    BlockInfo,
+    Checkpoint,
+    DensePiece,
+    FileEntry,
+    Location,
+    Manifest,
+    Partition,
+    TableInfo,
+    write_dense,
+    write_sparse_shard,
+)
+from sparsefleet.core.errors import CheckpointError
+from sparsefleet.core.table_rows import TableRows
+from sparsefleet.store.base import Layout, RunFacts
+from sparsefleet.store.partition import PARTITION, Share
+from sparsefleet.table.dense import DenseCut, DenseTable
+from sparsefleet.table.sparse import SparseTable, TableCut
+
+
+@dataclass(frozen=True)
+class HeldBlock:
+    """A dense block as one process holds it: all of it, or the cut that starts at `start`."""
+
+    table: DenseTable
+    layout: Layout
+    """Of the whole block."""
+    start: int = 0
+
+    def begin_cut(self) -> BlockCut:
+        return BlockCut(self.table.begin_cut(), self.layout, self.start)
+
+
+@dataclass(frozen=True)
+class BlockCut:
+    """A held block at one moment."""
+
+    block: DenseCut
+    layout: Layout
+    start: int
+
+    def info(self, drop_state: bool = False) -> BlockInfo:
+        block = self.block
+        return BlockInfo.of(block.name, self.layout, block.rule, block.step, drop_state=drop_state)
+
+
+class ShardCut:
+    """All that this process holds at one moment, to be written while pushes go on.
+
+    Nobody pushes while it is made: whoever makes it holds pushes off, for an instant whatever the tables' size. Close
+    it, whether it was written or not: until then rows that change are kept aside.
+    """
+
+    def __init__(self, tables: Iterable[SparseTable], blocks: Iterable[HeldBlock]) -> None:
+        self.tables: list[TableCut] = []
+        self.blocks: list[BlockCut] = []
+        try:
+            for table in tables:
+                self.tables.append(table.begin_cut())
+            for block in blocks:
+                self.blocks.append(block.begin_cut())
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, directory: Location, shard: int, *, drop_state: bool = False) -> list[FileEntry]:
+        """Write the files of this process into a draft's directory; once, for tables are read once."""
+        files: list[FileEntry] = []
+        for table in self.tables:
+            spec, state_width = table.spec, 0 if drop_state else table.state_width
+            files += write_sparse_shard(directory, spec.name, shard, table.scan(), spec.dim, state_width)
+            table.close()
+        pieces = []
+        for held in self.blocks:
+            block = held.block
+            if len(block):
+                state = block.state[:0] if drop_state else block.state
+                pieces.append((DensePiece(block.name, held.start, block.values, state), held.info().layout))
+        return files + write_dense(directory, shard, pieces)
+
+    def table_infos(self, drop_state: bool = False) -> list[TableInfo]:
+        return [TableInfo.of(table.spec, table.step, drop_state=drop_state) for table in self.tables]
+
+    def block_infos(self, drop_state: bool = False) -> list[BlockInfo]:
+        return [block.info(drop_state) for block in self.blocks]
+
+    def close(self) -> None:
+        """Let go of what is kept aside; closing twice does nothing."""
+        for table in self.tables:
+            table.close()
+
+    def __enter__(self) -> ShardCut:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def manifest_of(
+    facts: RunFacts,
+    tables: Iterable[TableInfo],
+    blocks: Iterable[BlockInfo],
+    files: Sequence[FileEntry],
+    *,
+    servers: int | None = None,
+) -> Manifest:
+    """servers: how many wrote their shares of the rows; None: one process wrote all."""
+    return Manifest(
+        step=facts.step,
+        tables=tuple(tables),
+        blocks=tuple(blocks),
+        files=tuple(files),
+        schema=facts.schema,
+        model=facts.model,
+        positions=facts.positions,
+        extra=facts.extra,
+        partition=Partition(PARTITION, servers) if servers else None,
+    )
+
+
+def facts_of(checkpoint: Checkpoint) -> RunFacts:
+    manifest = checkpoint.manifest
+    return RunFacts(
+        step=manifest.step,
+        schema=manifest.schema,
+        model=manifest.model,
+        positions=manifest.positions,
+        extra=manifest.extra,
+        buffers=checkpoint.buffers(),
+    )
+
+
+def load_all(
+    checkpoint: Checkpoint,
+    tables: Sequence[SparseTable],
+    blocks: Sequence[HeldBlock],
+    *,
+    share: Share | None = None,
+    values_only: bool = False,
+) -> None:
+    """Replace all that this process holds by the checkpoint's. Everything is checked before anything is touched."""
+    check_fits(checkpoint, tables, blocks, values_only=values_only)
+    for block in blocks:
+        load_block(checkpoint, block, values_only=values_only)
+    for table in tables:
+        _fill_table(checkpoint, table, share, values_only)
+
+
+def check_fits(
+    checkpoint: Checkpoint, tables: Sequence[SparseTable], blocks: Sequence[HeldBlock], *, values_only: bool = False
+) -> None:
+    """Raise unless the checkpoint can be loaded into these tables and blocks now."""
+    for block in blocks:
+        checkpoint.check_block(block.table.name, block.layout, block.table.rule, reset_optimizer=values_only)
+    surplus = {info.name for info in checkpoint.manifest.tables} - {table.spec.name for table in tables}
+    if surplus:
+        raise CheckpointError(f"{checkpoint.location} has tables that the model has not: {', '.join(sorted(surplus))}")
+    for table in tables:
+        table.check_clearable()
+        checkpoint.check_table(table.spec, reset_optimizer=values_only)
+
+
+def load_table(
+    checkpoint: Checkpoint, table: SparseTable, *, share: Share | None = None, values_only: bool = False
+) -> None:
+    """Replace one table's rows by the checkpoint's, whatever else the checkpoint holds."""
+    checkpoint.check_table(table.spec, reset_optimizer=values_only)
+    _fill_table(checkpoint, table, share, values_only)
+
+
+def _fill_table(checkpoint: Checkpoint, table: SparseTable, share: Share | None, values_only: bool) -> None:
+    table.clear()
+    for rows in _rows_of(checkpoint, table.spec.name, share, not values_only):
+        table.insert(_with_fresh_state(rows, table) if values_only else rows)
+    table.step = 0 if values_only else checkpoint.manifest.table(table.spec.name).step
+
+
+def _rows_of(checkpoint: Checkpoint, table: str, share: Share | None, read_state: bool) -> Iterator[TableRows]:
+    """All rows of a table, or one server's: from its own files where rows were spread over servers as they are now."""
+    if share is None or share.servers == 1:
+        yield from checkpoint.sparse_rows(table, read_state=read_state)
+    elif checkpoint.manifest.partition != Partition(PARTITION, share.servers):
+        yield from checkpoint.sparse_rows(table, share.mine, read_state=read_state)
+    else:
+        for rows in checkpoint.sparse_rows(table, read_state=read_state, shard=share.index):
+            strangers = np.count_nonzero(~share.mine(rows.keys))
+            if strangers:
+                raise CheckpointError(
+                    f"{checkpoint.location}: table {table!r}: the files of shard {share.index} hold {strangers} keys "
+                    f"that server {share.index} of {share.servers} does not own, though the manifest says they are "
+                    "spread so: files were exchanged. Take another checkpoint"
+                )
+            yield rows
+
+
+def load_block(checkpoint: Checkpoint, block: HeldBlock, *, values_only: bool = False) -> None:
+    """Replace one block's values and state by the checkpoint's."""
+    table = block.table
+    checkpoint.check_block(table.name, block.layout, table.rule, reset_optimizer=values_only)
+    piece = checkpoint.dense_cut(table.name, block.start, block.start + len(table), read_state=not values_only)
+    table.values[:] = piece.values
+    table.state[:] = table.rule.initial_state() if values_only else piece.state
+    table.step = 0 if values_only else checkpoint.manifest.block(table.name).step
+
+
+def _with_fresh_state(rows: TableRows, table: SparseTable) -> TableRows:
+    state = np.full((len(rows), table.state_width), table.spec.rule.initial_state(), np.float32)
+    # Its clock begins anew too: by default rows say that they were never touched.
+    return TableRows(rows.keys, rows.values, state, rows.seen)

@@ -1,0 +1,114 @@
+"""TrainingState: where one trainer stands; what a checkpoint knows of a run besides tables and parameters."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsefleet.core.errors import CheckpointError
+from sparsefleet.metrics import Metric, MetricSet
+from sparsefleet.store.base import RunFacts
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Where one trainer's run stands; with the tables and the dense block, all that a resumed run needs."""
+
+    step: int = 0
+    epoch: int = 0
+    position: Mapping[str, Any] = field(default_factory=dict)
+    """Of the reader; empty: the epoch's beginning."""
+    finished: bool = False
+    """Of this epoch this trainer has no more rows; others of its job still have."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    random_state: str = ""
+    """torch's generator, so that dropout goes on as if never interrupted."""
+
+    @staticmethod
+    def from_facts(facts: RunFacts, trainer: int = 0, trainers: int = 1) -> TrainingState:
+        """Where this trainer goes on. The metrics so far are all trainers': the first one carries them on."""
+        if facts.positions and set(facts.positions) != {str(number) for number in range(trainers)}:
+            raise CheckpointError(
+                f"the checkpoint was cut within an epoch, with the reader positions of {len(facts.positions)} "
+                f"trainer(s); they do not fit {trainers}: resume with as many, or from a checkpoint of an epoch's end"
+            )
+        try:
+            training = facts.extra["training"]
+            places = training.get("trainers", {})
+            mine = places[str(trainer)] if len(places) == trainers > 1 else {}
+            return TrainingState(
+                step=int(mine.get("step", facts.step)),
+                epoch=int(training["epoch"]),
+                position=dict(facts.positions.get(str(trainer), {})),
+                finished=bool(mine.get("finished", False)),
+                metrics=dict(training["metrics"]) if trainer == 0 else {},
+                random_state=str(mine.get("random_state", training["random_state"])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"the checkpoint's record of the run is damaged: {error!r}") from error
+
+
+def joint_facts(states: Mapping[int, TrainingState], mine: int, trainers: int, own: Sequence[Metric] = ()) -> RunFacts:
+    """What a checkpoint says of where its trainers stand, from the state of each; `mine` is the one that saves.
+
+    `own`: the user's metrics, empty, for the sums of all trainers.
+
+    Trainers meet at the end of every epoch: some may be through with the present one, none further than that. A lost
+    trainer has no state: what it has not trained is missing from this epoch, whether it is resumed or not; `lost` says
+    whose it is.
+    """
+    epoch = min(state.epoch for state in states.values())
+    within_epoch = any(state.position or state.epoch > epoch for state in states.values())
+    others = [state.metrics for trainer, state in states.items() if trainer != mine and state.metrics]
+    metrics = MetricSet.together([states[mine].metrics, *others], own)
+    training: dict[str, Any] = {
+        "epoch": epoch,
+        "metrics": metrics.to_dict(),
+        "random_state": states[mine].random_state,
+    }
+    positions = {}
+    if trainers > 1:
+        lost = TrainingState(step=states[mine].step, epoch=epoch + 1, random_state=states[mine].random_state)
+        all_states = {trainer: states.get(trainer, lost) for trainer in range(trainers)}
+        training["trainers"] = {
+            str(trainer): {
+                "step": state.step,
+                "finished": within_epoch and state.epoch > epoch,
+                "random_state": state.random_state,
+            }
+            for trainer, state in all_states.items()
+        }
+        if missing := sorted(all_states.keys() - states.keys()):
+            training["lost"] = missing
+        if within_epoch:
+            positions = {
+                str(trainer): state.position if state.epoch == epoch else {} for trainer, state in all_states.items()
+            }
+    elif within_epoch:
+        positions = {str(mine): states[mine].position}
+    return RunFacts(step=states[mine].step, positions=positions, extra={"training": training})
+
+
+def lost_within_epoch(facts: RunFacts) -> list[int]:
+    """Trainers whose rows of the epoch that a checkpoint was cut within are missing, now and when it is resumed."""
+    lost = facts.extra.get("training", {}).get("lost", []) if facts.positions else []
+    return [worker for worker in lost if type(worker) is int] if isinstance(lost, list) else []
+
+
+def random_state_text() -> str:
+    return base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
+
+
+def restore_random_state(text: str) -> None:
+    if not text:
+        return
+    try:
+        raw = np.frombuffer(base64.b64decode(text), np.uint8).copy()
+        torch.set_rng_state(torch.from_numpy(raw))
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the checkpoint's record of torch's random state is damaged: {error}") from error

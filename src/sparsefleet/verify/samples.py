@@ -1,0 +1,126 @@
+"""Samples of a data set, read twice: as training reads them, and raw, as a log or a request holds them.
+
+Legend: B samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.schema import Schema
+from sparsefleet.data.files import list_files
+from sparsefleet.data.formats import format_for
+from sparsefleet.data.formats.base import BadSamples, Unit
+from sparsefleet.data.formats.criteo import CriteoFormat
+from sparsefleet.data.formats.parquet import ParquetFormat
+from sparsefleet.data.formats.source import open_source
+
+RawSample = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DataSamples:
+    batch: Batch
+    """[B] as training's own parser reads them, with the checkpoint's schema."""
+    raw: list[RawSample]
+    """[B] {field: value} before hashing and normalisation."""
+    where: list[str]
+    """[B] file and line."""
+    is_raw: bool
+    """False where the files hold keys and normalised numbers (MultiSlot): hashing is not tested then."""
+
+
+def read_samples(
+    data: str,
+    schema: Schema,
+    count: int,
+    *,
+    format_name: str = "auto",
+    pipe_command: str | None = None,
+    labelled: bool = True,
+) -> DataSamples:
+    """Read the first `count` samples of the files."""
+    files = list_files(data)
+    format = format_for(format_name, schema, files=files, labelled=labelled, pipe_command=pipe_command)
+    batches: list[Batch] = []
+    raw: list[RawSample] = []
+    where: list[str] = []
+    for file in files:
+        source = _parquet(file, schema) if isinstance(format, ParquetFormat) else None
+        before = 0
+        bad, unit = BadSamples(), Unit(file)
+        if isinstance(format, CriteoFormat):
+            chunks = format.read_raw(open_source(file), bad, file)
+        else:
+            chunks = format.read(unit, bad)
+        for chunk in chunks:
+            batch = chunk.batch.samples(0, min(len(chunk.batch), count - len(raw)))
+            batches.append(batch)
+            lines = chunk.lines[: len(batch)].tolist()
+            if chunk.text is not None:
+                raw += [_criteo(line, schema, labelled) for line in chunk.text[: len(batch)]]
+            else:
+                raw += _pick(source, lines, before) if source else _from_batch(batch, schema)
+            where += [f"{file}, line {line}" for line in lines]
+            before = lines[-1] if lines else before
+            if len(raw) >= count:
+                break
+        if len(raw) >= count:
+            break
+    if not raw:
+        raise ConfigError(f"{data}: there are no samples to score")
+    joined = Batch.concat([Batch(b.labels, b.dense, b.keys, b.offsets, b.slots) for b in batches])
+    return DataSamples(joined, raw, where, isinstance(format, CriteoFormat | ParquetFormat))
+
+
+def _pick(source: Iterator[RawSample], lines: list[int], before: int) -> list[RawSample]:
+    """The raw samples at these line numbers; the first `before` lines of the file have been taken already."""
+    picked = []
+    for line in lines:
+        picked.append(next(itertools.islice(source, line - before - 1, None)))
+        before = line
+    return picked
+
+
+def _criteo(line: bytes, schema: Schema, labelled: bool) -> RawSample:
+    """The fields of a line that training's parser has taken."""
+    fields = line.decode().split("\t")[1 if labelled else 0 :]
+    numbers = [text or None for text in fields[: len(schema.dense)]]
+    return dict(zip((*schema.dense_names, *schema.slot_names), [*numbers, *fields[len(numbers) :]], strict=True))
+
+
+def _parquet(file: str, schema: Schema) -> Iterator[RawSample]:
+    with pq.ParquetFile(file) as opened:
+        for batch in opened.iter_batches(1024, columns=[*schema.dense_names, *schema.slot_names]):
+            for sample in batch.to_pylist():
+                yield {name: _text(value) for name, value in sample.items()}
+
+
+def _text(value: Any) -> Any:
+    """The value as JSON can carry it: bytes become the text that they spell."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogatepass")
+    return [_text(one) for one in value if one is not None] if isinstance(value, list) else value
+
+
+def _from_batch(batch: Batch, schema: Schema) -> list[RawSample]:
+    """Raw samples of a batch: keys as they are, and the numbers that normalise to what the file holds."""
+    width = len(batch.slots)
+    samples: list[RawSample] = []
+    for index in range(len(batch)):
+        sample: RawSample = {
+            feature.name: float(value) * feature.diff + feature.minimum
+            for feature, value in zip(schema.dense, batch.dense[index].tolist(), strict=True)
+        }
+        ends = batch.offsets[index * width : (index + 1) * width + 1].tolist()
+        for slot, (start, stop) in zip(batch.slots, itertools.pairwise(ends), strict=True):
+            sample[slot] = batch.keys[start:stop].tolist()
+        samples.append(sample)
+    return samples

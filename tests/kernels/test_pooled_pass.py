@@ -1,0 +1,149 @@
+"""The pass in one call: what its parts give one after the other, whatever a batch looks like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from level_faces import others
+
+from sparsefleet.kernels import pooled_pass
+from sparsefleet.kernels.pooled_pass import PooledNetwork, PooledPass
+from sparsefleet.kernels.reference import pooled_pass as reference
+
+SLOTS, CHOSEN, DIM, DENSE, UNIQUE = 3, (2, 0), 4, 2, 9
+
+
+def network(hidden=(7, 5), out=2, *, mean=False, half=False, seed=0):
+    draw = np.random.default_rng(seed)
+    widths = [len(CHOSEN) * DIM + DENSE, *hidden, out]
+    weights = [draw.normal(size=(b, a)).astype(np.float32) for a, b in pairwise(widths)]
+    biases = [draw.normal(size=b).astype(np.float32) for b in widths[1:]]
+    gradients = [np.full_like(w, np.nan) for w in weights], [np.full_like(b, np.nan) for b in biases]
+    return PooledNetwork(weights, biases, *gradients, SLOTS, CHOSEN, DIM, mean, half)
+
+
+def batch(samples, seed=0):
+    """rows, inverse, offsets, dense, labels"""
+    draw = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(draw.integers(0, 4, samples * SLOTS))]).astype(np.int64)
+    return (
+        draw.normal(size=(UNIQUE, DIM)).astype(np.float32),
+        draw.integers(0, UNIQUE, offsets[-1]).astype(np.int32),
+        offsets,
+        draw.normal(size=(samples, DENSE)).astype(np.float32),
+        (draw.random(samples) < 0.5).astype(np.float32),
+    )
+
+
+def passed(kind, net, given):
+    """Loss, probabilities and all gradients, in arrays of their own."""
+    net = replace(
+        net,
+        grad_weights=[g.copy() for g in net.grad_weights],
+        grad_biases=[g.copy() for g in net.grad_biases],
+    )
+    one = kind(len(given[4]), net)
+    loss, probabilities = one.forward(*given)
+    gradient = one.backward(given[0])
+    return [np.float64(loss), probabilities, gradient, *net.grad_weights, *net.grad_biases]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 2), st.booleans(), st.booleans(), st.integers(0, 1000))
+def test_as_its_twin(samples, out, mean, half, seed):
+    net, given = network(out=out, mean=mean, half=half, seed=seed), batch(samples, seed)
+    tolerance = 2e-2 if half else 1e-4  # a product of bfloat16 may round a hidden value the other way
+    for mine, twin in zip(passed(PooledPass, net, given), passed(reference.PooledPass, net, given), strict=True):
+        np.testing.assert_allclose(mine, twin, rtol=tolerance, atol=tolerance * max(1.0, np.abs(twin).max()))
+
+
+@pytest.mark.parametrize("kernels", others("pooled_pass"))
+def test_every_level(kernels):
+    net, given = network(), batch(13)
+    for mine, other in zip(
+        passed(pooled_pass.PooledPass, net, given), passed(kernels.PooledPass, net, given), strict=True
+    ):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+
+
+def test_parameters_are_read_where_they_stand():
+    net, given = network(), batch(5)
+    one = PooledPass(5, net)
+    before = one.forward(*given)[1]
+    net.weights[-1][:] = 0
+    net.biases[-1][:] = 0
+    assert not np.allclose(before, 0.5)
+    assert np.array_equal(one.forward(*given)[1], np.full(5, 0.5, np.float32))
+
+
+def test_one_pass_after_the_other_leaves_nothing_behind():
+    net, first, second = network(), batch(6, 1), batch(6, 2)
+    one = PooledPass(6, net)
+    one.forward(*first)
+    one.backward(first[0])
+    loss, probabilities = one.forward(*second)
+    mine = [np.float64(loss), probabilities, one.backward(second[0]), *net.grad_weights, *net.grad_biases]
+    assert all(map(np.array_equal, mine, passed(PooledPass, net, second)))
+
+
+def changed(given, place, array):
+    return (*given[:place], array, *given[place + 1 :])
+
+
+def broken_offsets(offsets):
+    out = offsets.copy()
+    out[1], out[-1] = 100_000_000, offsets[-1]
+    return out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda g: changed(g, 2, broken_offsets(g[2])), "never decrease"),
+        (lambda g: changed(g, 2, g[2][:-1].copy()), "do not fit"),
+        (lambda g: changed(g, 2, g[2] + 1), "run from 0"),
+        (lambda g: changed(g, 1, np.full_like(g[1], UNIQUE)), "not among the rows"),
+        (lambda g: changed(g, 1, np.full_like(g[1], -1)), "not among the rows"),
+        (lambda g: changed(g, 0, g[0][:, :2].copy()), "another width"),
+        (lambda g: changed(g, 3, g[3][:, :1].copy()), "dense features"),
+        (lambda g: changed(g, 4, g[4][:-1].copy()), "one label"),
+    ],
+)
+def test_a_broken_batch_is_refused(spoil, said):
+    given = batch(4, seed=3)
+    one = PooledPass(4, network())
+    with pytest.raises(ValueError, match=said):
+        one.forward(*spoil(given))
+
+
+def test_backward_needs_a_forward_of_the_same_rows():
+    given, one = batch(4), PooledPass(4, network())
+    with pytest.raises(ValueError, match="follows a forward pass"):
+        one.backward(given[0])
+    one.forward(*given)
+    with pytest.raises(ValueError, match="another shape"):
+        one.backward(given[0][:-1])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("chosen", (0, 3), "out of range"),
+        ("chosen", (0, 1, 2), "too narrow"),
+        ("biases", [], "one bias"),
+        ("weights", [], "layer"),
+    ],
+)
+def test_a_network_that_does_not_fit_together_is_refused(field, value, said):
+    with pytest.raises(ValueError, match=said):
+        PooledPass(2, replace(network(), **{field: value}))
+
+
+def test_a_tower_of_three_outputs_has_no_loss_here():
+    with pytest.raises(ValueError, match="one or two logits"):
+        PooledPass(2, network(out=3))
