@@ -21,6 +21,8 @@ from sparsefleet.core.errors import ConfigError, DataError
 
 Bytes = npt.NDArray[np.uint8]
 _HEAD = 6 * 8
+_MOST_LABELS = 1 << 16
+"""Of a sample. Where there are no samples, the number of bytes does not bound it."""
 _OPTIONAL = ("weights", "groups", "times")
 _ORDER = ("groups", "times", "labels", "dense", "weights")
 """Columns as they follow the keys: those of 8 bytes first, so that all lie where their type wants them."""
@@ -46,6 +48,8 @@ def from_bytes(data: Bytes, slots: tuple[str, ...], dense_width: int) -> Batch:
             f"samples of {width} slots and {dense} dense features came; here they have {len(slots)} and {dense_width}: "
             "all trainers must read the same schema"
         )
+    if labels > _MOST_LABELS:
+        raise DataError(f"samples of {labels} labels came; at most {_MOST_LABELS} are allowed")
     shapes: dict[str, tuple[int, ...]] = {
         "labels": (samples, labels) if labels else (samples,),
         "dense": (samples, dense),
