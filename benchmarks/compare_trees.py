@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 
 from parts.common import criteo_files
-from sparsefleet.kernels import levels
+from sparsefleet.kernels import _native, levels
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT = ROOT / "build" / "trees"
@@ -45,6 +46,8 @@ def checkout(what: str) -> Path:
     if Path(what).is_dir():
         tree = Path(what).resolve()
         if not list((tree / "src" / "sparsefleet" / "kernels").glob("_native*.so")):
+            if tree == ROOT:
+                return as_installed()
             raise SystemExit(f"{tree} has no native module in src/sparsefleet/kernels: build it, or name a commit")
         return tree
     git = ["git", "-C", str(ROOT)]
@@ -60,6 +63,16 @@ def checkout(what: str) -> Path:
         subprocess.run(["tar", "-x", "-C", tree], input=archive.stdout, check=True)
         build(tree)
         (tree / "ready").touch()
+    return tree
+
+
+def as_installed() -> Path:
+    """This tree's sources, with the module that `make setup` has put into the environment."""
+    tree = BUILT / "this"
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(ROOT / "src", tree / "src")
+    module = Path(str(_native.__file__))
+    shutil.copy(module, tree / "src" / "sparsefleet" / "kernels" / module.name)
     return tree
 
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparsefleet import optim
+from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
 from sparsefleet.table.spec import TableSpec
 
@@ -170,6 +171,45 @@ def step_rate(seconds: float, servers: int) -> None:
             process.__exit__()
 
 
+def message_cost(seconds: float) -> None:
+    """What one message more costs a step: a push with the next pull behind it, beside the same without the pull.
+
+    The pull asks for one row, so nearly all that it adds is the message itself: what a push and the next pull in one
+    message could save at most.
+    """
+    with parameter_server() as server:
+        store = RemoteStore(RemoteConfig((server.endpoint,)))
+        store.create_table(SPEC)
+        block = np.zeros(431_000, np.float32)
+        store.create_dense("net", block, optim.Adam(1e-3), [("w", (len(block),))])
+        rng = np.random.default_rng(0)
+        keys = rng.choice(1 << 40, 1500, replace=False).astype(np.uint64)
+        grads = rng.standard_normal((1500, DIM)).astype(np.float32)
+
+        def push(and_pull: bool) -> None:
+            pushed = store.push_step({"rows": KeyedRows(keys, grads)}, {"net": block}, fresh={"net": block})
+            if and_pull:
+                rows = store.pull("rows", keys[:1])
+                pushed.wait()
+                rows.wait()
+            pushed.wait()
+
+        costs: dict[bool, list[tuple[float, float, int]]] = {False: [], True: []}
+        for _ in range(9):
+            for and_pull in (False, True):
+                client, served = time.process_time(), server.cpu_seconds()
+                count = len(timed(lambda: push(and_pull), seconds / 9)) + 20  # noqa: B023  (called before the next)
+                costs[and_pull].append((time.process_time() - client, server.cpu_seconds() - served, count))
+        store.close()
+    per_step = {
+        and_pull: [float(np.median([run[who] / run[2] for run in runs])) * 1e6 for who in (0, 1)]
+        for and_pull, runs in costs.items()
+    }
+    print("a step of batch 100 on one server, µs of processor, trainer and server (medians of nine runs in turn):")
+    for and_pull, name in ((False, "push, dense values back"), (True, "the same and a pull of one row behind it")):
+        print(f"  {name}: {per_step[and_pull][0]:.0f} and {per_step[and_pull][1]:.0f}")
+
+
 def _client(endpoint: str, worker: int, workers: int, seconds: float, results: Any) -> None:
     store = RemoteStore(RemoteConfig((endpoint,), worker, workers))
     store.create_table(SPEC)
@@ -228,6 +268,7 @@ def main() -> None:
     bare_against_ours(chosen.seconds)
     for servers in (1, 2):
         step_rate(chosen.seconds, servers)
+    message_cost(chosen.seconds * 3)
     many_clients([int(count) for count in chosen.clients.split(",")], chosen.seconds)
 
 

@@ -1,13 +1,22 @@
 // out is made in tiles of kRows rows by kVectors vectors, whose sums stay in registers. The right operand is
-// laid out anew, one panel (a block of the inner dimension, one tile wide) at a time: it then fits the
-// first-level cache and is used by all rows. The left operand is read where it stands, one broadcast per row
-// and step; only a transposed left operand is laid out anew too.
+// laid out anew in panels (a block of the inner dimension, one tile wide), a group of kGroup columns at a
+// time, which is then used by all rows; with AVX-512 it is read where it stands if its rows begin at cache
+// lines. The left operand is read where it stands, one broadcast per row and step; without AVX-512 a
+// transposed one is laid out anew too.
+//
+// Without AVX-512 a group is one panel and fits the first-level cache. With AVX-512 a step of a tile takes so
+// many cycles that the second-level cache is fast enough for the panels: there a group fits that cache, and
+// the rows of a tile stay in the first-level cache for all of its panels.
 #include "sparsefleet/gemm.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <utility>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "sparsefleet/turn.h"
 
@@ -16,23 +25,50 @@ namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
 // A tile's sums, a row of the panel and a broadcast fill the registers: 25 + 5 + 1 of 32, or 12 + 2 + 1
-// of 16. A panel of kDepth steps fills most of the first-level cache.
+// of 16. kDepth: steps of a panel. kBlockRows: rows of the result at a time; they and their operands fit the
+// second-level cache.
 #if defined(__AVX512F__)
-constexpr std::size_t kLanes = 16, kRows = 5, kVectors = 5, kDepth = 80;
-#elif defined(__AVX2__)
-constexpr std::size_t kLanes = 8, kRows = 6, kVectors = 2, kDepth = 400;
+constexpr std::size_t kLanes = 16, kRows = 5, kVectors = 5, kDepth = 400;
+constexpr std::size_t kWidth = kLanes * kVectors, kGroup = 5 * kWidth, kBlockRows = 1000;
+constexpr bool kLaysOutTurned = false;
 #else
-constexpr std::size_t kLanes = 4, kRows = 6, kVectors = 2, kDepth = 400;
+#if defined(__AVX2__)
+constexpr std::size_t kLanes = 8;
+#else
+constexpr std::size_t kLanes = 4;
 #endif
-constexpr std::size_t kWidth = kLanes * kVectors;
-// Rows of the result at a time: they and their operands fit the second-level cache.
-constexpr std::size_t kBlockRows = 250;
+constexpr std::size_t kRows = 6, kVectors = 2, kDepth = 400;
+constexpr std::size_t kWidth = kLanes * kVectors, kGroup = kWidth, kBlockRows = 250;
+constexpr bool kLaysOutTurned = true;
+#endif
 
 typedef float Vector __attribute__((vector_size(kLanes * 4)));
 typedef float LooseVector __attribute__((vector_size(kLanes * 4), aligned(4)));
 
 inline Vector load(const float* from) { return *reinterpret_cast<const LooseVector*>(from); }
 inline void store(float* to, Vector v) { *reinterpret_cast<LooseVector*>(to) = v; }
+
+// The matrix's last columns: `count` values, fewer than a vector has. Zeros take the others' places.
+#if defined(__AVX512F__)
+inline __mmask16 first(std::size_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+inline Vector load_some(const float* from, std::size_t count) {
+    return reinterpret_cast<Vector>(_mm512_maskz_loadu_ps(first(count), from));
+}
+inline void store_some(float* to, Vector v, std::size_t count) {
+    _mm512_mask_storeu_ps(to, first(count), reinterpret_cast<__m512>(v));
+}
+#else
+inline Vector load_some(const float* from, std::size_t count) {
+    float values[kLanes] = {};
+    std::memcpy(values, from, count * 4);
+    return load(values);
+}
+inline void store_some(float* to, Vector v, std::size_t count) {
+    float values[kLanes];
+    store(values, v);
+    std::memcpy(to, values, count * 4);
+}
+#endif
 
 struct Tile {
     float* out;
@@ -50,11 +86,19 @@ inline Vector finished(Vector sum, Vector mask, After after) {
     return sum;
 }
 
+// The right operand of a tile. `step`: values from one step's row to the next one's.
+struct Right {
+    const float* data;
+    std::size_t step;
+};
+
 template <std::size_t R, std::size_t V>
-void multiply(const float* a, std::size_t row, std::size_t col, const float* panel, std::size_t depth,
+void multiply(const float* a, std::size_t row, std::size_t col, Right right, std::size_t depth,
               const Tile& tile, std::size_t width) {
+#if !defined(__AVX512F__)
     for (std::size_t r = 0; r < R; ++r)  // fetched now, needed only when the sums are done
         for (std::size_t v = 0; v < V; ++v) __builtin_prefetch(tile.out + r * tile.stride + v * kLanes, 1);
+#endif
     if (tile.mask)
         for (std::size_t r = 0; r < R; ++r)
             for (std::size_t v = 0; v < V; ++v) __builtin_prefetch(tile.mask + r * tile.stride + v * kLanes);
@@ -62,12 +106,11 @@ void multiply(const float* a, std::size_t row, std::size_t col, const float* pan
 #if !defined(__AVX512F__)  // a step is short there, so the loop counter costs a visible part of it
 #pragma GCC unroll 4
 #endif
-    for (std::size_t k = 0; k < depth; ++k, a += col, panel += kWidth) {
+    for (std::size_t k = 0; k < depth; ++k, a += col, right.data += right.step) {
 #pragma GCC unroll 8
         for (std::size_t r = 0; r < R; ++r)
 #pragma GCC unroll 8
-            for (std::size_t v = 0; v < V; ++v)
-                sums[r][v] += a[r * row] * *reinterpret_cast<const Vector*>(panel + v * kLanes);
+            for (std::size_t v = 0; v < V; ++v) sums[r][v] += a[r * row] * load(right.data + v * kLanes);
     }
     const bool after = tile.last && tile.after != After::kNothing;
 #pragma GCC unroll 8
@@ -83,21 +126,21 @@ void multiply(const float* a, std::size_t row, std::size_t col, const float* pan
                 if (!tile.first) sum += load(out);
                 if (tile.last && bias) sum += load(bias);
                 store(out, after ? finished(sum, mask ? load(mask) : sum, tile.after) : sum);
-            } else {  // the matrix's last columns
-                float before[kLanes] = {}, added[kLanes] = {}, kept[kLanes] = {};
-                if (!tile.first) std::memcpy(before, out, left * 4);
-                if (tile.last && bias) std::memcpy(added, bias, left * 4);
-                if (mask) std::memcpy(kept, mask, left * 4);
-                sum += load(before) + load(added);
-                float result[kLanes];
-                store(result, after ? finished(sum, load(kept), tile.after) : sum);
-                std::memcpy(out, result, left * 4);
+            } else {
+                if (!tile.first) sum += load_some(out, left);
+                if (tile.last && bias) sum += load_some(bias, left);
+                store_some(out, after ? finished(sum, mask ? load_some(mask, left) : sum, tile.after) : sum,
+                           left);
             }
         }
     }
 }
 
-using Multiply = void (*)(const float*, std::size_t, std::size_t, const float*, std::size_t, const Tile&,
+using Rows = std::make_index_sequence<kRows>;
+
+std::size_t vectors_of(std::size_t width) { return (width + kLanes - 1) / kLanes; }
+
+using Multiply = void (*)(const float*, std::size_t, std::size_t, Right, std::size_t, const Tile&,
                           std::size_t);
 
 template <std::size_t R, std::size_t... V>
@@ -157,29 +200,49 @@ Left lay_out_turned(const Operand& a, std::size_t m, std::size_t depth, float* t
     return {tiles, 1, kRows, depth * kRows};
 }
 
-// `fetch`: these rows are not in the cache, so prefetch the next tile's while one is computed.
-void all_rows(const Left& a, const float* panel, std::size_t depth, std::size_t m, std::size_t width,
-              Tile tile, bool fetch) {
-    using Rows = std::make_index_sequence<kRows>;
-    const std::size_t vectors = (width + kLanes - 1) / kLanes;
-    const Multiply whole = pick(kRows, vectors, Rows{});
-    const float* rows = a.data;
-    std::size_t i = 0;
-    for (; i + kRows <= m; i += kRows, rows += a.tile) {
-        if (fetch)
-            for (std::size_t r = kRows; r < std::min(m - i, 2 * kRows); ++r)
-                for (std::size_t k = 0; k < depth; k += 16) __builtin_prefetch(rows + r * a.row + k);
-        whole(rows, a.row, a.col, panel, depth, tile, width);
-        tile.out += kRows * tile.stride;
-        if (tile.mask) tile.mask += kRows * tile.stride;
-    }
-    if (i < m) pick(m - i, vectors, Rows{})(rows, a.row, a.col, panel, depth, tile, width);
+// The right operand of a panel: where it stands, or laid out in `panel`. In place a vector that lies across
+// two cache lines would cost two loads a step.
+Right right_operand(const Operand& b, std::size_t k, std::size_t depth, std::size_t column, std::size_t width,
+                    float* panel) {
+#if defined(__AVX512F__)
+    if (b.col == 1 && width % kLanes == 0 && b.row % kLanes == 0 &&
+        reinterpret_cast<std::uintptr_t>(b.data) % kCacheLine == 0)
+        return {b.data + k * b.row + column, b.row};
+#endif
+    lay_out(b, k, depth, column, width, panel);
+    return {panel, kWidth};
 }
 
-float* aligned(std::vector<float>& room, std::size_t count) {
-    if (room.size() < count + 16) room.resize(count + 16);
-    const auto address = reinterpret_cast<std::uintptr_t>(room.data());
-    return reinterpret_cast<float*>((address + 63) / 64 * 64);
+// A panel's columns of the result, and its right operand.
+struct Column {
+    std::size_t at, width;
+    Right right;
+    Multiply whole, rest;  // for kRows rows, and for those that are left at the end
+};
+
+// `fetch`: these rows are not in the cache, so prefetch the next tile's while one is computed.
+void all_rows(const Left& a, const Column* columns, std::size_t count, std::size_t depth, std::size_t m,
+              const Tile& group, bool fetch) {
+    const float* rows = a.data;
+    for (std::size_t i = 0; i < m; i += kRows, rows += a.tile) {
+        if (fetch && i + kRows < m)
+            for (std::size_t r = kRows; r < std::min(m - i, 2 * kRows); ++r)
+                for (std::size_t k = 0; k < depth; k += 16) __builtin_prefetch(rows + r * a.row + k);
+        for (std::size_t c = 0; c < count; ++c) {
+            const Column& column = columns[c];
+            Tile tile = group;
+            tile.out += i * group.stride + column.at;
+            if (tile.bias) tile.bias += column.at;
+            if (tile.mask) tile.mask += i * group.stride + column.at;
+            const Multiply multiply = i + kRows <= m ? column.whole : column.rest;
+            multiply(rows, a.row, a.col, column.right, depth, tile, column.width);
+        }
+    }
+}
+
+float* at_least(AlignedFloats& room, std::size_t count) {
+    if (room.size() < count) room.resize(count);
+    return room.data();
 }
 
 void some_rows(const Operand& a, const Operand& b, float* out, std::size_t m, std::size_t n, std::size_t k,
@@ -187,25 +250,27 @@ void some_rows(const Operand& a, const Operand& b, float* out, std::size_t m, st
     // Blocks of about equal depth. With K = 0 there is one block too, because the epilogue must run.
     const std::size_t blocks = std::max<std::size_t>(1, (k + kDepth - 1) / kDepth);
     const std::size_t depth = std::max<std::size_t>(1, (k + blocks - 1) / blocks);
-    float* panel = aligned(scratch.panel, depth * kWidth);
     for (std::size_t from = 0; from < std::max<std::size_t>(k, 1); from += depth) {
         const std::size_t count = std::min(depth, k - from);
         const bool turned = a.col != 1;
         Left left{a.data + from * a.col, a.row, a.col, kRows * a.row};
-        if (turned)
+        if (turned && kLaysOutTurned)
             left = lay_out_turned({left.data, a.row, a.col}, m, count,
-                                  aligned(scratch.tiles, (m + kRows) * count + 8));
-        for (std::size_t column = 0; column < n; column += kWidth) {
-            const std::size_t width = std::min(kWidth, n - column);
-            const Tile tile{out + column,
-                            n,
-                            epilogue.bias ? epilogue.bias + column : nullptr,
-                            epilogue.mask ? epilogue.mask + column : nullptr,
-                            from == 0,
-                            from + depth >= k,
-                            epilogue.after};
-            lay_out(b, from, count, column, width, panel);
-            all_rows(left, panel, count, m, width, tile, column == 0 && !turned);
+                                  at_least(scratch.tiles, (m + kRows) * count + 8));
+        const Tile tile{out, n, epilogue.bias, epilogue.mask, from == 0, from + depth >= k, epilogue.after};
+        for (std::size_t group = 0; group < n; group += kGroup) {
+            Column columns[kGroup / kWidth];
+            std::size_t many = 0;
+            const std::size_t panels = (std::min(n - group, kGroup) + kWidth - 1) / kWidth;
+            float* panel = at_least(scratch.panel, depth * panels * kWidth);
+            for (std::size_t at = group; at < std::min(n, group + kGroup); at += kWidth) {
+                const std::size_t width = std::min(kWidth, n - at);
+                columns[many++] = {at, width, right_operand(b, from, count, at, width, panel),
+                                   pick(kRows, vectors_of(width), Rows{}),
+                                   pick(m % kRows ? m % kRows : kRows, vectors_of(width), Rows{})};
+                panel += count * kWidth;
+            }
+            all_rows(left, columns, many, count, m, tile, group == 0 && !turned);
         }
     }
 }

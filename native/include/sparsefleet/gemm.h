@@ -7,7 +7,8 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
+
+#include "sparsefleet/aligned.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
@@ -28,7 +29,7 @@ struct Epilogue {
 
 // Room for operands in another layout; kept from call to call.
 struct GemmScratch {
-    std::vector<float> panel, tiles;
+    AlignedFloats panel, tiles;
 };
 
 // out [M, N] = a [M, K] . b [K, N]; rows of out (and of the mask) are contiguous. The bits of a row of the

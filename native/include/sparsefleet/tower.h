@@ -42,8 +42,8 @@ class TowerSpace {
     std::size_t rows_;
     std::vector<std::size_t> widths_;
     enum { kNowhere, kFloat, kHalf } went_ = kNowhere;
-    std::vector<std::vector<float>> hidden_;  // behind each relu
-    std::vector<float> grads_[2];             // at two neighbouring layers
+    std::vector<AlignedFloats> hidden_;  // behind each relu
+    AlignedFloats grads_[2];             // at two neighbouring layers
     GemmScratch scratch_;
 
     // With `half`, per layer: its input, its weights and the gradient of its output. Each is rounded once
