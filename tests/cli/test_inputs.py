@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from http_server import serving
 
 import sparsefleet as sf
 from sparsefleet.checkpoint import Checkpoint, latest
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.serving.arrow_body import CONTENT_TYPE, batch_of_stream
 from sparsefleet.serving.samples import RequestError
+from sparsefleet.serving.versions import inputs_difference
 
 GENERATOR = Path(__file__).parents[2] / "examples" / "criteo_generator.py"
 COMMAND = f"{sys.executable} {GENERATOR}"
@@ -129,6 +132,23 @@ def test_verify_does_not_call_a_shared_mistake_equal(cli, clicks, run, bundle) -
     assert "requests to this model hold feature keys (whole numbers) for C1, C2, C3 and 23 more" in str(told["notes"])
     checks = str(told)
     assert "inputs" in checks
+
+
+def test_checkpoint_show_tells_it(cli, run) -> None:
+    shown = said(cli("checkpoint", "show", run[0]))
+    assert "trained on what the pipe command" in shown
+    assert "feature keys (whole numbers) for C1, C2, C3 and 23 more" in shown
+
+
+def test_a_server_does_not_switch_to_other_inputs_unasked(bundle) -> None:
+    serves = sf.Bundle.open(bundle)
+    raw = Inputs.of_schema("criteo", serves.schema, "raw")
+    other = replace(serves, manifest=replace(serves.manifest, inputs=raw))
+    assert inputs_difference(serves, other).startswith(
+        "slot C1, C2, C3 and 23 more: ready-made keys now, values to hash then"
+    )
+    assert inputs_difference(serves, replace(serves, manifest=replace(serves.manifest, inputs=None))) == ""
+    assert inputs_difference(serves, serves) == ""
 
 
 def test_a_bundle_says_what_its_inputs_are(bundle) -> None:

@@ -154,7 +154,7 @@ class Sound:
 
 
 def helper(text: str) -> int:
-    return hash(text)
+    return hash(text) % 1000
 
 
 def by_helper():
@@ -167,7 +167,7 @@ def by_helper():
     [
         (Reading().reader(), "in line"),
         (by_helper, "in helper"),
-        (functools.partial(lambda text: iter([{"label": 1, "user": hash(text)}]), "a"), "in <lambda>"),
+        (functools.partial(lambda text: iter([{"label": 1, "user": hash(text) % 1000}]), "a"), "in <lambda>"),
     ],
 )
 def test_a_python_source_that_calls_hash_is_refused(source: object, where: str) -> None:
@@ -175,6 +175,25 @@ def test_a_python_source_that_calls_hash_is_refused(source: object, where: str) 
         sf.PyReader(INPUTS, source).epoch()
     with pytest.raises(DataError, match=r"use sparsefleet\.stable_hash, or start Python with PYTHONHASHSEED=0"):
         sf.Feeder(INPUTS, source).epoch()
+
+
+def test_another_process_that_makes_other_keys_cannot_go_on() -> None:
+    def made_by(process: int):
+        return lambda: iter([{"label": n % 2, "user": n + process} for n in range(10)])
+
+    reader = sf.PyReader(INPUTS, made_by(1), batch_size=2)
+    with reader.epoch() as epoch:
+        reader.consumed(next(epoch.streams[0]))
+        position = reader.position()
+    for process in (1, 2):
+        again = sf.PyReader(INPUTS, made_by(process), batch_size=4)
+        again.seek(position)
+        with again.epoch() as epoch:
+            if process == 1:
+                assert [len(batch) for batch in epoch.streams[0]] == [4, 4]
+            else:
+                with pytest.raises(DataError, match="the first sample has other keys than when the position was taken"):
+                    list(epoch.streams[0])
 
 
 def test_sources_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

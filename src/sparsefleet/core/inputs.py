@@ -74,16 +74,18 @@ class Inputs:
             return f"the pipe command {self.pipe_command!r}"
         return "the training script" if self.format == "python" else f"whoever wrote the {self.format} files"
 
-    def differences(self, here: Inputs) -> list[str]:
-        """What `here` reads otherwise than training did, in words."""
+    def differences(self, here: Inputs, words: tuple[str, str] = ("in training", "here")) -> list[str]:
+        """What `here` reads otherwise than training did, in words; `words` name the two sides."""
+        then, now = words
         found = []
-        for what, then, now in (("slot", self.slots, here.slots), ("dense feature", self.dense, here.dense)):
-            differing = [name for name in then if name in now and {then[name], now[name]} == {RAW, READY}]
+        for what, mine, theirs in (("slot", self.slots, here.slots), ("dense feature", self.dense, here.dense)):
+            differing = [name for name in mine if name in theirs and {mine[name], theirs[name]} == {RAW, READY}]
             if differing:
-                found.append(f"{what} {_some(differing)}: {_meaning(what, then[differing[0]])} in training, "
-                             f"{_meaning(what, now[differing[0]])} here")  # fmt: skip
+                first = differing[0]
+                sides = f"{_meaning(what, mine[first])} {then}, {_meaning(what, theirs[first])} {now}"
+                found.append(f"{what} {_some(differing)}: {sides}")
         if self.pipe_command is not None and here.pipe_command is not None and self.hash_seed != here.hash_seed:
-            found.append(f"PYTHONHASHSEED of the pipe command: {self.hash_seed} in training, {here.hash_seed} here")
+            found.append(f"PYTHONHASHSEED of the pipe command: {self.hash_seed} {then}, {here.hash_seed} {now}")
         return found
 
     def require_same(self, here: Inputs | None, where: str, how: str) -> None:
