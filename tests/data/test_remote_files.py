@@ -184,6 +184,18 @@ def test_the_schema_beside_it(held: Place, folder: Path) -> None:
     assert sf.schema_beside(f"{URI}/train") == CRITEO
 
 
+def test_data_show(held: Place, folder: Path, cli) -> None:
+    there = cli("data", "show", f"{URI}/test/part-0", "--rows", 3)
+    here = cli("data", "show", folder / "test" / "part-0", "--rows", 3)
+    assert there.exit_code == 0, there.output
+    assert len(there.stdout.splitlines()) == 3
+    assert there.stdout == here.stdout
+    assert cli("data", "show", f"file://{folder}/test/part-0", "--rows", 3).stdout == here.stdout
+    missing = cli("data", "show", f"{URI}/test/part-9")
+    assert missing.exit_code == 1
+    assert "no such file or folder" in missing.output + missing.stderr
+
+
 def test_hdfs_without_java_is_one_line() -> None:
     with pytest.raises(DataError) as caught:
         sf.list_files("hdfs://127.0.0.1:9000/data")
