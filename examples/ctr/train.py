@@ -49,12 +49,13 @@ def main() -> None:
     trainer = sf.Trainer(optimizer, threads=args.threads, reporters=[sf.console_reporter()])
     if args.model and fleet.server_num() == 0:
         trainer.load(model, args.model)
+    schema = sf.schema_beside(args.data)  # what `sparsefleet data prepare` wrote, or Criteo's usual constants
     rows = sf.open_reader(
-        fleet.split_files(sf.list_files(args.data)), sf.CRITEO, kind=args.reader, batch_size=args.batch_size
+        fleet.split_files(sf.list_files(args.data)), schema, kind=args.reader, batch_size=args.batch_size
     )
     test = None
     if args.test_data:
-        test = sf.open_reader(fleet.split_files(sf.list_files(args.test_data)), sf.CRITEO, batch_size=1000)
+        test = sf.open_reader(fleet.split_files(sf.list_files(args.test_data)), schema, batch_size=1000)
     result = trainer.fit(model, rows, args.epochs, test=test)
     # Metrics are of all trainers; rows and time are each one's own, until those who are left put them together.
     parts = trainer.crew.reduce("result", {"rows": result.rows, "seconds": result.seconds})

@@ -33,6 +33,7 @@ _HOMES = {
     "SynthSpec": "datasets.synth",
     "list_files": "data.files",
     "open_reader": "data.open",
+    "schema_beside": "data.beside",
     "stable_hash": "data.stable_hash",
     "synth": "datasets.synth",
     # models

@@ -16,6 +16,7 @@ from sparsefleet.core.errors import (
 )
 from sparsefleet.core.schema import CRITEO, DenseFeature, Schema, Slot
 from sparsefleet.data.base import Reader
+from sparsefleet.data.beside import schema_beside
 from sparsefleet.data.dataset_factory import DatasetFactory
 from sparsefleet.data.feeder import Feeder
 from sparsefleet.data.files import list_files
@@ -108,6 +109,7 @@ __all__ = [
     "plain_errors",
     "publish",
     "saved_model",
+    "schema_beside",
     "stable_hash",
     "synth",
     "verify",

@@ -29,14 +29,34 @@ from sparsefleet.checkpoint import (
 )
 from sparsefleet.core.errors import CheckpointError
 from sparsefleet.core.initializer import Normal
+from sparsefleet.core.inputs import Inputs
 
 GOLDEN = """{
  "format": "sparsefleet-checkpoint",
- "version": 2,
+ "version": 3,
  "sparsefleet": "0.1.0",
  "created": "2026-01-31T12:00:00.000000Z",
  "step": 1234,
  "schema": null,
+ "inputs": {
+  "format": "pipe",
+  "pipe_command": "python generator.py",
+  "hash_seed": "0",
+  "layout": [
+   [
+    "user",
+    "sparse"
+   ],
+   [
+    "label",
+    "label"
+   ]
+  ],
+  "slots": {
+   "user": "ready"
+  },
+  "dense": {}
+ },
  "model": {
   "name": "größer"
  },
@@ -127,6 +147,9 @@ MANIFEST = Manifest(
         FileEntry("dense/model-00000.safetensors", 100, "crc32:00000000", "dense", of="model", start=0, stop=6),
         FileEntry("buffers.safetensors", 90, "crc32:ffffffff", "buffers"),
     ),
+    inputs=Inputs(
+        "pipe", {"user": "ready"}, {}, "python generator.py", "0", (("user", "sparse"), ("label", "label"))
+    ).to_dict(),
     model={"name": "größer"},
     positions={"0": {"unit": 3}},
     partition=Partition("murmur3-high32", 1),
@@ -141,6 +164,16 @@ def test_golden_bytes_are_written() -> None:
 
 def test_golden_bytes_are_read() -> None:
     assert parse.manifest(GOLDEN.encode(), "golden") == MANIFEST
+
+
+def test_a_manifest_of_version_2_knows_nothing_of_inputs() -> None:
+    old = {**json.loads(GOLDEN), "version": 2}
+    del old["inputs"]
+    found = parse.manifest(json.dumps(old).encode(), "old")
+    assert (found.version, found.inputs, found.partition) == (2, None, MANIFEST.partition)
+    assert json.loads(found.to_json()) == old
+    with pytest.raises(CheckpointError, match="unknown fields 'inputs'"):
+        parse.manifest(json.dumps({**old, "inputs": None}).encode(), "old")
 
 
 def changed(change: Callable[[dict[str, Any]], Any]) -> bytes:
@@ -173,9 +206,10 @@ HOSTILE = {
     "huge": (b" " * ((64 << 20) + 1), "67108865 bytes; a manifest has at most 67108864"),
     "other format": (put("format", "onnx"), "format is 'onnx', not 'sparsefleet-checkpoint'"),
     "no format": (changed(lambda d: d.pop("format")), "field 'format' is missing"),
-    "newer": (put("version", 3), "checkpoint version 3; this release reads versions 1 to 2"),
+    "newer": (put("version", 4), "checkpoint version 4; this release reads versions 1 to 3"),
     "version 1.0": (put("version", 1.0), "checkpoint version 1.0; this release reads"),
     "fields of a newer version": (put("version", 1), "unknown fields 'shard'"),
+    "inputs of no kind": (put("inputs", {"format": "pipe"}), "inputs: field 'pipe_command' is missing"),
     "no shard": (changed(lambda d: d["files"][0].pop("shard")), "files[0]: field 'shard' is missing"),
     "a shard beyond": (put("files", 0, "shard", 1), "is of shard 1; the partition says that there are 1"),
     "a shard missing": (put("partition", "servers", 2), "table 'T' has no file of shard 1; the partition says"),

@@ -60,7 +60,7 @@ def test_training_goes_on_from_it_and_saves_the_present_version(tmp_path):
     done = CliRunner().invoke(app, [*words, "--schema", str(schema)])
     assert done.exit_code == 0, done.output
     saved = Checkpoint.open(run / "step-00000005")
-    assert saved.manifest.version == 2
+    assert saved.manifest.version == 3
     (before,), (after,) = (
         checkpoint.sparse_rows(TABLE) for checkpoint in (Checkpoint.open(DATA / "checkpoint"), saved)
     )
@@ -74,9 +74,9 @@ def test_a_newer_version_is_refused_with_what_to_do(tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(DATA / "checkpoint", copy)
     manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 3}))
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 4}))
     with pytest.raises(
-        CheckpointError, match=r"version 3; this release reads versions 1 to 2: load it with the release"
+        CheckpointError, match=r"version 4; this release reads versions 1 to 3: load it with the release"
     ):
         Checkpoint.open(copy)
 

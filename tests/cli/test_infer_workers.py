@@ -124,7 +124,8 @@ def test_no_worker_and_no_folder_outlives_the_command(
     shell: CommandLine, model: Path, small_clicks: Path, how: signal.Signals
 ) -> None:
     # A command that never ends: workers are surely at work when the signal comes.
-    words = ("--workers", 2, "--pipe-command", "touch started; sleep 300", "--output", shell.folder / "p.csv")
+    words = ("--workers", 2, "--pipe-command", "touch started; sleep 300", "--same-inputs")
+    words = (*words, "--output", shell.folder / "p.csv")
     process = shell.start("infer", model, "--data", small_clicks / "train", *words)
     wait_until(lambda: (shell.folder / "started").exists(), 60, "a worker")
     assert list(shell.folder.glob(".sparsefleet-infer-*"))

@@ -67,6 +67,7 @@ NAMES = [
     "plain_errors",
     "publish",
     "saved_model",
+    "schema_beside",
     "stable_hash",
     "synth",
 ]

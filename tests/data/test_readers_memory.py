@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from reader_contract import FakeFormat, ReaderContract, drain, numbers, reading_threads, rows, same
 
+import sparsefleet as sf
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
 from sparsefleet.data.base import Reader
+from sparsefleet.data.formats import format_for
 from sparsefleet.data.in_memory import InMemoryDataset, draw_order
 from sparsefleet.data.sample_blocks import Block, BlockBuilder, SampleBlocks, join_small
 
@@ -273,3 +278,91 @@ def test_rows_in_memory_take_less_than_batches_do() -> None:
     assert Block.of([batch]).nbytes / count == 264
     one_more = Batch(batch.labels[:1], batch.dense[:1], batch.keys[:27], np.append(np.arange(26), 27), slots)
     assert Block.of([batch, one_more]).nbytes / count < 300
+
+
+def ragged(samples: int = 900) -> InMemoryDataset:
+    """Slots a (one key), b (0 to 2 keys), c (one key), all told by the sample's number."""
+    schema = sf.Schema((sf.DenseFeature("n"),), tuple(sf.Slot(name) for name in "abc"), sparse_feature_dim=0)
+    lines = []
+    for n in range(samples):
+        bag = [n] * (n % 2 + 1)
+        lines.append(f"1 {n} 1 {n} {len(bag)} {' '.join(map(str, bag))} 1 {n} 1 {n % 2}")
+    path = Path(tempfile.mkdtemp()) / "part-0"
+    path.write_text("\n".join(lines) + "\n")
+    reader = InMemoryDataset([path], format_for("multislot", schema), 100)
+    reader.load_into_memory()
+    return reader
+
+
+def columns(reader: InMemoryDataset) -> dict[str, list[tuple[int, ...]]]:
+    found: dict[str, list[tuple[int, ...]]] = {"n": [], "a": [], "b": [], "c": []}
+    for batch in reader.export_rows():
+        found["n"] += [(int(value),) for value in batch.dense[:, 0]]
+        for slot in "abc":
+            keys, offsets = batch.slot(slot)
+            found[slot] += [tuple(keys[x:y].tolist()) for x, y in itertools.pairwise(offsets)]
+    return found
+
+
+def test_slots_shuffle_moves_the_values_of_these_slots_among_samples() -> None:
+    reader = ragged()
+    before = columns(reader)
+    reader.set_fea_eval(10_000, True)
+    reader.slots_shuffle(["b", "c"])
+    after = columns(reader)
+    assert after["n"] == before["n"]
+    assert after["a"] == before["a"]
+    for slot in ("b", "c"):
+        assert after[slot] != before[slot]
+        assert sorted(after[slot]) == sorted(before[slot])
+    assert [bag[0] for bag in after["b"]] == [bag[0] for bag in after["c"]]  # they move together
+    assert sum(x == y for x, y in zip(after["c"], before["c"], strict=True)) < 20
+    reader.slots_shuffle(["a"])
+    assert columns(reader)["b"] == before["b"]  # each call starts from what was loaded
+    reader.slots_shuffle(["a"], seed=1)
+    other = columns(reader)
+    reader.slots_shuffle(["a"], seed=1)
+    assert columns(reader) == other
+    reader.slots_shuffle([])
+    assert columns(reader) == before
+    assert len(order_of_dense(reader)) == 900
+
+
+def order_of_dense(reader: InMemoryDataset) -> list[int]:
+    return [int(value) for batch in drain(reader)[0] for value in batch.dense[:, 0]]
+
+
+def test_a_position_knows_which_slots_were_shuffled() -> None:
+    reader = ragged()
+    reader.slots_shuffle(["a"])
+    with reader.epoch() as epoch:
+        reader.consumed(next(epoch.streams[0]))
+        position = json.loads(json.dumps(reader.position()))
+    reader.seek(position)
+    reader.slots_shuffle([])
+    with pytest.raises(ConfigError, match=r"slots_shuffle of \[\['a'\], 0\], here it is None"):
+        reader.seek(position)
+
+
+def test_what_slots_shuffle_refuses() -> None:
+    reader = ragged()
+    for names, said in ((["z"], "there is no slot z; there are a, b, c"), ("a", "give a list of slots' names")):
+        with pytest.raises(ConfigError, match=said):
+            reader.slots_shuffle(names)
+    with pytest.raises(ConfigError, match="must be a whole number, 0 or above"):
+        reader.slots_shuffle(["a"], seed=-1)
+    with reader.epoch() as epoch:
+        next(epoch.streams[0])
+        with pytest.raises(ConfigError, match="while an epoch is open"):
+            reader.slots_shuffle(["a"])
+    reader.set_fea_eval(5, False)
+    with pytest.raises(ConfigError, match=r"after set_fea_eval\(…, False\)"):
+        reader.slots_shuffle(["a"])
+    for size, switch in ((0, True), (True, True), (10, "yes")):
+        with pytest.raises(ConfigError, match="set_fea_eval"):
+            reader.set_fea_eval(size, switch)
+    with pytest.raises(ConfigError, match=r"QueueDataset streams its samples: use create_dataset\(.InMemoryDataset"):
+        sf.QueueDataset().set_fea_eval(1000, True)
+    empty = InMemoryDataset(["x"])
+    with pytest.raises(ConfigError, match="no samples in memory"):
+        empty.slots_shuffle(["a"])

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from remote_place import URI, place
 
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.core.schema import CRITEO
@@ -188,9 +189,11 @@ def test_rows_too_long_to_cut_between_leave_files_whole(tmp_path: Path) -> None:
 
 def test_files_of_unknown_size_keep_all_of_them_whole(tmp_path: Path) -> None:
     (plain,) = write_rows(tmp_path, [[9] * 300])
-    names = [plain, "s3://bucket/a", "s3://bucket/b"]
-    assert [split_files(names, worker, 2) for worker in range(2)] == [[plain, names[2]], [names[1]]]
-    with pytest.raises(ConfigError, match="s3://bucket/a cannot be cut: it is not a local file"):
+    names = [plain, str(tmp_path / "a"), str(tmp_path / "b")]
+    for name in names[1:]:
+        os.mkfifo(name)
+    assert [split_files(names, worker, 2) for worker in range(2)] == [[plain, names[1]], [names[2]]]
+    with pytest.raises(ConfigError, match=r"/a cannot be cut: it is not a regular file"):
         split_files(names[:2], 0, 3)
 
 
@@ -283,10 +286,10 @@ def test_files_that_cannot_be_cut_are_refused_by_name(tmp_path: Path) -> None:
         split_files([plain], 0, 2, cuttable=False)
 
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="not a local file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         split_files([tmp_path / "pipe"], 0, 2)
-    with pytest.raises(ConfigError, match="not a local file"):
-        split_files(["s3://bucket/rows"], 0, 2)
+    with place(tmp_path), pytest.raises(ConfigError, match=r"rows.parquet cannot be cut: it is compressed or not text"):
+        split_files([f"{URI}/rows.parquet"], 0, 2)
 
 
 def test_files_that_cannot_be_cut_are_fine_where_there_are_enough(tmp_path: Path) -> None:
@@ -294,8 +297,10 @@ def test_files_that_cannot_be_cut_are_fine_where_there_are_enough(tmp_path: Path
     for name in names:
         Path(name).write_bytes(gzip.compress(b"row\n"))
     assert [split_files(names, worker, 2) for worker in range(2)] == [[names[0]], [names[1]]]
-    uris = [f"s3://bucket/{number}" for number in range(4)]
-    assert [split_files(uris, worker, 2) for worker in range(2)] == [[uris[0], uris[2]], [uris[1], uris[3]]]
+    pipes = [str(tmp_path / f"pipe-{number}") for number in range(4)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    assert [split_files(pipes, worker, 2) for worker in range(2)] == [[pipes[0], pipes[2]], [pipes[1], pipes[3]]]
 
 
 @pytest.mark.parametrize("content", [b"one row only\n", b"one long row" * 50 + b"\nshort\n"])

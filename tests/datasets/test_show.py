@@ -9,9 +9,8 @@ import pytest
 
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
-from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.formats.base import BadSamples
-from sparsefleet.datasets.show import multislot_lines, schema_beside, show
+from sparsefleet.datasets.show import multislot_lines, show
 
 # The dense values that the reference prints for the first row of the Criteo set.
 REFERENCE_DENSE = [
@@ -98,16 +97,6 @@ def test_bad_rows_of_the_file_are_told(tmp_path: Path) -> None:
     bad_samples = BadSamples("skip")
     assert len(list(show(file, bad_samples=bad_samples))) == 2
     assert sum(bad_samples.counts.values()) == 1
-
-
-def test_schema_is_found_beside_the_file_or_one_up(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    file = tmp_path / "train" / "part-0"
-    assert schema_beside(file) is None
-    CRITEO.folded(77).save(tmp_path / "schema.json")
-    found = schema_beside(file)
-    assert found is not None
-    assert found.sparse_feature_dim == 77
 
 
 def test_refuses_nonsense(tmp_path: Path) -> None:

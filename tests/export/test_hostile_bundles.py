@@ -140,7 +140,7 @@ def test_files_of_two_bundles(trained, copy, path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, "version 2 of the bundle format; this release reads version 1"),
+        ({"version": 3}, "version 3 of the bundle format; this release reads versions 1 to 2"),
         ({"version": True}, "version True"),
         ({"format": "sparsefleet-checkpoint"}, "no bundle"),
         ({"name": ""}, "'name' is ''"),
@@ -148,6 +148,7 @@ def test_files_of_two_bundles(trained, copy, path):
         ({"id": "zz"}, "32 hexadecimal"),
         ({"files": {}}, "must be a list"),
         ({"files": []}, "is not listed"),
+        ({"inputs": {"format": "pipe"}}, "inputs: field 'pipe_command' is missing"),
         ({"min_seen": -1}, "allowed are 0 to"),
         ({"surplus": 1}, "unknown fields 'surplus'"),
         ({"tables": [{"name": "t"}]}, "'dim' is missing"),

@@ -144,6 +144,9 @@ def test_a_server_of_another_schema_is_told_by_its_settings(trained, verify, tmp
     network = json.loads((other / "network.json").read_text())
     network["embeddings"][0]["slots"][25] = "Z"
     rewrite(other, "network.json", json.dumps(network).encode())
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["inputs"]["slots"]["Z"] = manifest["inputs"]["slots"].pop("C26")
+    (other / "manifest.json").write_text(json.dumps(manifest))
     with serving(other) as server:
         wrong = failed_checks(verify(trained.bundles[0], "--url", server.url, status=1))
     assert wrong["slots"]["differences"] == {"number 26": {"checkpoint": "C26", "bundle": "C26", "http": "Z"}}
@@ -206,7 +209,7 @@ def test_parquet_and_multislot_rows(trained, verify, tmp_path):
     assert not report["notes"]
     lines = list(show(trained.data / "test" / "part-0", schema=SCHEMA, rows=50))
     (tmp_path / "slots").write_text("\n".join(lines) + "\n")
-    report = verify(trained.bundles[0], data=tmp_path / "slots")
+    report = verify(trained.bundles[0], "--same-inputs", data=tmp_path / "slots")
     assert report["rows"] == 50
     assert "were not put to the test" in report["notes"][0]
 

@@ -56,6 +56,7 @@ def show(path: AnyPath) -> dict[str, Any]:
         ],
         "buffers": sorted(checkpoint.buffers()),
         "model": dict(manifest.model),
+        "inputs": manifest.inputs,
         "positions": dict(manifest.positions),
         "extra": dict(manifest.extra),
     }
@@ -64,7 +65,7 @@ def show(path: AnyPath) -> dict[str, Any]:
 def diff(a: AnyPath, b: AnyPath) -> dict[str, Any]:
     """How two checkpoints differ. `same`: everything that training or serving would load is equal.
 
-    Positions, `extra`, dates, when rows were touched and how they are spread over files do not count.
+    Positions, inputs, `extra`, dates, when rows were touched and how they are spread over files do not count.
     """
     first, second = Checkpoint.open(latest(a)), Checkpoint.open(latest(b))
     tables = {name: _table(first, second, name) for name in _names(first, second, "tables")}

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from sparsefleet.table.spec import TableSpec
 
 FORMAT = "sparsefleet-checkpoint"
-VERSION = 2
+VERSION = 3
 OLDEST = 1
-"""Versions from here on are read. Version 1 had no `touched` of rows, no `shard` of files and no `partition`."""
+"""Versions from here on are read. Version 1 had no `touched` of rows, no `shard` of files and no `partition`; neither
+1 nor 2 had `inputs`.
+"""
 FILE_NAME = "manifest.json"
 MAX_BYTES = 64 << 20
 
@@ -151,6 +153,8 @@ class Manifest:
     blocks: tuple[BlockInfo, ...] = ()
     files: tuple[FileEntry, ...] = ()
     schema: Mapping[str, Any] | None = None
+    inputs: Mapping[str, Any] | None = None
+    """How samples were read (`core/inputs.py`)."""
     model: Mapping[str, Any] = field(default_factory=dict)
     positions: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -185,6 +189,7 @@ class Manifest:
             "created": self.created,
             "step": self.step,
             "schema": self.schema,
+            **({"inputs": self.inputs} if self.version > 2 else {}),
             "model": self.model,
             "tables": [asdict(table) for table in self.tables],
             "blocks": [block.to_dict() for block in self.blocks],

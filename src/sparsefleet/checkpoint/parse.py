@@ -20,6 +20,7 @@ from sparsefleet.checkpoint.manifest import (
     TableInfo,
 )
 from sparsefleet.core.errors import CheckpointError
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.json_fields import CONTROL, Fields, document, encodes, kind, once, path_problem, short
 
 MAX_FLOATS = 2**40  # of a dense block: 4 TiB
@@ -58,6 +59,7 @@ def manifest(data: bytes, where: str) -> Manifest:
         blocks=fields.items("blocks", _block),
         files=fields.items("files", file_entry if version > 1 else _file_entry_1),
         schema=schema,
+        inputs=_inputs(fields, where) if version > 2 else None,
         model=fields.mapping("model"),
         positions=fields.mapping("positions"),
         extra=fields.mapping("extra"),
@@ -69,6 +71,13 @@ def manifest(data: bytes, where: str) -> Manifest:
     fields.end()
     _check_together(result, where)
     return result
+
+
+def _inputs(fields: _Fields, where: str) -> Mapping[str, Any] | None:
+    value = fields.take("inputs")
+    if value is None:
+        return None
+    return Inputs.from_dict(value, f"{where}: inputs", CheckpointError).to_dict()
 
 
 def file_entry(data: Any, where: str, version: int = VERSION) -> FileEntry:

@@ -13,6 +13,7 @@ from sparsefleet.cli.console import add_figures, figures, results, say, size_tex
 from sparsefleet.cli.positions import describe_position
 from sparsefleet.cli.train_checks import epochs_done
 from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.core.inputs import Inputs, pipe_advice
 
 app = typer.Typer(name="checkpoint", help="Look into checkpoints, check them, compare them.", no_args_is_help=True)
 
@@ -54,6 +55,10 @@ def show_command(path: Path, as_json: AsJson = False) -> None:
         for name, shape in block["parameters"].items():
             add_figures(parameters, block["name"], name, " x ".join(map(str, shape)) or "scalar")
     out.print("", parameters)
+    if found["inputs"] is not None:
+        inputs = Inputs.from_dict(found["inputs"], found["path"])
+        takes = pipe_advice(inputs)
+        say(f"trained on {inputs.source()}" + (f": {takes}" if takes else ""), markup=False, to=out)
     epoch = epochs_done(found["extra"]) + 1
     for trainer, position in found["positions"].items():
         where = describe_position(position, epoch)

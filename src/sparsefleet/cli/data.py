@@ -132,7 +132,7 @@ def download_command(
 @app.command("show")
 @errors_to_exit
 def show_command(
-    file: Annotated[Path, typer.Argument(help="The file to read.")],
+    file: Annotated[str, typer.Argument(help="The file to read.")],
     format: Annotated[FormatName, typer.Option(help="What the file holds.")] = AUTO,
     rows: Annotated[int | None, typer.Option(help="Stop after so many rows. [default: all]")] = None,
     pipe_command: Annotated[

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from sparsefleet.cli.console import console, errors_to_exit, say, size_text
 from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.core.inputs import pipe_advice
 
 
 @errors_to_exit
@@ -21,6 +22,13 @@ def export(
     name: Annotated[
         str | None, typer.Option(help="The version that servers tell; by default step and bundle id.")
     ] = None,
+    same_inputs: Annotated[
+        bool,
+        typer.Option(
+            help="The model was trained on ready keys and numbers (a pipe command's), so requests must hold such: with "
+            "this you vouch that the schema makes the same of raw values, and requests may hold those."
+        ),
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print what was written as one JSON object.")] = False,
 ) -> None:
     """Make a bundle of a checkpoint: ONNX network, mapped rows, schema. Needs neither script nor torch to serve."""
@@ -34,6 +42,7 @@ def export(
         rows=rows,
         min_seen=min_seen,
         name=name,
+        same_inputs=same_inputs,
         progress=lambda what: console.print(f"writing {what}", markup=False),
     )
     manifest = done.manifest
@@ -47,6 +56,8 @@ def export(
         f"[bold]bundle[/] {done.path}  version {manifest.name}, of {manifest.checkpoint.name}; "
         f"ONNX Runtime differs from torch by {done.difference:.1e} at most",
     )
+    if manifest.inputs is not None and (takes := pipe_advice(manifest.inputs)):
+        say(f"requests must hold {takes} (--same-inputs where the schema makes the same of raw values)", markup=False)
     if json_output:
         tables = {table.name: {"rows": table.rows, "dropped": table.dropped} for table in manifest.tables}
         total = sum(entry.bytes for entry in manifest.files)

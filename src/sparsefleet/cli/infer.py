@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.cli.console import errors_to_exit, progress, say
-from sparsefleet.cli.reading import tell_skipped
+from sparsefleet.cli.reading import SAME_INPUTS, tell_skipped
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.data.files import list_files
@@ -45,6 +45,7 @@ def infer(
     ] = 300.0,
     on_bad_row: Annotated[str, typer.Option(help="error, or skip (and count).")] = "error",
     unlabelled: Annotated[bool, typer.Option(help="The rows have no label column: predict only.")] = False,
+    same_inputs: Annotated[bool, typer.Option(help=SAME_INPUTS)] = False,
     precision: Annotated[str, typer.Option(help="float32 or bf16, for the dense network.")] = "float32",
     json_output: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
 ) -> None:
@@ -65,6 +66,7 @@ def infer(
         on_bad_row=on_bad_row,
         labelled=not unlabelled,
         precision=precision,
+        same_inputs=same_inputs,
     )
     files = list_files(data)
     with progress("scoring") as report:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from sparsefleet.cli.console import say
-from sparsefleet.core.schema import CRITEO, FILE_NAME, Schema
+from sparsefleet.core.schema import Schema
+from sparsefleet.data.beside import schema_beside
+
+SAME_INPUTS = "Rows are read otherwise than in training: you vouch that this gives the same keys and numbers."
 
 
 def schema_for(data: str, given: str | None, sparse_feature_dim: int | None) -> Schema:
     """The schema file given, or the one beside the data (in its folder or the one above), or Criteo's."""
-    schema = Schema.load(given) if given else _beside(Path(data))
+    schema = Schema.load(given) if given else schema_beside(data)
     return schema if sparse_feature_dim is None else schema.folded(sparse_feature_dim)
-
-
-def _beside(data: Path) -> Schema:
-    folder = data if data.is_dir() else data.parent
-    for place in (folder, folder.resolve().parent):
-        if (place / FILE_NAME).is_file():
-            return Schema.load(place / FILE_NAME)
-    return CRITEO
 
 
 def tell_skipped(skipped: Mapping[str, int], of: str) -> None:

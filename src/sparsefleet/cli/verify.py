@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sparsefleet.cli.console import console, errors_exit_with, say
+from sparsefleet.cli.reading import SAME_INPUTS
 from sparsefleet.cli.verify_view import show_report
 from sparsefleet.core.errors import BundleError, SparseFleetError
 from sparsefleet.data.formats import format_help
@@ -38,6 +39,7 @@ def verify(
         str | None, typer.Option(help="Shell command that turns a file (its stdin) into MultiSlot text.")
     ] = None,
     unlabelled: Annotated[bool, typer.Option(help="The rows have no label column.")] = False,
+    same_inputs: Annotated[bool, typer.Option(help=SAME_INPUTS)] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
     """Compare a checkpoint with its bundle and whoever serves it: network, parameters, settings, scores."""
@@ -54,6 +56,7 @@ def verify(
         format=format,
         pipe_command=pipe_command,
         labelled=not unlabelled,
+        same_inputs=same_inputs,
     )
     with console.status("opening") as status:
         try:

@@ -128,12 +128,19 @@ class Schema:
     @staticmethod
     def load(path: str | Path) -> Schema:
         try:
-            data = json.loads(Path(path).read_text())
+            text = Path(path).read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot read schema {path}: {error}") from error
+        return Schema.from_text(text, str(path))
+
+    @staticmethod
+    def from_text(text: str | bytes, where: str = "schema") -> Schema:
+        """The content of a schema.json."""
+        try:
+            data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: not JSON: {error}") from error
-        return Schema.from_dict(data, where=str(path))
+            raise ConfigError(f"{where}: not JSON: {error}") from error
+        return Schema.from_dict(data, where=where)
 
 
 def _require_text(what: str, value: object) -> None:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from sparsefleet.core.batch import Batch
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
 
 
@@ -51,6 +52,8 @@ class Epoch:
 class Reader(ABC):
     schema: Schema
     batch_size: int
+    asked_threads: int | None = None
+    """Training threads that somebody asked for at the reader (`set_thread`), as in Fluid."""
 
     @abstractmethod
     def epoch(self, threads: int = 1) -> Epoch:
@@ -84,6 +87,10 @@ class Reader(ABC):
 
     def progress(self) -> float | None:
         """Share of the epoch consumed, 0 to 1, or None where it is not known."""
+        return None
+
+    def inputs(self) -> Inputs | None:
+        """How samples are read: what of them the schema hashes and normalises. None where it is not known."""
         return None
 
     def skipped(self) -> dict[str, int]:

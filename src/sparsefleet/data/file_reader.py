@@ -7,10 +7,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.filesystems import is_uri
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.batching import Cutter, check_batch_size
+from sparsefleet.data.files import local_name
 from sparsefleet.data.formats.base import BadSamples, Format, Unit
 from sparsefleet.data.pass_reader import PassReader, check_threads
 from sparsefleet.data.readahead import check_capacity
@@ -52,6 +56,10 @@ class FileReader(PassReader):
         self._pipe_command: str | None = None
         self._schema: Schema | None = None
         self._layout: Layout | None = None
+        self._inputs: Inputs | None = None
+        self._place: str | None = None
+        self.same_inputs = False
+        """Somebody vouches that samples read so have the keys and numbers of a training that read them otherwise."""
         self.batch_size = check_batch_size(batch_size)
         self.threads = check_threads(threads)
         self.on_bad_row = BadSamples(on_bad_row).policy
@@ -70,7 +78,23 @@ class FileReader(PassReader):
 
     def set_thread(self, threads: int) -> None:
         self._before_first_use("set_thread")
-        self.threads = check_threads(threads)
+        self.threads = self.asked_threads = check_threads(threads)
+
+    def set_hdfs_config(self, fs_name: str, fs_ugi: str) -> None:
+        """Where files lie whose names are paths only: fs_name "hdfs://host:port", fs_ugi "user,password".
+
+        The user goes with each request; the password is not needed: HDFS itself asks for none, and a secured one takes
+        a Kerberos ticket (kinit).
+        """
+        self._before_first_use("set_hdfs_config")
+        self._place = _place(fs_name, fs_ugi)
+
+    def set_fea_eval(self, record_candidate_size: int, fea_eval: bool = True) -> None:
+        """Only samples in memory can be shuffled by slots."""
+        raise ConfigError(
+            f"set_fea_eval is for slots_shuffle, and {type(self).__name__} streams its samples: "
+            'use create_dataset("InMemoryDataset"), load_into_memory() and slots_shuffle([names])'
+        )
 
     def set_pipe_command(self, command: str) -> None:
         """Samples are what this shell command prints in MultiSlot text when a file is its standard input."""
@@ -102,7 +126,7 @@ class FileReader(PassReader):
     def files(self) -> list[str]:
         if not self._files:
             raise ConfigError(f"{type(self).__name__} has no files to read: give files=[…], or call set_filelist")
-        return self._files
+        return self._files if self._place is None else [_placed(self._place, name) for name in self._files]
 
     @property
     def format(self) -> Format:
@@ -120,6 +144,11 @@ class FileReader(PassReader):
     @property
     def schema(self) -> Schema:  # type: ignore[override]
         return self._schema if self._format is None and self._schema is not None else self.format.schema
+
+    def inputs(self) -> Inputs:
+        if self._inputs is None:
+            self._inputs = self.format.inputs([parse_unit(name).file for name in self.files])
+        return self._inputs.vouched() if self.same_inputs else self._inputs
 
     def _cutter(self) -> Cutter:
         return Cutter(self.batch_size, drop_last=self.drop_last)
@@ -154,10 +183,37 @@ def unit_lengths(files: Sequence[Sequence[Any]], units: Sequence[Unit]) -> list[
 
 def _file_list(files: Path | Sequence[Path]) -> list[str]:
     given = [files] if isinstance(files, str | os.PathLike) else list(files)
-    names = [os.fspath(file) for file in given]
+    names = [local_name(file) for file in given]
     if not names:
         raise ConfigError("the list of files is empty; give at least one file")
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
         raise ConfigError(f"files are listed twice, so their samples would be too: {', '.join(twice[:3])}")
     return names
+
+
+def _place(fs_name: Any, fs_ugi: Any) -> str:
+    """What stands before the paths of files: hdfs://user@host:port."""
+    parts = urlsplit(fs_name) if isinstance(fs_name, str) else None
+    if parts is None or parts.scheme not in ("hdfs", "viewfs") or not parts.netloc or parts.path not in ("", "/"):
+        raise ConfigError(
+            f"set_hdfs_config(fs_name={fs_name!r:.80}): give hdfs://host:port; files elsewhere are named by their URI "
+            "(set_filelist(['s3://bucket/part-0']))"
+        )
+    user = fs_ugi.partition(",")[0].strip() if isinstance(fs_ugi, str) else None
+    if user is None:
+        raise ConfigError("set_hdfs_config(fs_ugi=…): give 'user,password', or '' for the user of this process")
+    return (
+        f"{parts.scheme}://{quote(user)}@{parts.netloc.rpartition('@')[2]}"
+        if user
+        else f"{parts.scheme}://{parts.netloc}"
+    )
+
+
+def _placed(place: str, name: str) -> str:
+    if is_uri(name):
+        return name
+    path = name.removeprefix("hdfs:")
+    if not path.startswith("/"):
+        raise ConfigError(f"{name}: with set_hdfs_config, files are paths there, from / on; local ones need no config")
+    return place + quote(path)

@@ -1,4 +1,8 @@
-"""Which files there are, and opening them: every failure names the file and says what to do."""
+"""Which files there are, and opening them: every failure names the file and says what to do.
+
+A file is a local path, or the URI of one that pyarrow opens (s3://, hdfs://, …; `data/remote.py`). `file://` is a local
+path.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,28 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
+from urllib.parse import unquote, urlsplit
 
 from sparsefleet.core.errors import DataError
+from sparsefleet.core.filesystems import is_uri
 
 GZIP_MAGIC = b"\x1f\x8b"
 RANGE_MARK = "#bytes="
 
 Path = str | os.PathLike[str]
+
+
+def local_name(path: Path) -> str:
+    """The name of a file, as all processes call it: `file://` names are plain paths."""
+    text = os.fspath(path)
+    if not text.startswith("file://"):
+        return text
+    file, mark, bytes_ = text.partition(RANGE_MARK)
+    parts = urlsplit(file)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise DataError(f"{text}: not a local file; write file:///folder/file, with three slashes")
+    return unquote(parts.path) + mark + bytes_
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -24,7 +43,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 
 def list_files(paths: Path | Iterable[Path]) -> list[str]:
-    """The files behind a file, a folder, a glob pattern, or several of them, in the order given.
+    """The files behind a file, a folder, a glob pattern, or several of them, in the order given; also behind URIs.
 
     A folder stands for the files directly in it, in natural order (part-2 before part-10), without hidden
     ones (names that start with "." or "_") and without `*.json`, where schemas and reports are kept. Folders
@@ -33,13 +52,15 @@ def list_files(paths: Path | Iterable[Path]) -> list[str]:
     several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not several:
         raise DataError("no input files were given; give a file, a folder or a pattern")
-    return [file for path in several for file in _expand(os.fspath(path))]
+    return [file for path in several for file in _expand(local_name(path))]
 
 
 def _expand(path: str) -> list[str]:
     if RANGE_MARK in path:  # a trainer's share of a file, as data/split.py names it
         check_file(path.partition(RANGE_MARK)[0])
         return [path]
+    if is_uri(path):
+        return _expand_uri(path)
     if os.path.isdir(path):
         return _files_of(path)
     if not os.path.exists(path) and glob.has_magic(path):
@@ -51,19 +72,47 @@ def _expand(path: str) -> list[str]:
     return [path]
 
 
+def _expand_uri(path: str) -> list[str]:
+    from sparsefleet.data import remote
+
+    try:
+        kind = remote.kind_of(path)
+        if kind == "folder":
+            entries = remote.list_remote(path)
+            names = {remote.base_name(name): name for name, is_dir in entries if not is_dir}
+            files = [names[name] for name in _data_names(names)]
+            return files if files else _no_files(path, _data_names([remote.base_name(name) for name, _ in entries]))
+        if kind == "nothing" and glob.has_magic(urlsplit(path).path):
+            found = remote.expand_remote(path)
+            if not found:
+                raise DataError(f"{path}: no file matches this pattern; check the folder and the wildcards")
+            return sorted(found, key=natural_key)
+    except OSError as error:
+        raise _refused(path, error) from error
+    check_file(path)
+    return [path]
+
+
+def _data_names(names: Iterable[str]) -> list[str]:
+    """Names that can be of data, in natural order."""
+    chosen = [name for name in names if not name.startswith((".", "_")) and not name.endswith(".json")]
+    return sorted(chosen, key=natural_key)
+
+
 def _files_of(folder: str) -> list[str]:
     try:
         names = os.listdir(folder)
     except OSError as error:
         raise _refused(folder, error) from error
-    names = [name for name in names if not name.startswith((".", "_")) and not name.endswith(".json")]
-    paths = [os.path.join(folder, name) for name in sorted(names, key=natural_key)]
-    files = _regular(paths)
-    if not files:
-        inside = f"one of the folders in it ({', '.join(names[:3])})"
-        advice = f"give {inside}" if names else "put part files there, or give another folder"
-        raise DataError(f"{folder}: the folder holds no data files (hidden files and *.json do not count); {advice}")
-    return files
+    names = _data_names(names)
+    files = _regular([os.path.join(folder, name) for name in names])
+    return files if files else _no_files(folder, names)
+
+
+def _no_files(folder: str, names: Sequence[str]) -> NoReturn:
+    inside = f"one of the folders in it ({', '.join(names[:3])})"
+    advice = f"give {inside}" if names else "put part files there, or give another folder"
+    raise DataError(f"{folder}: the folder holds no data files (hidden files and *.json do not count); {advice}")
 
 
 def _regular(paths: Sequence[str]) -> list[str]:
@@ -86,14 +135,41 @@ def _refused(path: str, error: OSError) -> DataError:
         return DataError(f"{path}: is a folder, not a file; give its files (list_files lists them)")
     if isinstance(error, PermissionError):
         return DataError(f"{path}: no permission to read it; change its mode or owner, or run as a user who may")
-    return DataError(f"{path}: cannot be read: {error.strerror or error}")
+    return DataError(f"{path}: cannot be read: {error.strerror or str(error).strip().partition(chr(10))[0]}")
 
 
-def open_file(path: str) -> io.FileIO:
+def open_file(path: str) -> io.RawIOBase:
     """The file, open for reading without a buffer."""
     try:
+        if is_uri(path):
+            from sparsefleet.data.remote import RemoteFile
+
+            return RemoteFile(path)
         _check_regular(path)
         return io.FileIO(path, "rb")
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def open_through(path: str, buffer: int = 0) -> io.RawIOBase | io.BufferedReader:
+    """The file, to be read from some place on: with a buffer of that size, or one that a remote file needs."""
+    file = open_file(path)
+    if is_uri(path):
+        from sparsefleet.data.remote import BUFFER
+
+        return io.BufferedReader(file, max(buffer, BUFFER))
+    return io.BufferedReader(file, buffer) if buffer else file
+
+
+def file_size(path: str) -> int:
+    """Bytes; `DataError` where there is no such file."""
+    try:
+        if is_uri(path):
+            from sparsefleet.data.remote import size_of
+
+            return size_of(path)
+        _check_regular(path)
+        return os.stat(path).st_size
     except OSError as error:
         raise _refused(path, error) from error
 
@@ -107,8 +183,11 @@ def _check_regular(path: str) -> None:
 
 def check_file(path: str) -> int:
     """The size of a file that exists, can be read and is not empty."""
-    with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
+    if is_uri(path):
+        size = file_size(path)
+    else:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
     if size == 0:
         raise empty_file(path)
     return size
@@ -126,7 +205,7 @@ def is_gzip(path: str) -> bool:
     """By its first bytes, whatever its name; a name that ends in .gz promises them."""
     with open_file(path) as file:
         try:
-            magic = file.read(2)
+            magic = file.read(2) or b""
         except OSError as error:
             raise _refused(path, error) from error
     if magic and magic != GZIP_MAGIC and path.endswith(".gz"):

@@ -24,6 +24,7 @@ import os
 import sys
 
 from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.data.salted_hash import find_hash, salted
 from sparsefleet.data.stable_hash import stable_hash
 
 TYPE_CHECKING = False
@@ -86,6 +87,12 @@ class DataGenerator:
         reconfigure = getattr(sys.stdout, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="surrogateescape")
+        if salted() and (where := find_hash(self, ("generate_sample", "generate_batch"))):
+            sys.stderr.write(
+                f"{os.path.basename(sys.argv[0]) or 'generator'}: warning: it calls Python's own hash ({where}): of "
+                "text that differs in every process, so these keys fit those of no other run; use stable_hash, or set "
+                "PYTHONHASHSEED=0 (a pipe_command has it set)\n"
+            )
         own_batches = type(self).generate_batch is not DataGenerator.generate_batch
         try:
             for samples, places in self._batches(lines):

@@ -14,8 +14,9 @@ batches at a time. What is in memory, and its order, do not depend on the number
 
 from __future__ import annotations
 
+import logging
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,8 @@ from sparsefleet.data.passes import Pass, check_position
 from sparsefleet.data.sample_blocks import BlockBuilder, SampleBlocks, join_small
 from sparsefleet.data.sample_bytes import Bytes, from_bytes, to_bytes
 from sparsefleet.data.units import UnitPass, check_same_files, units_of
+
+logger = logging.getLogger("sparsefleet.data")
 
 Permutation = npt.NDArray[np.uint32] | npt.NDArray[np.int64]
 
@@ -55,6 +58,10 @@ class InMemoryDataset(FileReader):
     _seed: int | None = None
     _order: Permutation | None = None
     _next_epoch: int = 0
+    _before_slots_shuffle: SampleBlocks | None = None
+    _slots_shuffled: list[Any] | None = None
+    """Names and seed of the last `slots_shuffle`."""
+    _fea_eval: bool | None = None
 
     # Loading
 
@@ -93,6 +100,7 @@ class InMemoryDataset(FileReader):
             self._loading.stop()
             self._loading = None
         self._samples = self._order = self._pass = None
+        self._before_slots_shuffle = self._slots_shuffled = None
         self._streams, self._load_bad_samples = (), ()
 
     def get_memory_data_size(self) -> int:
@@ -103,7 +111,8 @@ class InMemoryDataset(FileReader):
     def memory_bytes(self) -> int:
         """Bytes that the samples, and the order of the epoch under way, take."""
         order = 0 if self._order is None else self._order.nbytes
-        return order + (0 if self._samples is None else self._samples.nbytes)
+        kept = (self._samples, self._before_slots_shuffle)
+        return order + sum(samples.nbytes for samples in kept if samples is not None)
 
     # Shuffling
 
@@ -149,6 +158,43 @@ class InMemoryDataset(FileReader):
 
         self.import_rows(batches())
 
+    def set_fea_eval(self, record_candidate_size: int, fea_eval: bool = True) -> None:
+        """Fluid's switch for `slots_shuffle`. The number of candidates means nothing here: all samples are."""
+        if isinstance(record_candidate_size, bool) or not isinstance(record_candidate_size, int):
+            raise ConfigError(f"set_fea_eval({record_candidate_size!r}): must be a whole number of samples, 1 or above")
+        if record_candidate_size < 1 or not isinstance(fea_eval, bool):
+            raise ConfigError(
+                f"set_fea_eval({record_candidate_size!r}, {fea_eval!r}): give 1 or above, and True or False"
+            )
+        self._fea_eval = fea_eval
+        if fea_eval:
+            logger.info("set_fea_eval(%d): slots_shuffle permutes all samples in memory", record_candidate_size)
+
+    def slots_shuffle(self, slots: Sequence[str], seed: int = 0) -> None:
+        """Give each sample another one's values of these slots: how much worse a model then scores tells their worth.
+
+        The slots of one call move together. Each call starts from the samples as they were loaded; an empty list brings
+        these back. In a job of several trainers, samples stay with their trainer (`global_shuffle` first mixes them).
+        """
+        if self._fea_eval is False:
+            raise ConfigError("slots_shuffle after set_fea_eval(…, False): leave that out, or say True")
+        if isinstance(slots, str) or not all(isinstance(name, str) for name in slots):
+            raise ConfigError(f"slots_shuffle({slots!r:.80}): give a list of slots' names")
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ConfigError(f"slots_shuffle(seed={seed!r}): must be a whole number, 0 or above")
+        names = list(dict.fromkeys(slots))
+        if self._under_way:
+            raise ConfigError("slots_shuffle while an epoch is open: leave its `with` block first")
+        samples = self._loaded() if self._before_slots_shuffle is None else self._before_slots_shuffle
+        unknown = [name for name in names if name not in samples.slots]
+        if unknown:
+            raise ConfigError(
+                f"slots_shuffle: there is no slot {', '.join(unknown)}; there are {', '.join(samples.slots)}"
+            )
+        self._before_slots_shuffle = samples if names else None
+        self._slots_shuffled = [names, seed] if names else None
+        self._samples = samples.with_slots_shuffled(names, seed) if names else samples
+
     def get_shuffle_data_size(self) -> int:
         """Samples in memory after a shuffle: with one trainer, the same number as before."""
         return self.get_memory_data_size()
@@ -166,7 +212,7 @@ class InMemoryDataset(FileReader):
         for batch in batches:
             builder.add(batch)
         self._samples = SampleBlocks(old.slots, old.dense_width, join_small(builder.finish(), old.slots))
-        self._order = None
+        self._order = self._before_slots_shuffle = self._slots_shuffled = None
 
     # Epochs
 
@@ -207,6 +253,8 @@ class InMemoryDataset(FileReader):
             "epoch": number,
             "order": check,
         }
+        if self._slots_shuffled is not None:
+            identity["slots_shuffled"] = self._slots_shuffled
         at_a_time = max(self.batch_size, CHUNK_SAMPLES // self.batch_size * self.batch_size)
 
         def read(unit: Unit, bad_samples: BadSamples, resume: Mark | None) -> Iterator[Chunk]:
@@ -226,6 +274,7 @@ class InMemoryDataset(FileReader):
         for name, here, meaning in (
             ("rows", len(samples), "samples in memory"),
             ("seed", self._seed, "local_shuffle with the seed"),
+            ("slots_shuffled", self._slots_shuffled, "slots_shuffle of"),
         ):
             if position.get(name) != here:
                 raise ConfigError(

@@ -2,12 +2,13 @@
 
 Nothing in an iterable has an address, so samples are counted. The position says how many samples from the start are
 consumed, and which ones beyond (several threads do not finish in order); going on runs the iterable again and
-leaves them out.
+leaves them out. It also has a checksum of the first sample's keys, to know the iterable again.
 """
 
 from __future__ import annotations
 
 import threading
+import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -78,6 +79,9 @@ class IterablePass(Pass):
         self._next_unit = 0
         self._first_sample: dict[int, int] = {}
         self._exhausted = False
+        given = sought.get("first")
+        self._first_keys: int | None = given if isinstance(given, int) else None
+        """Checksum of the first sample's keys."""
 
     def claim(self, stopped: Callable[[], bool]) -> Claim | None:
         while not self._drawing.acquire(timeout=0.1):
@@ -93,6 +97,8 @@ class IterablePass(Pass):
                 first, stop = self._drawn_samples, self._drawn_samples + len(item)
                 if first < stop:
                     self.saw_samples()
+                    if first == 0:
+                        self._check_first(item)
                 self._drawn_samples = stop
                 left = self._skip.without(first, stop) if first < self._skip.end else range(first, stop)
                 if len(left):
@@ -100,6 +106,18 @@ class IterablePass(Pass):
             return None
         finally:
             self._drawing.release()
+
+    def _check_first(self, item: Batch) -> None:
+        """A source that makes other keys in every process is found out where it goes on in another one."""
+        found = zlib.crc32(item.keys[: item.offsets[len(item.slots)]].tobytes())
+        before = self._first_keys
+        if before is not None and found != before:
+            raise DataError(
+                "the first sample has other keys than when the position was taken: the iterable gives other samples, "
+                "or makes other keys in every process (of Python's own hash, of random numbers); make them of the "
+                "values alone (stable_hash), or begin the epoch anew (seek({}), or without --resume)"
+            )
+        self._first_keys = found
 
     def _claim_samples(self, item: Batch, first: int, left: list[int] | range) -> Claim:
         numbers = np.arange(left.start, left.stop) if isinstance(left, range) else np.asarray(left)
@@ -142,7 +160,8 @@ class IterablePass(Pass):
     def _position(self) -> Position:
         if self._exhausted and self._consumed.prefix == self._drawn_samples:
             return {}
-        return new_position(KIND, rows=self._consumed.prefix, beyond=self._consumed.beyond)
+        first = {} if self._first_keys is None else {"first": self._first_keys}
+        return new_position(KIND, rows=self._consumed.prefix, beyond=self._consumed.beyond, **first)
 
     def share(self) -> float | None:
         with self._lock:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.base import Reader
 from sparsefleet.data.feeder import Feeder
+from sparsefleet.data.file_reader import FileReader
 from sparsefleet.data.files import Path, list_files
 from sparsefleet.data.formats import format_for
 from sparsefleet.data.formats.base import BadSamples, Chunk, Format
@@ -31,8 +33,12 @@ def open_reader(
     labelled: bool = True,
     shuffle_seed: int | None = None,
     load: bool = True,
+    same_inputs: bool = False,
 ) -> Reader:
     """`kind`: queue streams, memory loads (and shuffles, given a seed), pyreader reads ahead, feeder does not.
+
+    same_inputs: you vouch that samples read so have the keys and numbers of those that the model was trained on, though
+    these were read otherwise: raw lines with the schema instead of a pipe_command that does the same, say.
 
     load=False leaves loading to the caller: all settings are checked, and no sample is read.
     """
@@ -44,6 +50,8 @@ def open_reader(
     whole = [parse_unit(name).file for name in files]
     format = format_for(format_name, schema, files=whole, labelled=labelled, pipe_command=pipe_command)
     reader = _MAKERS[kind](files, format, batch_size, on_bad_row, threads)
+    if isinstance(reader, FileReader | Feeder):
+        reader.same_inputs = same_inputs
     if load and isinstance(reader, InMemoryDataset):
         reader.load_into_memory()
         if shuffle_seed is not None:
@@ -61,6 +69,9 @@ class _Samples:
     def __call__(self) -> Iterator[Batch]:
         self._bad_samples = BadSamples(self._bad_samples.policy)  # counted anew in each epoch, as the other readers do
         return _Pass(self._files, self._format, self._bad_samples)
+
+    def inputs(self) -> Inputs:
+        return self._format.inputs([parse_unit(name).file for name in self._files])
 
     def skipped(self) -> dict[str, int]:
         return dict(self._bad_samples.counts)

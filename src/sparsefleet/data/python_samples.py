@@ -27,6 +27,7 @@ import numpy as np
 
 from sparsefleet.core.batch import F32, I64, U64, Batch
 from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.core.inputs import EITHER, RAW, READY, Inputs
 from sparsefleet.core.schema import Schema, Slot
 from sparsefleet.kernels.text import parse_decimal, xxh64
 from sparsefleet.kernels.text_types import Reason
@@ -40,6 +41,29 @@ def is_sample(sample: Mapping[str, Any], schema: Schema) -> bool:
         if sample.get(name) is not None:
             return bool(np.ndim(sample[name]) <= dimensions)
     return True
+
+
+def words_of(item: Batch | Mapping[str, Any], schema: Schema) -> Inputs:
+    """What of a sample or a batch the schema hashes and normalises, judged by its types."""
+    if isinstance(item, Batch):  # nobody can tell any more: it may come from one of our own readers
+        return Inputs.of_schema("python", schema, EITHER)
+    ready = item.get(DENSE) is not None
+    dense = {name: READY if ready else RAW if item.get(name) is not None else EITHER for name in schema.dense_names}
+    return Inputs("python", {name: _word(item.get(name)) for name in schema.slot_names}, dense)
+
+
+def _word(given: Any) -> str:
+    """Text is raw, a whole number is a key; of nothing nobody can tell."""
+    while isinstance(given, list | tuple):
+        given = next(
+            (one for one in given if one is not None and not (isinstance(one, list | tuple) and not one)), None
+        )
+    if given is None:
+        return EITHER
+    if hasattr(given, "dtype"):
+        kind = getattr(np.asarray(given).dtype, "kind", "O")
+        return READY if kind in "iu" else RAW if kind in "SU" else EITHER
+    return RAW if isinstance(given, str | bytes) else READY if isinstance(given, int) else EITHER
 
 
 def batch_of(item: Batch | Mapping[str, Any], schema: Schema) -> Batch:

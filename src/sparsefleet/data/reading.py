@@ -22,6 +22,7 @@ class ReadingOptions:
     on_bad_row: str = "error"
     threads: int = 1
     labelled: bool = True
+    same_inputs: bool = False
 
     def check(self, path: str, schema: Schema) -> None:
         """Refuse what a process would only refuse once it is started: settings, and files without samples."""
@@ -44,4 +45,5 @@ class ReadingOptions:
             labelled=self.labelled,
             shuffle_seed=shuffle_seed,
             load=load,
+            same_inputs=self.same_inputs,
         )

@@ -152,6 +152,15 @@ class SampleBlocks:
             _copy_runs(block.keys, block.starts_of(local, width), keys, starts[places], run_sizes)
         return keys, offsets
 
+    def with_slots_shuffled(self, slots: Sequence[str], seed: int) -> SampleBlocks:
+        """The same samples, but each has the values that another one has of these slots: one permutation of all."""
+        chosen = np.isin(np.arange(len(self.slots)), [self.slots.index(name) for name in slots])
+        order = np.random.default_rng([seed, len(self)]).permutation(len(self))
+        builder = BlockBuilder(self.slots, self.dense_width)
+        for own, other in zip(self.export(), self.export(order), strict=True):
+            builder.add(_with_slots_of(own, other, chosen))
+        return SampleBlocks(self.slots, self.dense_width, join_small(builder.finish(), self.slots))
+
     def export(self, order: Order | None = None, at_a_time: int = 8192) -> Iterator[Batch]:
         """All samples, or those of the given numbers, as batches of limited size."""
         total = len(self) if order is None else len(order)
@@ -194,6 +203,18 @@ class BlockBuilder:
     def _close_block(self) -> None:
         self.blocks.append(Block.of(self._waiting))
         self._waiting, self._samples = [], 0
+
+
+def _with_slots_of(own: Batch, other: Batch, chosen: npt.NDArray[np.bool_]) -> Batch:
+    """Each sample with the chosen slots of the other batch's sample at the same place."""
+    theirs = np.tile(chosen, len(own))
+    sizes = np.where(theirs, np.diff(other.offsets), np.diff(own.offsets))
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    keys = np.empty(int(offsets[-1]), np.uint64)
+    for batch, bags in ((own, ~theirs), (other, theirs)):
+        _copy_runs(batch.keys, batch.offsets[:-1][bags], keys, offsets[:-1][bags], sizes[bags])
+    return Batch.trusted(keys=keys, offsets=offsets, slots=own.slots, **own.columns())
 
 
 def _copy_runs(source: U64, from_: I64, target: U64, to: I64, sizes: I64) -> None:

@@ -15,7 +15,8 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sparsefleet.core.errors import ConfigError, DataError
-from sparsefleet.data.files import empty_file, open_file
+from sparsefleet.core.filesystems import is_uri
+from sparsefleet.data.files import check_file, empty_file, local_name, open_file
 from sparsefleet.data.formats.base import HEAD_BYTES, Head, Unit
 
 Path = str | os.PathLike[str]
@@ -123,7 +124,7 @@ def cut_unit(unit: Unit, pieces: int) -> list[Unit]:
 def _names(files: Sequence[Path]) -> list[str]:
     if isinstance(files, str | os.PathLike):
         raise ConfigError(f"files={os.fspath(files)!r} must be a list of files")
-    names = [os.fspath(file) for file in files]
+    names = [local_name(file) for file in files]
     if not names:
         raise ConfigError("the list of files is empty; give at least one file")
     seen: set[str] = set()
@@ -164,7 +165,7 @@ def _is_even(loads: Sequence[int]) -> bool:
 
 
 def _weights(names: Sequence[str]) -> list[int]:
-    """The files' sizes. Where not all have one (remote files) none can be compared: then every file counts the same."""
+    """The files' sizes. Where not all have one none can be compared: then every file counts the same."""
     sizes = [_size(name) for name in names]
     return [1 if None in sizes else size or 0 for size in sizes]
 
@@ -231,9 +232,9 @@ def _between(names: Sequence[str], lengths: Sequence[int], low: int, high: int) 
 
 
 def _size(name: str) -> int | None:
-    """Bytes; None for what is not a local file (a URI, a named pipe)."""
-    if "://" in name:
-        return None
+    """Bytes; None for what has none (a named pipe)."""
+    if is_uri(name):
+        return check_file(name)
     try:
         status = os.stat(name)
     except (OSError, ValueError) as error:
@@ -253,11 +254,11 @@ def _whole_reason(name: str, cuttable: bool) -> str | None:
     if not cuttable:
         return "its format reads files whole only"
     if _size(name) is None:
-        return "it is not a local file"
+        return "it is not a regular file"
     if name.lower().endswith(_PACKED_NAMES):
         return f"{os.path.splitext(name)[1]} files are read whole only"
     with open_file(name) as file:
-        head = Head(name, file.read(HEAD_BYTES))
+        head = Head(name, file.read(HEAD_BYTES) or b"")
     if head.data.startswith(_PACKED_BYTES) or not head.is_text:
         return "it is compressed or not text, which is read whole only"
     return None
@@ -288,8 +289,8 @@ def _has_sample(unit: Unit) -> bool:
     if unit.start == 0:
         return True
     with open_file(unit.file) as file:
+        left = (file.seek(0, os.SEEK_END) if unit.stop is None else unit.stop) - unit.start
         file.seek(unit.start - 1)
-        left = (os.fstat(file.fileno()).st_size if unit.stop is None else unit.stop) - unit.start
         # A sample begins behind a line end; one at the range's last byte belongs to the next range.
         while left > 0:
             block = file.read(min(left, 1 << 16))

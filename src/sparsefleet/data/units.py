@@ -13,7 +13,9 @@ from functools import partial
 from typing import Any
 
 from sparsefleet.core.batch import Mark
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.core.filesystems import is_uri
+from sparsefleet.data import files
 from sparsefleet.data.formats.base import BadSamples, Chunk, Unit
 from sparsefleet.data.passes import Claim, Pass, Position, new_position
 
@@ -134,15 +136,15 @@ def units_of(position: Mapping[str, Any]) -> list[Unit]:
 
 
 def file_size(file: str) -> int | None:
-    """Bytes, or None where the file is not a local one (or not there: reading it will say so)."""
+    """Bytes, or None where the file is not there: reading it will say so."""
     try:
-        return os.stat(file).st_size
-    except (OSError, ValueError):
+        return files.file_size(file) if is_uri(file) else os.stat(file).st_size
+    except (OSError, ValueError, DataError):
         return None
 
 
-def files_with_sizes(files: Sequence[str]) -> list[list[Any]]:
-    return [[file, file_size(file)] for file in files]
+def files_with_sizes(names: Sequence[str]) -> list[list[Any]]:
+    return [[file, file_size(file)] for file in names]
 
 
 def check_same_files(position: Mapping[str, Any], present: Sequence[Sequence[Any]]) -> None:

@@ -16,7 +16,10 @@ import numpy as np
 
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError, DataError
-from sparsefleet.core.schema import CRITEO, FILE_NAME, Schema
+from sparsefleet.core.filesystems import is_uri
+from sparsefleet.core.schema import Schema
+from sparsefleet.data.beside import schema_beside
+from sparsefleet.data.files import check_file, local_name
 from sparsefleet.data.formats import file_formats, format_for, format_help
 from sparsefleet.data.formats.base import BadSamples, Unit
 
@@ -40,12 +43,14 @@ def show(
         raise ConfigError(f"--format {format!r} is not a format; choose {format_help().rstrip('.')}")
     if rows is not None and rows < 0:
         raise ConfigError(f"--rows {rows} must be 0 or above")
-    path = Path(file)
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give one file, such as {path / 'part-0'}")
-    if not path.exists():
+    path = local_name(file)
+    if is_uri(path):
+        check_file(path)
+    elif Path(path).is_dir():
+        raise ConfigError(f"{path} is a folder; give one file, such as {Path(path) / 'part-0'}")
+    elif not Path(path).exists():
         raise DataError(f"there is no file {path}")
-    schema = schema or schema_beside(path) or CRITEO
+    schema = schema or schema_beside(path)
     if sparse_feature_dim is not None:
         schema = schema.folded(sparse_feature_dim)
     if pipe_command is not None:
@@ -54,8 +59,8 @@ def show(
                 f"a pipe command prints MultiSlot text; --format {format} does not go with --pipe-command"
             )
         format = "pipe"
-    reader = format_for(format, schema, files=[str(path)], pipe_command=pipe_command)
-    chunks = reader.read(Unit(str(path)), bad_samples or BadSamples())
+    reader = format_for(format, schema, files=[path], pipe_command=pipe_command)
+    chunks = reader.read(Unit(path), bad_samples or BadSamples())
     return islice((line for chunk in chunks for line in multislot_lines(chunk.batch)), rows)
 
 
@@ -80,10 +85,3 @@ def multislot_lines(batch: Batch) -> Iterator[str]:
 
 def _number(value: np.float32) -> str:
     return str(np.float32(value))
-
-
-def schema_beside(file: Path) -> Schema | None:
-    for folder in (file.parent, file.absolute().parent.parent):
-        if (folder / FILE_NAME).is_file():
-            return Schema.load(folder / FILE_NAME)
-    return None

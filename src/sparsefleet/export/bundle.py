@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsefleet.core.errors import BundleError, ConfigError
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.json_fields import document, encodes
 from sparsefleet.core.schema import Schema
 from sparsefleet.export import manifest as manifests
@@ -76,6 +77,11 @@ class Bundle:
         return self.manifest.name
 
     @property
+    def inputs(self) -> Inputs | None:
+        """What a request has to hold; None: not known."""
+        return self.manifest.inputs
+
+    @property
     def bytes(self) -> int:
         return sum(entry.bytes for entry in self.manifest.files)
 
@@ -105,6 +111,11 @@ class Bundle:
                     f"{where}: the embedding {embedding.input!r} reads {embedding.dim} values a row from table "
                     f"{embedding.table!r}; {has}"
                 )
+        if self.inputs is not None and set(self.inputs.slots) - set(slots):
+            raise BundleError(
+                f"{self.path / manifests.MANIFEST}: its inputs are of slots that the schema does not have: "
+                "files of two bundles?"
+            )
         dense = self.network.dense
         if dense is not None and dense.features != len(self.schema.dense):
             raise BundleError(

@@ -22,6 +22,7 @@ from sparsefleet.checkpoint.manifest import now
 from sparsefleet.checkpoint.storage import locate
 from sparsefleet.checkpoint.storage.local import LocalStorage
 from sparsefleet.core.errors import BundleError, CheckpointError, ConfigError
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.export import manifest as manifests
 from sparsefleet.export.bundle import looks_remote
@@ -77,17 +78,23 @@ def export_checkpoint(
     schema: Schema | None = None,
     name: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
+    same_inputs: bool = False,
 ) -> Exported:
     """Make a bundle of a checkpoint, or of a run's newest one.
 
     `rows`: how values are kept: float32, float16 or int8. `min_seen`: leave out rows that training met fewer times.
     `model`: your own module where the checkpoint does not hold one of the project's. `name`: the version that servers
-    tell; by default the checkpoint's step and the start of the bundle's id.
+    tell; by default the checkpoint's step and the start of the bundle's id. `same_inputs`: where the model was trained
+    on ready keys and numbers (a pipe_command's), its requests must hold such; with this you vouch that the schema makes
+    the same of raw values, and requests may hold those.
     """
     options = _Options(rows, min_seen, name, progress)
     target = _target(out)
     checkpoint = Checkpoint.open(latest(checkpoint_path))
-    return _export(checkpoint, model_of(checkpoint, model), schema_of(checkpoint, schema), target, options)
+    inputs = inputs_of(checkpoint)
+    if inputs is not None and same_inputs:
+        inputs = inputs.vouched()
+    return _export(checkpoint, model_of(checkpoint, model), schema_of(checkpoint, schema), inputs, target, options)
 
 
 def export_model(
@@ -123,14 +130,18 @@ def export_model(
         store_facts = RunFacts(step=step, schema=schema.to_dict(), model=registry.describe(model), buffers=buffers)
         source.save(path, store_facts)
         checkpoint = Checkpoint.open(path)
-        return _export(checkpoint, model_of(checkpoint, model), schema, target, options)
+        return _export(checkpoint, model_of(checkpoint, model), schema, None, target, options)
 
 
-def _export(checkpoint: Checkpoint, model: nn.Module, schema: Schema, target: Path, options: _Options) -> Exported:
+def _export(
+    checkpoint: Checkpoint, model: nn.Module, given: Schema, inputs: Inputs | None, target: Path, options: _Options
+) -> Exported:
+    # Numbers that came ready in training come ready in a request too.
+    schema = given if inputs is None else inputs.served_schema(given)
     options.progress("network")
     network = export_network(model, schema.slot_names, len(schema.dense))
     origin = Origin(checkpoint.location.name, checkpoint.manifest.step, checkpoint.manifest.created)
-    bundle_id = _bundle_id(checkpoint, schema, network, options)
+    bundle_id = _bundle_id(checkpoint, schema, inputs, network, options)
     with begin(str(target)) as draft:
         folder = Path(draft.directory.path)
         _write(folder / manifests.GRAPH, network.graph)
@@ -150,6 +161,7 @@ def _export(checkpoint: Checkpoint, model: nn.Module, schema: Schema, target: Pa
             files=tuple(_entry(folder, path) for path in paths),
             created=now(),
             sparsefleet=sparsefleet.__version__,
+            inputs=inputs,
         )
         _commit(draft, manifest)
     return Exported(target, manifest, network.difference)
@@ -224,6 +236,12 @@ def schema_of(checkpoint: Checkpoint, given: Schema | None) -> Schema:
     return Schema.from_dict(saved, where=f"{checkpoint.location}: schema")
 
 
+def inputs_of(checkpoint: Checkpoint) -> Inputs | None:
+    """How its samples were read; None in checkpoints of older releases."""
+    saved = checkpoint.manifest.inputs
+    return None if saved is None else Inputs.from_dict(saved, f"{checkpoint.location}: inputs", CheckpointError)
+
+
 def model_of(checkpoint: Checkpoint, given: nn.Module | None) -> nn.Module:
     """The model with the checkpoint's dense parameters and buffers. A given model is copied, not changed."""
     description = checkpoint.manifest.model
@@ -251,10 +269,13 @@ def model_of(checkpoint: Checkpoint, given: nn.Module | None) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def _bundle_id(checkpoint: Checkpoint, schema: Schema, network: Network, options: _Options) -> str:
+def _bundle_id(
+    checkpoint: Checkpoint, schema: Schema, inputs: Inputs | None, network: Network, options: _Options
+) -> str:
     facts = [
         checkpoint.manifest.to_json().decode(),
         schema.to_dict(),
+        None if inputs is None else inputs.to_dict(),
         hashlib.sha256(network.graph).hexdigest(),
         options.rows,
         options.min_seen,

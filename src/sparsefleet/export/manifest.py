@@ -9,10 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparsefleet.core.errors import BundleError
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.json_fields import MAX_TEXT, Fields, document, once, path_problem, short
 
 FORMAT, NETWORK_FORMAT = "sparsefleet-bundle", "sparsefleet-network"
-VERSION = 1
+VERSION = 2
+OLDEST = 1
+"""Bundles from here on are read. Version 1 did not say what its inputs are."""
+NETWORK_VERSION = 1
 MAX_BYTES = 16 << 20
 
 MANIFEST, NETWORK, GRAPH, SCHEMA = "manifest.json", "network.json", "model.onnx", "schema.json"
@@ -28,16 +32,18 @@ ID = re.compile(r"[0-9a-f]{32}")
 class BundleFields(Fields):
     error = BundleError
 
-    def header(self, format_name: str, version: int, what: str) -> None:
+    def header(self, format_name: str, oldest: int, version: int, what: str) -> int:
         found = self.take("format")
         if found != format_name:
             raise BundleError(f"{self.where}: format is {short(found)}, not {format_name!r}: no {what}")
         number = self.take("version")
-        if number != version or isinstance(number, bool):
+        if not isinstance(number, int) or isinstance(number, bool) or not oldest <= number <= version:
+            reads = f"version {version}" if oldest == version else f"versions {oldest} to {version}"
             raise BundleError(
-                f"{self.where}: version {short(number)} of the {what} format; this release reads version {version}: "
+                f"{self.where}: version {short(number)} of the {what} format; this release reads {reads}: "
                 "export the checkpoint anew, or serve with the release that wrote it"
             )
+        return number
 
     def path(self, name: str) -> str:
         return self.checked(name, lambda path: path_problem(path, "bundle"))
@@ -81,12 +87,15 @@ class BundleManifest:
     files: tuple[BundleFile, ...]
     created: str
     sparsefleet: str
+    inputs: Inputs | None = None
+    """How the samples were read that the model was trained on, and so what a request has to hold; None: not known."""
 
     def file(self, path: str) -> BundleFile:
         return next(entry for entry in self.files if entry.path == path)
 
     def to_json(self) -> bytes:
-        return _json({"format": FORMAT, "version": VERSION, **asdict(self)})
+        inputs = None if self.inputs is None else self.inputs.to_dict()
+        return _json({"format": FORMAT, "version": VERSION, **asdict(self), "inputs": inputs})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +129,12 @@ class NetworkInfo:
     """(name in the model, name in the graph) of the tensors that the graph holds unchanged."""
 
     def to_json(self) -> bytes:
-        return _json({"format": NETWORK_FORMAT, "version": VERSION, **asdict(self)})
+        return _json({"format": NETWORK_FORMAT, "version": NETWORK_VERSION, **asdict(self)})
 
 
 def parse_manifest(data: bytes, where: str) -> BundleManifest:
     fields = BundleFields(_document(data, where), where)
-    fields.header(FORMAT, VERSION, "bundle")
+    version = fields.header(FORMAT, OLDEST, VERSION, "bundle")
     origin = fields.child("checkpoint")
     manifest = BundleManifest(
         name=fields.text("name", NAME, "1 to 200 characters, no control characters"),
@@ -136,6 +145,7 @@ def parse_manifest(data: bytes, where: str) -> BundleManifest:
         files=fields.items("files", _file),
         created=fields.created("created"),
         sparsefleet=fields.text("sparsefleet"),
+        inputs=_inputs(fields, where) if version > 1 else None,
     )
     origin.end()
     fields.end()
@@ -149,9 +159,14 @@ def parse_manifest(data: bytes, where: str) -> BundleManifest:
     return manifest
 
 
+def _inputs(fields: BundleFields, where: str) -> Inputs | None:
+    value = fields.take("inputs")
+    return None if value is None else Inputs.from_dict(value, f"{where}: inputs", BundleError)
+
+
 def parse_network(data: bytes, where: str) -> NetworkInfo:
     fields = BundleFields(_document(data, where), where)
-    fields.header(NETWORK_FORMAT, VERSION, "network description")
+    fields.header(NETWORK_FORMAT, NETWORK_VERSION, NETWORK_VERSION, "network description")
     network = NetworkInfo(
         output=fields.text("output"),
         dense=_dense(fields),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 from torch import nn
 
 from sparsefleet.checkpoint import AnyPath, Checkpoint, latest
 from sparsefleet.core.errors import CheckpointError
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
+from sparsefleet.data.base import Reader
 from sparsefleet.models import registry
+from sparsefleet.train.given_data import VOUCH
+
+logger = logging.getLogger("sparsefleet.scoring")
 
 
 def saved_model(path: AnyPath, own: type[nn.Module] | None = None) -> tuple[nn.Module, Schema]:
@@ -21,3 +28,28 @@ def saved_model(path: AnyPath, own: type[nn.Module] | None = None) -> tuple[nn.M
         raise CheckpointError(f"{checkpoint.location} does not say what its input looks like (no schema)")
     schema = Schema.from_dict(checkpoint.manifest.schema, where=f"{checkpoint.location}: schema")
     return registry.build(checkpoint.manifest.model, own), schema
+
+
+def check_inputs(path: AnyPath, samples: Reader) -> None:
+    """Refuse samples that are not read as those were that the checkpoint's model was trained on."""
+    checkpoint = Checkpoint.open(latest(path))
+    saved = checkpoint.manifest.inputs
+    if saved is None:  # of an older release: nothing is known
+        return
+    trained, here = Inputs.from_dict(saved, f"{checkpoint.location}: inputs"), samples.inputs()
+    trained.require_same(here, str(checkpoint.location), VOUCH)
+    if (
+        here is not None
+        and trained.pipe_command != here.pipe_command
+        and None
+        not in (
+            trained.pipe_command,
+            here.pipe_command,
+        )
+    ):
+        logger.warning(
+            "%s was trained on what %r printed, and is read through %r: see to it that both make the same keys",
+            checkpoint.location,
+            trained.pipe_command,
+            here.pipe_command,
+        )

@@ -10,7 +10,7 @@ from sparsefleet.data.reading import ReadingOptions
 from sparsefleet.metrics import ClickMetrics
 from sparsefleet.optim import SGD
 from sparsefleet.scoring.predictions import open_predictions
-from sparsefleet.scoring.saved_model import saved_model
+from sparsefleet.scoring.saved_model import check_inputs, saved_model
 from sparsefleet.scoring.told_reader import Tell, ToldReader
 from sparsefleet.train import Trainer
 
@@ -25,6 +25,8 @@ class Scoring:
     on_bad_row: str = "error"
     labelled: bool = True
     precision: str = "float32"
+    same_inputs: bool = False
+    """Whoever asks vouches that samples read so have the keys and numbers that the model was trained on."""
 
     def score(
         self, files: Sequence[str], output: Path | None = None, tell: Tell | None = None
@@ -32,8 +34,9 @@ class Scoring:
         """The metrics of the samples of these files, and the bad ones passed over; predictions go to `output`."""
         network, schema = saved_model(self.checkpoint)
         trainer = self._trainer()
-        trainer.load(network, self.checkpoint, values_only=True)
         samples = self._reading().open(files, schema)
+        check_inputs(self.checkpoint, samples)  # before a large model is loaded
+        trainer.load(network, self.checkpoint, values_only=True)
         if tell is not None:
             samples = ToldReader(samples, tell)
         if output is None:
@@ -51,6 +54,7 @@ class Scoring:
         _, schema = saved_model(self.checkpoint)
         self._trainer()
         self._reading().check(path, schema)
+        check_inputs(self.checkpoint, self._reading().open(path, schema, load=False))
 
     def _trainer(self) -> Trainer:
         # Nothing is trained: with SGD no row carries optimizer state.
@@ -58,5 +62,12 @@ class Scoring:
 
     def _reading(self) -> ReadingOptions:
         return ReadingOptions(
-            "queue", self.format, self.pipe_command, self.batch_size, self.on_bad_row, self.threads, self.labelled
+            "queue",
+            self.format,
+            self.pipe_command,
+            self.batch_size,
+            self.on_bad_row,
+            self.threads,
+            self.labelled,
+            self.same_inputs,
         )

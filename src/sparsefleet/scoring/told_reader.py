@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparsefleet.core.batch import Batch
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.data.base import Epoch, Reader
 
 Tell = Callable[[int, float | None], None]
@@ -41,6 +42,9 @@ class ToldReader(Reader):
 
     def progress(self) -> float | None:
         return self._reader.progress()
+
+    def inputs(self) -> Inputs | None:
+        return self._reader.inputs()
 
     def skipped(self) -> dict[str, int]:
         return self._reader.skipped()

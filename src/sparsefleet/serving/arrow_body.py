@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import DataError
+from sparsefleet.core.inputs import RAW, Inputs
 from sparsefleet.core.schema import Schema
-from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, slot_keys
+from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, slot_keys, slot_word
 from sparsefleet.serving.samples import RequestError
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
@@ -18,7 +19,7 @@ MAX_ROWS = 5_000_000
 _DICTIONARY, _RECORDS = 2, 3
 
 
-def batch_of_stream(body: bytes, schema: Schema) -> Batch:
+def batch_of_stream(body: bytes, schema: Schema, inputs: Inputs | None = None) -> Batch:
     try:
         table = _read(body)
         check_types(table.schema, schema, False, "the Arrow stream")
@@ -27,11 +28,23 @@ def batch_of_stream(body: bytes, schema: Schema) -> Batch:
             raise RequestError(f"the model has no field {surplus[0]!r}; it has {', '.join(_names(schema))}", surplus[0])
         if len(set(table.schema.names)) != len(table.schema.names):
             raise RequestError("the Arrow stream has two columns of one name")
+        if inputs is not None:
+            _refuse_text(table.schema, inputs)
         return _batch(table, schema)
     except DataError as error:
         raise RequestError(str(error)) from error
     except (pa.ArrowException, struct.error, ValueError, TypeError, KeyError, OverflowError, OSError) as error:
         raise RequestError(f"the body is not a readable Arrow stream: {str(error) or type(error).__name__}") from error
+
+
+def _refuse_text(found: pa.Schema, inputs: Inputs) -> None:
+    for name in inputs.ready_slots:
+        if slot_word(found.field(name).type) == RAW:
+            raise RequestError(
+                f"field {name!r}: a column of text; the model was trained on {inputs.source()}, and takes feature keys "
+                "here (whole numbers): send the keys that were made there of such values",
+                name,
+            )
 
 
 def _names(schema: Schema) -> tuple[str, ...]:

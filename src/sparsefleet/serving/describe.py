@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from sparsefleet.core.inputs import pipe_advice
 from sparsefleet.export.bundle import Bundle
 
 
@@ -19,6 +20,8 @@ def described(bundle: Bundle) -> dict[str, Any]:
         "dense": list(schema.dense_names),
         "slots": list(schema.slot_names),
         "schema": schema.to_dict(),
+        "inputs": None if bundle.inputs is None else bundle.inputs.to_dict(),
+        "requests_hold": "" if bundle.inputs is None else pipe_advice(bundle.inputs),
         "tables": [
             {"name": table.name, "dim": table.dim, "rows": table.rows, "dtype": table.dtype}
             for table in manifest.tables

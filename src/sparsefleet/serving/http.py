@@ -73,7 +73,9 @@ class Service:
         with self.versions.hold() as predictor:
             arrow = _header(scope, b"content-type").partition(b";")[0].strip() == ARROW
             if arrow:
-                batch = await asyncio.to_thread(arrow_body.batch_of_stream, body, predictor.bundle.schema)
+                batch = await asyncio.to_thread(
+                    arrow_body.batch_of_stream, body, predictor.bundle.schema, predictor.bundle.inputs
+                )
             elif len(body) > LARGE_BODY:
                 batch = await asyncio.to_thread(predictor.parser.body, body)
             else:

@@ -54,7 +54,9 @@ class Predictor:
         """
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         self.source = source or MappedSource(self.bundle)
-        self.parser = SampleParser(self.bundle.schema, max_rows=max_rows or 2**31, allow_missing=allow_missing)
+        self.parser = SampleParser(
+            self.bundle.schema, max_rows=max_rows or 2**31, allow_missing=allow_missing, inputs=self.bundle.inputs
+        )
         self._session = _open_session(self.bundle, threads)
         self._slots = self.bundle.schema.slot_names
         self._tables = [_Table(name, self._slots, self.bundle) for name in self.bundle.tables]

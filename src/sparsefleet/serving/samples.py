@@ -6,6 +6,8 @@ have every field of the schema and no other; it may have the label, which is ign
 - a dense feature is a number or decimal text; null or empty text means that it is missing;
 - a slot is text (hashed), a whole number (a key already), a list of these, or null for no value. Empty text is a value.
 
+A model that was trained on ready keys (a data generator's) takes no text: hashed here, it would be another key.
+
 Clients know samples as "rows": the request's field is called so, and errors say "row 3".
 
 The parser works column by column: the usual column (all text, or all numbers) is then one native call.
@@ -24,10 +26,11 @@ import numpy as np
 
 from sparsefleet.core.batch import F32, I64, U64, Batch
 from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.json_fields import kind
 from sparsefleet.core.schema import Schema
 from sparsefleet.kernels.text import feature_key, parse_decimal
-from sparsefleet.serving.kernels.request import PlainRequests, hash_column
+from sparsefleet.serving.kernels.request import PlainRequests, count_byte, hash_column
 
 NUMBERS = frozenset({int, float, type(None)})
 TEXT = frozenset({str})
@@ -57,8 +60,17 @@ def _bad(field: str, row: int | None, reason: str) -> RequestError:
 class SampleParser:
     """Makes batches of samples by one schema. It keeps nothing of a request: threads may share it."""
 
-    def __init__(self, schema: Schema, *, max_rows: int = 10_000, allow_missing: bool = False) -> None:
-        """`allow_missing`: a field that a sample leaves out counts as null."""
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        max_rows: int = 10_000,
+        allow_missing: bool = False,
+        inputs: Inputs | None = None,
+    ) -> None:
+        """`allow_missing`: a field that a sample leaves out counts as null. `inputs`: what the model was trained on."""
+        self._ready = frozenset(() if inputs is None else inputs.ready_slots)
+        self._trained_on = "" if inputs is None else inputs.source()
         self.schema, self.max_rows, self.allow_missing = schema, max_rows, allow_missing
         self._plain = PlainRequests(
             schema, max_samples=max_rows, max_text=MAX_TEXT, max_values=MAX_VALUES, allow_missing=allow_missing
@@ -72,10 +84,15 @@ class SampleParser:
     def body(self, body: bytes) -> Batch:
         """Parse a request's JSON text: in one native call where it is plain, else in Python, which words the errors."""
         found = self._plain.parse(body)
-        if found is None:
+        if found is None or (self._ready and not self._no_text(body, len(found[0]))):
             return self.request(parse_json(body))
         dense, keys, offsets = found
         return Batch.trusted(np.full(len(dense), np.nan, np.float32), dense, keys, offsets, self._slots)
+
+    def _no_text(self, body: bytes, samples: int) -> bool:
+        """Whether a plain body surely holds no text but the names of fields: the native parser would hash it."""
+        quotes = count_byte(body, b'"')
+        return quotes == 2 or (not self.allow_missing and quotes == 2 + 2 * samples * len(self._names))
 
     def request(self, document: Any) -> Batch:
         """The body of a request: {"rows": […]}, or {"context": {…}, "candidates": […]}."""
@@ -241,7 +258,8 @@ class SampleParser:
         """Hash the usual column, one text a sample. Any other column: False, and nothing is written."""
         schema = self.schema
         return (
-            TEXT.issuperset(map(type, column))
+            schema.slots[slot].name not in self._ready
+            and TEXT.issuperset(map(type, column))
             and (not column or len(max(column, key=len)) <= MAX_TEXT)
             and hash_column(column, schema.slots[slot].prefix, schema.hash_seed, schema.sparse_feature_dim, out)
         )
@@ -261,6 +279,13 @@ class SampleParser:
 
     def _key(self, value: Any, name: str, prefix: bytes, row: int | None) -> int:
         schema = self.schema
+        if name in self._ready and isinstance(value, str | bytes):
+            raise _bad(
+                name,
+                row,
+                f"{_shown(value)}; the model was trained on {self._trained_on}, and takes feature keys here (whole "
+                "numbers): send the keys that were made there of such values",
+            )
         if isinstance(value, str):
             if len(value) > MAX_TEXT:
                 raise _bad(name, row, f"text of {len(value)} characters; at most {MAX_TEXT} are allowed")

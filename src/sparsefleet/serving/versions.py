@@ -131,7 +131,7 @@ class Versions:
                 f"{bundle.path}: this is another model, but it has the name {bundle.name!r} of the one that serves: "
                 "answers could not be told apart; export it with another --name"
             )
-        difference = schema_difference(current.schema, bundle.schema)
+        difference = schema_difference(current.schema, bundle.schema) or inputs_difference(current, bundle)
         if difference and not other_schema:
             raise BundleError(
                 f"{bundle.path}: its schema differs from the one that serves: {difference}; requests would "
@@ -158,6 +158,13 @@ def open_predictor(config: ServeConfig, path: str) -> Predictor:
         predictor.close()
         raise BundleError(f"{bundle.path}: it scores an empty sample {score}, which is not a probability")
     return predictor
+
+
+def inputs_difference(old: Bundle, new: Bundle) -> str:
+    """What of a request the new bundle would read otherwise, in words."""
+    if old.inputs is None or new.inputs is None:
+        return ""
+    return "; ".join(old.inputs.differences(new.inputs, ("now", "then")))
 
 
 def schema_difference(old: Schema, new: Schema) -> str:

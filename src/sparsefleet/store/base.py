@@ -75,6 +75,8 @@ class RunFacts:
 
     step: int = 0
     schema: Mapping[str, Any] | None = None
+    inputs: Mapping[str, Any] | None = None
+    """How samples were read (`core/inputs.py`); None where it is not known."""
     model: Mapping[str, Any] = field(default_factory=dict)
     positions: Mapping[str, Any] = field(default_factory=dict)
     """Reader positions by trainer: {"0": {...}}."""

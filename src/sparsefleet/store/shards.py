@@ -120,6 +120,7 @@ def manifest_of(
         blocks=tuple(blocks),
         files=tuple(files),
         schema=facts.schema,
+        inputs=facts.inputs,
         model=facts.model,
         positions=facts.positions,
         extra=facts.extra,
@@ -132,6 +133,7 @@ def facts_of(checkpoint: Checkpoint) -> RunFacts:
     return RunFacts(
         step=manifest.step,
         schema=manifest.schema,
+        inputs=manifest.inputs,
         model=manifest.model,
         positions=manifest.positions,
         extra=manifest.extra,

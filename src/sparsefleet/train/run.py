@@ -88,6 +88,11 @@ class FitResult:
         return self.rows / self.seconds if self.seconds else 0.0
 
 
+def _inputs_of(data: Reader) -> dict[str, Any] | None:
+    inputs = data.inputs()
+    return None if inputs is None else inputs.to_dict()
+
+
 @dataclass
 class _Place:
     """Where a run stands between saves."""
@@ -296,6 +301,7 @@ class Run:
         return replace(
             joint_facts(states, self.crew.index, self.crew.size, self.config.metrics),
             schema=self.data.schema.to_dict(),
+            inputs=_inputs_of(self.data),
             model=self._description,
             buffers=self.bound.buffers(),
         )

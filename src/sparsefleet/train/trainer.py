@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from sparsefleet.store.shards import facts_of
 from sparsefleet.train.binding import BoundModel, SharedModel
 from sparsefleet.train.fetch import FetchHandler, PrintFetched, check_names, fetch_values
 from sparsefleet.train.gate import Gate
+from sparsefleet.train.given_data import TrainedOn, threads_for
 from sparsefleet.train.replica import Scorer
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.run import FitResult, Run, RunConfig
@@ -43,7 +45,7 @@ class Trainer:
         self,
         optimizer: UpdateRule | BringsWorkplace | None = None,
         *,
-        threads: int = 1,
+        threads: int | None = None,
         precision: str = "float32",
         seed: int = 0,
         store: ParameterStore | None = None,
@@ -55,8 +57,9 @@ class Trainer:
         metrics: Sequence[Metric] = (),
     ) -> None:
         """`optimizer`: for the dense parameters, and for every table that has no rule of its own; or what
-        `fleet.distributed_optimizer` made of it: then store and communicator are the job's. `profile`: measure where
-        the time of steps goes, for `FitResult.profile`. `metrics`: your own, besides AUC and the like; they are copied.
+        `fleet.distributed_optimizer` made of it: then store and communicator are the job's. `threads`: of training; by
+        default what the dataset says (`set_thread`), else 1. `profile`: measure where the time of steps goes, for
+        `FitResult.profile`. `metrics`: your own, besides AUC and the like; they are copied.
         """
         self.workplace: Workplace
         if isinstance(optimizer, BringsWorkplace):
@@ -65,7 +68,11 @@ class Trainer:
             self.workplace = optimizer.workplace_for(self)
         else:
             self.workplace = LocalWorkplace(optimizer, store, communicator)
-        self.config = RunConfig(threads, precision, num_thresholds, slide_steps, profile, tuple(metrics))
+        self._threads = threads
+        self._trained_on = TrainedOn()
+        self.config = RunConfig(
+            1 if threads is None else threads, precision, num_thresholds, slide_steps, profile, tuple(metrics)
+        )
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed={seed} must be 0 to 2**64 - 1")
         self.seed = seed
@@ -122,6 +129,7 @@ class Trainer:
     ) -> FitResult:
         if epochs < 0:
             raise ConfigError(f"epochs={epochs} must be 0 or above")
+        self.config = replace(self.config, threads=threads_for(data, self._threads))
         keep_freed_memory()
         bound = self._bind(model)
         facts = self._facts_to_resume(model, data, resume) if resume else None
@@ -134,6 +142,10 @@ class Trainer:
         def start_of(trainer: int) -> TrainingState:
             return state if facts is None else TrainingState.from_facts(facts, trainer, self.crew.size)
 
+        self._trained_on.check(data)
+        self._trained_on.learn("the model", data.inputs())
+        if test is not None:
+            self._trained_on.check(test)  # now, not after an epoch
         data.seek(state.position)
         run = Run(
             bound,
@@ -166,6 +178,7 @@ class Trainer:
                 scored = self.evaluate_everywhere(model, test)
         finally:
             self._step, self._epoch = run.progress.step, run.epochs_done
+            self._trained_on.learn("the model", data.inputs())  # what Python hands in is known once it was read
             for reporter in self.reporters:
                 reporter.close()
         return run.result(scored)
@@ -230,6 +243,8 @@ class Trainer:
     def measure(self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()) -> MetricSet:
         """The sums behind `evaluate`, which can be merged with those of other processes."""
         shared = self._to_score(model)
+        self._trained_on.check(data)
+        threads = threads_for(data, self._threads, self.config.threads)
         metrics = MetricSet(ClickMetrics(self.config.num_thresholds), self.config.metrics)
         parameters = dict(model.named_parameters())
         for handler in fetch:
@@ -244,7 +259,7 @@ class Trainer:
                 handler.tick(look)
 
         data.seek({})
-        with _evaluating(model), _intra_op_threads_kept(), data.epoch(self.config.threads) as epoch:
+        with _evaluating(model), _intra_op_threads_kept(), data.epoch(threads) as epoch:
             copies = shared.copies(len(epoch.streams))
             scorers = [Scorer(copy, self._pull_existing, self.config.precision) for copy in copies]
 
@@ -261,6 +276,7 @@ class Trainer:
     def predict(self, model: nn.Module, data: Reader) -> Generator[tuple[Batch, F32]]:
         """Every batch with its click probabilities, in the order of the input."""
         self._to_score(model)
+        self._trained_on.check(data)
         data.seek({})
         with _evaluating(model), data.epoch(1) as epoch:
             scorer = Scorer(model, self._pull_existing, self.config.precision)
@@ -285,6 +301,7 @@ class Trainer:
         self.crew.only_first(f"load {location}", lambda: self._load(location, values_only))
         bound.refresh()
         facts = facts_of(checkpoint)
+        self._trained_on.learn_saved(location, facts.inputs)
         bound.load_buffers(facts.buffers)
         return facts
 

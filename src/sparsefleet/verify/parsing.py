@@ -18,7 +18,7 @@ from sparsefleet.verify.settings import SAME
 def check_parsing(samples: DataSamples, bundle: Bundle) -> list[Check]:
     what = "keys of the rows" if samples.is_raw else "keys of the rows (as they stand in the files, not hashed)"
     try:
-        online = SampleParser(bundle.schema, max_rows=2**31).samples(samples.raw)
+        online = SampleParser(bundle.schema, max_rows=2**31, inputs=bundle.inputs).samples(samples.raw)
     except SparseFleetError as error:
         return [Check(what, False, f"the bundle cannot read the samples: {error}", SAME)]
     return [_keys(what, samples.batch, online), _numbers(samples.batch, online, bundle.schema)]

@@ -13,9 +13,10 @@ from torch import nn
 
 from sparsefleet.checkpoint import AnyPath, Checkpoint, latest
 from sparsefleet.core.errors import BundleError, ConfigError
+from sparsefleet.core.inputs import pipe_advice
 from sparsefleet.core.schema import Schema
 from sparsefleet.export.bundle import Bundle
-from sparsefleet.export.exporting import model_of, schema_of
+from sparsefleet.export.exporting import inputs_of, model_of, schema_of
 from sparsefleet.verify.graph import check_graph
 from sparsefleet.verify.http_place import HttpPlace
 from sparsefleet.verify.offline import as_exported, rows_for, torch_scores
@@ -59,6 +60,8 @@ class VerifyConfig:
     format: str = "auto"
     pipe_command: str | None = None
     labelled: bool = True
+    same_inputs: bool = False
+    """The samples are read otherwise than in training, and whoever asks vouches for them."""
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -99,8 +102,17 @@ def verify(
         published = RedisPlace(served, redis, config.timeout) if redis else None
         if published:
             stack.callback(published.close)
-        reading = {"format_name": config.format, "pipe_command": config.pipe_command, "labelled": config.labelled}
-        samples = read_samples(data, schema, config.rows, **reading)  # type: ignore[arg-type]
+        reading: dict[str, Any] = {
+            "format_name": config.format,
+            "pipe_command": config.pipe_command,
+            "labelled": config.labelled,
+        }
+        reading["served"] = schema if served.inputs is None else served.inputs.served_schema(schema)
+        samples = read_samples(data, schema, config.rows, **reading)
+        inputs = inputs_of(opened)
+        if inputs is not None and not config.same_inputs:
+            how = "same_inputs=True, or --same-inputs"
+            inputs.require_same(samples.inputs, str(opened.location), how)
         return _Comparison(opened, served, network, schema, samples, server, published, config, progress).report()
 
 
@@ -150,7 +162,7 @@ class _Comparison:
             settings=self._settings(),
             scores=check_scores(scored, config.tolerance, _options(bundle)),
             worst=worst_samples(samples, scored, bundle, trained, self.row_places),
-            notes=_notes(samples, config),
+            notes=_notes(samples, config, bundle),
         )
 
     def _parameters(self) -> Question:
@@ -177,7 +189,7 @@ class _Comparison:
     def _settings(self) -> Question:
         """After the scores: only then is it known which versions the server answered with."""
         places = {
-            CHECKPOINT: offline_settings(self.checkpoint, self.schema, self.model),
+            CHECKPOINT: offline_settings(self.checkpoint, self.schema, self.model, self.bundle),
             BUNDLE: bundle_settings(self.bundle),
         }
         if self.server:
@@ -221,9 +233,11 @@ def _options(bundle: Bundle) -> str:
     return ", ".join(words)
 
 
-def _notes(samples: DataSamples, config: VerifyConfig) -> list[str]:
+def _notes(samples: DataSamples, config: VerifyConfig, bundle: Bundle) -> list[str]:
     notes = []
-    if not samples.is_raw:
+    if bundle.inputs is not None and (takes := pipe_advice(bundle.inputs)):
+        notes.append(f"requests to this model hold {takes}: nothing is hashed or normalised online")
+    elif not samples.is_raw:
         notes.append(
             "the data holds keys and normalised numbers, so hashing and normalisation were not put to the test"
         )

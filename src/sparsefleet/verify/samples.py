@@ -10,16 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import list_files
 from sparsefleet.data.formats import format_for
 from sparsefleet.data.formats.base import BadSamples, Unit
 from sparsefleet.data.formats.criteo import CriteoFormat
-from sparsefleet.data.formats.parquet import ParquetFormat
+from sparsefleet.data.formats.parquet import ParquetFormat, open_parquet
 from sparsefleet.data.formats.source import open_source
 
 RawSample = dict[str, Any]
@@ -33,6 +32,8 @@ class DataSamples:
     """[B] {field: value} before hashing and normalisation."""
     where: list[str]
     """[B] file and line."""
+    inputs: Inputs
+    """How the files were read."""
     is_raw: bool
     """False where the files hold keys and normalised numbers (MultiSlot): hashing is not tested then."""
 
@@ -45,8 +46,9 @@ def read_samples(
     format_name: str = "auto",
     pipe_command: str | None = None,
     labelled: bool = True,
+    served: Schema | None = None,
 ) -> DataSamples:
-    """Read the first `count` samples of the files."""
+    """Read the first `count` samples of the files. `served`: the schema of requests; by default the same."""
     files = list_files(data)
     format = format_for(format_name, schema, files=files, labelled=labelled, pipe_command=pipe_command)
     batches: list[Batch] = []
@@ -67,7 +69,7 @@ def read_samples(
             if chunk.text is not None:
                 raw += [_criteo(line, schema, labelled) for line in chunk.text[: len(batch)]]
             else:
-                raw += _pick(source, lines, before) if source else _from_batch(batch, schema)
+                raw += _pick(source, lines, before) if source else _from_batch(batch, served or schema)
             where += [f"{file}, line {line}" for line in lines]
             before = lines[-1] if lines else before
             if len(raw) >= count:
@@ -77,7 +79,7 @@ def read_samples(
     if not raw:
         raise ConfigError(f"{data}: there are no samples to score")
     joined = Batch.concat([Batch(b.labels, b.dense, b.keys, b.offsets, b.slots) for b in batches])
-    return DataSamples(joined, raw, where, isinstance(format, CriteoFormat | ParquetFormat))
+    return DataSamples(joined, raw, where, format.inputs(files), isinstance(format, CriteoFormat | ParquetFormat))
 
 
 def _pick(source: Iterator[RawSample], lines: list[int], before: int) -> list[RawSample]:
@@ -97,7 +99,7 @@ def _criteo(line: bytes, schema: Schema, labelled: bool) -> RawSample:
 
 
 def _parquet(file: str, schema: Schema) -> Iterator[RawSample]:
-    with pq.ParquetFile(file) as opened:
+    with open_parquet(file) as opened:
         for batch in opened.iter_batches(1024, columns=[*schema.dense_names, *schema.slot_names]):
             for sample in batch.to_pylist():
                 yield {name: _text(value) for name, value in sample.items()}

@@ -15,6 +15,7 @@ from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.core.schema import Schema
 from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.exporting import inputs_of
 from sparsefleet.export.manifest import ZEROS
 from sparsefleet.nn.embedding import SparseEmbedding
 from sparsefleet.serving.describe import described
@@ -29,15 +30,19 @@ TOLD_ONLY = {"made from"}
 """A copied or renamed checkpoint is still the one that it was made from: its step and its parameters decide."""
 
 
-def offline_settings(checkpoint: Checkpoint, schema: Schema, model: nn.Module) -> Settings:
+def offline_settings(checkpoint: Checkpoint, schema: Schema, model: nn.Module, bundle: Bundle) -> Settings:
     embeddings = {
         name: {"table": module.table, "dim": module.dim, "slots": list(module.slots), "pooling": module.pooling}
         for name, module in model.named_modules()
         if isinstance(module, SparseEmbedding)
     }
     manifest = checkpoint.manifest
+    inputs, told = inputs_of(checkpoint), bundle.inputs
+    if inputs is not None and told is not None and told == inputs.vouched():
+        inputs = told  # exported so: raw values, too, are read as the training's
     return {
-        **_schema_settings(schema),
+        **_schema_settings(schema if inputs is None else inputs.served_schema(schema)),
+        **_inputs_settings(None if inputs is None else inputs.to_dict()),
         **_embedding_settings(embeddings),
         # Training and `sparsefleet infer` have no option for this: they always take zeros.
         "unknown and missing values": {
@@ -59,6 +64,7 @@ def told_settings(told: Mapping[str, Any], where: str) -> Settings:
         origin = told["checkpoint"]
         return {
             **_schema_settings(Schema.from_dict(told["schema"], where)),
+            **_inputs_settings(told.get("inputs")),
             **_embedding_settings(embeddings),
             "unknown and missing values": {
                 f"{what} in {name}": entry[what]
@@ -85,6 +91,11 @@ def _schema_settings(schema: Schema) -> dict[str, Items]:
         "folding of keys": {"sparse_feature_dim": schema.sparse_feature_dim},
         "normalisation": {f.name: f"(x - {f.minimum:.17g}) / {f.diff:.17g}" for f in schema.dense},
     }
+
+
+def _inputs_settings(told: Mapping[str, Any] | None) -> dict[str, Items]:
+    """What of a sample comes ready, and what the schema hashes and normalises; nothing where a place does not say."""
+    return {} if told is None else {"inputs": {**told["dense"], **told["slots"]}}
 
 
 def _embedding_settings(embeddings: Mapping[str, Mapping[str, Any]]) -> dict[str, Items]:

@@ -55,7 +55,9 @@ def worst_samples(
 def _parsed(samples: DataSamples, chosen: list[int], bundle: Bundle) -> Batch | None:
     """The chosen samples, read with the bundle's schema; None where it cannot read them."""
     try:
-        return SampleParser(bundle.schema, max_rows=2**31).samples([samples.raw[index] for index in chosen])
+        return SampleParser(bundle.schema, max_rows=2**31, inputs=bundle.inputs).samples(
+            [samples.raw[index] for index in chosen]
+        )
     except SparseFleetError:
         return None
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import pyarrow as pa
 from pyarrow import fs
 
 from sparsefleet.checkpoint.storage.arrow import ArrowStorage
 from sparsefleet.checkpoint.storage.base import Entry, Output, Storage
 from sparsefleet.checkpoint.storage.local import LocalStorage
 from sparsefleet.core.errors import CheckpointError
+from sparsefleet.core.filesystems import open_filesystem
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,7 @@ def locate(path: AnyPath) -> Location:
         if not text or "\0" in text:
             raise CheckpointError(f"{text!r} is not a path")
         return Location(LocalStorage(), os.path.abspath(os.path.expanduser(text)))
-    try:
-        filesystem, inner = fs.FileSystem.from_uri(text)
-    except (pa.ArrowException, OSError, ValueError, ImportError) as error:
-        raise CheckpointError(
-            f"cannot open {text!r}: {error}; give a local path or a URI such as s3://, gs://, hdfs:// or file://"
-        ) from error
+    filesystem, inner = open_filesystem(text, CheckpointError)
     if isinstance(filesystem, fs.LocalFileSystem):
         return Location(LocalStorage(), os.path.abspath(inner))
     parts = urlsplit(text)

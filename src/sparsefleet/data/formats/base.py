@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sparsefleet.core.batch import I64, Batch, Mark
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
+from sparsefleet.core.inputs import EITHER, Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import check_file, is_gzip, open_file
 
@@ -102,7 +103,8 @@ class Head:
     def of(file: str) -> Head:
         check_file(file)
         try:
-            with gzip.open(file) if is_gzip(file) else open_file(file) as stream:
+            packed = is_gzip(file)
+            with open_file(file) as raw, gzip.GzipFile(fileobj=raw) if packed else raw as stream:
                 return Head(file, stream.read(HEAD_BYTES))
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{file}: cannot be read: {error}") from error
@@ -139,6 +141,10 @@ class Format(ABC):
     def guess(cls, head: Head, schema: Schema) -> bool:
         """Whether this looks like a file of this format, with samples of this schema."""
         return False
+
+    def inputs(self, files: Sequence[str]) -> Inputs:
+        """What of these files' samples the schema hashes and normalises, and what comes ready."""
+        return Inputs.of_schema(type(self).__name__, self.schema, EITHER)
 
     @abstractmethod
     def plan(self, files: Sequence[str], pieces: int) -> list[Unit]:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.core.errors import DataError
+from sparsefleet.core.inputs import EITHER, RAW, READY
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.kernels.text import hash_strings
 from sparsefleet.kernels.text_types import Reason
@@ -72,6 +73,13 @@ def _is_slot(kind: pa.DataType) -> bool:
     if _is_list(kind):
         kind = kind.value_type
     return bool(_is_text(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind))
+
+
+def slot_word(kind: pa.DataType) -> str:
+    """Whether a slot's column holds values to hash (raw) or keys (ready); a column of nulls says nothing."""
+    if _is_list(kind):
+        kind = kind.value_type
+    return RAW if _is_text(kind) else READY if pa.types.is_integer(kind) else EITHER
 
 
 def check_types(found: pa.Schema, schema: Schema, labelled: bool, file: str) -> bool:

@@ -13,13 +13,24 @@ import time
 import zlib
 
 from sparsefleet.core.errors import BadRowError, DataError
-from sparsefleet.data.files import is_gzip, open_file
+from sparsefleet.core.filesystems import is_uri
+from sparsefleet.data.files import is_gzip, open_file, open_through
 from sparsefleet.data.formats.source import ByteSource
 
 STDERR_KEPT = 2000
 """Bytes of the end of stderr that an error shows."""
 GRACE_SECONDS = 0.5
 """How long a command may take to end by itself once it is told to, or once its output turned out bad."""
+
+
+HASH_SEED = "0"
+"""PYTHONHASHSEED of a command where the user has fixed none: Python's own `hash` is then the same in every process."""
+
+
+def hash_seed() -> str:
+    """The PYTHONHASHSEED that commands run with: the user's, where it is a number."""
+    given = os.environ.get("PYTHONHASHSEED", "")
+    return given if given.isdecimal() else HASH_SEED
 
 
 class PipedRowError(BadRowError):
@@ -37,7 +48,8 @@ class PipedRowError(BadRowError):
 class CommandSource(ByteSource):
     """Runs `command` in a shell and process group of its own, the file (unpacked if gzip) as its stdin."""
 
-    def __init__(self, command: str, path: str, timeout: float) -> None:
+    def __init__(self, command: str, path: str, timeout: float, seed: str | None = None) -> None:
+        """`seed`: PYTHONHASHSEED; None: as every command of this process has it."""
         self.command, self.path, self.timeout = command, path, timeout
         self._stderr_end = b""
         self._last_byte = b"\n"
@@ -46,17 +58,19 @@ class CommandSource(ByteSource):
         self._cancels = 0
         self._feeder: threading.Thread | None = None
         self._feed_error: str | None = None
-        packed = is_gzip(path)
+        self._packed = is_gzip(path)
+        fed = self._packed or is_uri(path)
         file = open_file(path)
         try:
             self._process = subprocess.Popen(
                 command,
                 shell=True,
-                stdin=subprocess.PIPE if packed else file,
+                stdin=subprocess.PIPE if fed else file.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
+                env={**os.environ, "PYTHONHASHSEED": seed or hash_seed()},
             )
         except OSError as error:
             raise DataError(f"pipe_command {command!r} on {path}: the shell cannot be started: {error}") from error
@@ -70,22 +84,28 @@ class CommandSource(ByteSource):
         self._poll = select.poll()
         self._poll.register(self._stdout, select.POLLIN)
         self._poll.register(self._stderr, select.POLLIN)
-        if packed:
+        if fed:
             self._feeder = threading.Thread(target=self._feed, name="pipe_command-stdin", daemon=True)
             self._feeder.start()
 
     def _feed(self) -> None:
-        """Unpack the file into the command's stdin; a command that stops reading early is no error."""
+        """Write the file, unpacked, into the command's stdin; a command that stops reading early is no error."""
         stdin = self._process.stdin
         assert stdin is not None
         try:
-            with contextlib.suppress(BrokenPipeError), gzip.open(self.path) as file:
+            with (
+                contextlib.suppress(BrokenPipeError),
+                open_through(self.path, 1 << 18) as raw,
+                gzip.GzipFile(fileobj=raw) if self._packed else raw as file,
+            ):
                 while block := file.read(1 << 18):
                     rest = memoryview(block)
                     while rest:
                         rest = rest[stdin.write(rest) :]
         except (OSError, EOFError, zlib.error, ValueError) as error:
-            self._feed_error = f"the gzip file is damaged: {error}"
+            self._feed_error = f"the gzip file is damaged: {error}" if self._packed else f"reading it failed: {error}"
+        except DataError as error:
+            self._feed_error = str(error)
         finally:
             with contextlib.suppress(OSError, ValueError):
                 stdin.close()

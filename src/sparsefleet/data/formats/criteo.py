@@ -6,9 +6,10 @@ blank ones like any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Self
 
+from sparsefleet.core.inputs import RAW, Inputs
 from sparsefleet.core.schema import CRITEO, Schema
 from sparsefleet.data.formats.base import CHUNK_SAMPLES, BadSamples, Chunk, FormatOptions, Head, Unit
 from sparsefleet.data.formats.source import ByteSource
@@ -34,6 +35,9 @@ class CriteoFormat(TextFormat):
         fields, features = head.line.count(b"\t") + 1, len(schema.dense) + len(schema.slots)
         # A line of another number of fields is a Criteo line gone wrong: the parser's error says how.
         return head.is_text and (fields in (features, features + 1) or (fields > 1 and b" " not in head.line))
+
+    def inputs(self, files: Sequence[str]) -> Inputs:
+        return Inputs.of_schema("criteo", self.schema, RAW)
 
     def parser(self) -> CriteoParser:
         return CriteoParser(

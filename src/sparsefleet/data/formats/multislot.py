@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.inputs import READY, Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.formats.base import CHUNK_SAMPLES, FormatOptions, Head
 from sparsefleet.data.formats.text import TextFormat
@@ -96,6 +97,9 @@ class MultiSlotFormat(TextFormat):
     def guess(cls, head: Head, schema: Schema) -> bool:
         words = head.line.split()
         return head.is_text and b"\t" not in head.line and len(words) > 1 and words[0].isdigit()
+
+    def inputs(self, files: Sequence[str]) -> Inputs:
+        return Inputs.of_schema("multislot", self.schema, READY, layout=tuple(self.layout))
 
     def parser(self) -> MultiSlotParser:
         dense, slots = len(self.schema.dense), len(self.schema.slots)

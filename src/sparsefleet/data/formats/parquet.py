@@ -23,10 +23,12 @@ import pyarrow.parquet as pq
 
 from sparsefleet.core.batch import Batch, Mark
 from sparsefleet.core.errors import BadRowError, DataError
+from sparsefleet.core.filesystems import is_uri
+from sparsefleet.core.inputs import RAW, Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import check_file, empty_file, open_file
 from sparsefleet.data.formats.base import CHUNK_SAMPLES, BadSamples, Chunk, Format, FormatOptions, Head, Unit
-from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, label_values, slot_keys
+from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, label_values, slot_keys, slot_word
 
 
 class ParquetFormat(Format):
@@ -43,6 +45,13 @@ class ParquetFormat(Format):
     def guess(cls, head: Head, schema: Schema) -> bool:
         return head.data.startswith(b"PAR1")
 
+    def inputs(self, files: Sequence[str]) -> Inputs:
+        """Text is hashed, whole numbers are keys: the columns of the first file tell which."""
+        with open_parquet(files[0]) as opened:
+            types = {field.name: field.type for field in opened.schema_arrow}
+        slots = {name: slot_word(types[name]) for name in self.schema.slot_names if name in types}
+        return Inputs("parquet", slots, dict.fromkeys(self.schema.dense_names, RAW))
+
     def plan(self, files: Sequence[str], pieces: int) -> list[Unit]:
         for file in files:
             check_file(file)
@@ -50,7 +59,7 @@ class ParquetFormat(Format):
             return [Unit(file) for file in files]
         starts = []
         for file in files:
-            with _open(file) as opened:
+            with open_parquet(file) as opened:
                 starts.append(_group_starts(opened.metadata))
         total = sum(map(len, starts))
         units: list[Unit] = []
@@ -65,7 +74,7 @@ class ParquetFormat(Format):
         if resume is not None and resume.done:
             return
         check_file(unit.file)
-        file = _open(unit.file)
+        file = open_parquet(unit.file)
         try:
             yield from self._chunks(file, unit, bad_samples, 0 if resume is None else resume.samples)
         except (pa.ArrowException, OSError) as error:
@@ -127,10 +136,15 @@ class ParquetFormat(Format):
             yield Chunk(batch.take(good), lines[good])
 
 
-def _open(path: str) -> pq.ParquetFile:
-    open_file(path).close()  # its errors say what to do
+def open_parquet(path: str) -> pq.ParquetFile:
+    opened = open_file(path)  # its errors say what to do
     try:
-        file = pq.ParquetFile(path, memory_map=False, pre_buffer=False)
+        if is_uri(path):
+            # Column chunks are fetched together, and through our own file: a read that fails is tried again.
+            file = pq.ParquetFile(pa.PythonFile(opened, mode="r"), pre_buffer=True)
+        else:
+            opened.close()
+            file = pq.ParquetFile(path, memory_map=False, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a Parquet file, or a damaged one: {error}") from error
     if file.metadata.num_rows == 0:

@@ -6,15 +6,18 @@ Such a file is never cut, and resuming runs the command again and passes over th
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Self
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import check_file
 from sparsefleet.data.formats.base import BadSamples, Chunk, FormatOptions, Head, Unit
-from sparsefleet.data.formats.command import CommandSource
+from sparsefleet.data.formats.command import CommandSource, hash_seed
 from sparsefleet.data.formats.multislot import Layout, MultiSlotFormat
+from sparsefleet.data.formats.trial import Trial, begin_trial
 from sparsefleet.kernels.text_types import MAX_LINE
 
 PIPE_TIMEOUT = 300.0
@@ -59,6 +62,10 @@ class PipeFormat(MultiSlotFormat):
     def guess(cls, head: Head, schema: Schema) -> bool:
         return False
 
+    def inputs(self, files: Sequence[str]) -> Inputs:
+        plain = super().inputs(files)
+        return replace(plain, format="pipe", pipe_command=self.pipe_command, hash_seed=hash_seed())
+
     def plan(self, files: Sequence[str], pieces: int) -> list[Unit]:
         for file in files:
             check_file(file)
@@ -78,6 +85,7 @@ class _CommandChunks(Iterator[Chunk]):
         self._format, self._unit = format, unit
         self._source: CommandSource | None = None
         self._cancelled = False
+        self._trial: Trial | None = None
         self._chunks = self._read(bad_samples, resume)
 
     def _read(self, bad_samples: BadSamples, resume: Mark | None) -> Generator[Chunk]:
@@ -86,15 +94,23 @@ class _CommandChunks(Iterator[Chunk]):
             return
         check_file(unit.file)
         self._source = CommandSource(format.pipe_command, unit.file, format.timeout)
-        yield from format.samples_of(self._source, unit, bad_samples, resume)
+        for number, chunk in enumerate(format.samples_of(self._source, unit, bad_samples, resume)):
+            if number == 0:
+                self._trial = begin_trial(format, unit.file)
+            yield chunk
+        if self._trial is not None:
+            self._trial.finish()
 
     def __next__(self) -> Chunk:
         return next(self._chunks)
 
     def cancel(self) -> None:
         self._cancelled = True
-        if self._source is not None:
-            self._source.cancel()
+        for running in (self._source, self._trial):
+            if running is not None:
+                running.cancel()
 
     def close(self) -> None:
         self._chunks.close()
+        if self._trial is not None:
+            self._trial.cancel()

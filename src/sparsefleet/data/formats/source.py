@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import io
 import zlib
 from abc import ABC, abstractmethod
 
 from sparsefleet.core.errors import BadRowError, DataError
-from sparsefleet.data.files import check_file, is_gzip, open_file
+from sparsefleet.data.files import check_file, is_gzip, open_file, open_through
 
 _COUNT_BLOCK = 1 << 20
 
@@ -48,7 +47,7 @@ class PlainSource(ByteSource):
 
     def __init__(self, path: str, offset: int = 0, start: int = 0) -> None:
         self.path, self.start, self.offset = path, start, offset
-        self._file = open_file(path)
+        self._file = open_through(path)
         self._file.seek(offset)
 
     def readinto(self, view: memoryview) -> int:
@@ -79,8 +78,8 @@ class GzipSource(ByteSource):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._raw = open_file(path)
-        self._file = gzip.GzipFile(fileobj=io.BufferedReader(self._raw, 1 << 18), mode="rb")
+        self._raw = open_through(path, 1 << 18)
+        self._file = gzip.GzipFile(fileobj=self._raw, mode="rb")
 
     @property
     def on_disk(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -89,7 +89,7 @@ class TextFormat(Format):
 
     def samples_of(
         self, source: ByteSource, unit: Unit, bad_samples: BadSamples, resume: Mark | None = None
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk]:
         """The samples of an open source, from `resume` on; closes the source."""
         try:
             yield from self._chunks(source, unit, bad_samples, resume)

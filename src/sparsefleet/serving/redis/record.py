@@ -114,7 +114,7 @@ class VersionRecord:
     @staticmethod
     def from_json(data: bytes, where: str) -> VersionRecord:
         fields = BundleFields(document(data, where, BundleError), where)
-        fields.header(FORMAT, VERSION, "record of rows in Redis")
+        fields.header(FORMAT, VERSION, VERSION, "record of rows in Redis")
         files = fields.take("files")
         if not isinstance(files, dict) or not all(
             isinstance(path, str) and isinstance(checksum, str) and CHECKSUM.fullmatch(checksum)
