@@ -49,7 +49,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = sf.CTRDNN(SCHEMA.slot_names, len(SCHEMA.dense), sf.CTRDNNConfig(embedding_size=4, hidden=(32, 16)))
-    trainer = sf.Trainer(sf.optim.Adagrad(0.05), reporters=[sf.console_reporter()])
+    trainer = sf.Trainer(sf.optim.Adagrad(0.05))
     result = trainer.fit(model, train, epochs=2, test=test)
     assert result.test is not None
     print(f"test AUC {result.test['auc']:.4f}")

@@ -103,7 +103,7 @@ def main() -> None:
 
         torch.manual_seed(0)
         model = TwoTables()
-        trainer = sf.Trainer(sf.optim.Adam(1e-3), threads=given.threads, reporters=[sf.console_reporter()])
+        trainer = sf.Trainer(sf.optim.Adam(1e-3), threads=given.threads)
         save = sf.SavePolicy(given.save) if given.save else None
         result = trainer.fit(model, train, given.epochs, test=test, save=save)
 

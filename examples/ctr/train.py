@@ -46,7 +46,7 @@ def main() -> None:
     fleet.init_worker()
     torch.manual_seed(0)
     model = sf.CTRDNN()
-    trainer = sf.Trainer(optimizer, threads=args.threads, reporters=[sf.console_reporter()])
+    trainer = sf.Trainer(optimizer, threads=args.threads)
     if args.model and fleet.server_num() == 0:
         trainer.load(model, args.model)
     schema = sf.schema_beside(args.data)  # what `sparsefleet data prepare` wrote, or Criteo's usual constants

@@ -13,7 +13,7 @@ command starts once per file, is there in a few milliseconds.
 
 __version__ = "0.1.0"
 
-_MODULES = ("applications", "data", "fleet", "metrics", "models", "nn", "optim", "verify")
+_MODULES = ("applications", "data", "fleet", "fluid", "metrics", "models", "nn", "optim", "verify")
 """Modules whose own names are public too: sf.optim.Adam, sf.nn.SparseEmbedding, sf.fleet.init."""
 _HOMES = {
     # samples and where they come from
@@ -48,9 +48,11 @@ _HOMES = {
     "Reporter": "train.reporting.base",
     "SavePolicy": "train.save_policy",
     "TensorBoardReporter": "train.reporting.tensorboard",
+    "TrainConfigs": "core.train_configs",
     "Trainer": "train.trainer",
     "attach": "train.row_source",
     "console_reporter": "train.reporting.console",
+    "parse_train_configs": "core.train_configs",
     # where parameters are, and what is kept of them
     "Checkpoint": "checkpoint.reader",
     "LocalStore": "store.local",

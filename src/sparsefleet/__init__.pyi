@@ -1,6 +1,6 @@
 """What the front door gives, for editors and mypy. `__init__.py` loads it; tests/core/test_front_door.py compares."""
 
-from sparsefleet import applications, data, fleet, metrics, models, nn, optim, verify
+from sparsefleet import applications, data, fleet, fluid, metrics, models, nn, optim, verify
 from sparsefleet.checkpoint.reader import Checkpoint
 from sparsefleet.checkpoint.retention import latest as latest_checkpoint
 from sparsefleet.core.batch import Batch
@@ -15,6 +15,7 @@ from sparsefleet.core.errors import (
     plain_errors,
 )
 from sparsefleet.core.schema import CRITEO, DenseFeature, Schema, Slot
+from sparsefleet.core.train_configs import TrainConfigs, parse_train_configs
 from sparsefleet.data.base import Reader
 from sparsefleet.data.beside import schema_beside
 from sparsefleet.data.dataset_factory import DatasetFactory
@@ -90,6 +91,7 @@ __all__ = [
     "StoreError",
     "SynthSpec",
     "TensorBoardReporter",
+    "TrainConfigs",
     "Trainer",
     "__version__",
     "applications",
@@ -99,6 +101,7 @@ __all__ = [
     "export_checkpoint",
     "export_model",
     "fleet",
+    "fluid",
     "latest_checkpoint",
     "list_files",
     "metrics",
@@ -106,6 +109,7 @@ __all__ = [
     "nn",
     "open_reader",
     "optim",
+    "parse_train_configs",
     "plain_errors",
     "publish",
     "saved_model",

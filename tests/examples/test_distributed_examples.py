@@ -40,7 +40,7 @@ def test_a_cluster_by_hand_then_its_model_scored(tmp_path: Path) -> None:
     with HeldEndpoints.free(1) as held:
         port = held.endpoints[0].rpartition(":")[2]
         options = ("data", "--mode", "sync", "--batch-size", 100)
-        done = run(tmp_path, "bash", EXAMPLES / "loc_cluster.sh", *options, SERVERS="1", FIRST_PORT=port)
+        done = run(tmp_path, "sh", EXAMPLES / "loc_cluster.sh", *options, SERVERS="1", FIRST_PORT=port)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"started 1 servers (127.0.0.1:{port}) and 2 trainers" in done.stdout
     result = json.loads((tmp_path / "log" / "trainer.0.log").read_text().splitlines()[-1])
@@ -83,7 +83,7 @@ def test_a_server_that_cannot_listen_ends_the_cluster_with_its_message(tmp_path:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
         began = time.monotonic()
-        done = run(tmp_path, "bash", EXAMPLES / "loc_cluster.sh", "data", SERVERS="1", FIRST_PORT=port)
+        done = run(tmp_path, "sh", EXAMPLES / "loc_cluster.sh", "data", SERVERS="1", FIRST_PORT=port)
     assert done.returncode == 1
     assert time.monotonic() - began < 40
     assert "server 0 failed; the end of log/pserver.0.log:" in done.stderr
@@ -93,8 +93,8 @@ def test_a_server_that_cannot_listen_ends_the_cluster_with_its_message(tmp_path:
 def test_a_trainer_that_fails_ends_the_cluster_with_its_message(tmp_path: Path) -> None:
     with HeldEndpoints.free(1) as held:
         port = held.endpoints[0].rpartition(":")[2]
-        done = run(tmp_path, "bash", EXAMPLES / "loc_cluster.sh", "nowhere", SERVERS="1", FIRST_PORT=port)
+        done = run(tmp_path, "sh", EXAMPLES / "loc_cluster.sh", "nowhere", SERVERS="1", FIRST_PORT=port)
     assert done.returncode == 1
     assert "trainer 0 failed; the end of log/trainer.0.log:" in done.stderr
     assert "nowhere/train: no such file or folder" in done.stderr
-    assert run(tmp_path, "bash", EXAMPLES / "loc_cluster.sh").returncode == 2
+    assert run(tmp_path, "sh", EXAMPLES / "loc_cluster.sh").returncode == 2

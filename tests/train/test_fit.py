@@ -249,7 +249,7 @@ def test_a_handler_by_seconds(clicks):
 
 def test_an_unknown_name_is_refused_before_training(clicks):
     job = trainer()
-    with pytest.raises(ConfigError, match=r"cannot fetch 'acu'; choose from .*auc.* or a dense parameter: tower"):
+    with pytest.raises(ConfigError, match=r"cannot fetch 'acu'; choose from .*auc.* a dense parameter: tower"):
         job.fit(network(), rows_of(clicks), fetch=[Collect(["acu"], period_batches=1000)])
     assert job.store.dense_tables()["dense"].step == 0
     with pytest.raises(ConfigError, match="cannot fetch 'losss'; choose from auc, logloss"):

@@ -11,32 +11,73 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparsefleet.fleet import roles as role_maker
 from sparsefleet.fleet.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
 from sparsefleet.fleet.strategy import DistributedStrategy
+from sparsefleet.fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 
 if TYPE_CHECKING:
     from sparsefleet.fleet.facade import FLEET
 
     init, is_initialized = FLEET.init, FLEET.is_initialized
     is_server, is_worker, is_first_worker = FLEET.is_server, FLEET.is_worker, FLEET.is_first_worker
-    worker_index, worker_num = FLEET.worker_index, FLEET.worker_num
+    worker_index, worker_num, worker_endpoints = FLEET.worker_index, FLEET.worker_num, FLEET.worker_endpoints
     server_index, server_num, server_endpoints = FLEET.server_index, FLEET.server_num, FLEET.server_endpoints
     split_files, distributed_optimizer = FLEET.split_files, FLEET.distributed_optimizer
     init_server, run_server = FLEET.init_server, FLEET.run_server
     init_worker, stop_worker, barrier_worker = FLEET.init_worker, FLEET.stop_worker, FLEET.barrier_worker
-    exchange = FLEET.exchange
+    exchange, util = FLEET.exchange, FLEET.util
     train_from_dataset, infer_from_dataset = FLEET.train_from_dataset, FLEET.infer_from_dataset
     save_persistables, save_inference_model = FLEET.save_persistables, FLEET.save_inference_model
+    main_program, startup_program = FLEET.main_program, FLEET.startup_program
 
-__all__ = ["DistributedStrategy", "PaddleCloudRoleMaker", "Role", "UserDefinedRoleMaker"]
+__all__ = [
+    "DistributeTranspiler",
+    "DistributeTranspilerConfig",
+    "DistributedStrategy",
+    "PaddleCloudRoleMaker",
+    "Role",
+    "UserDefinedRoleMaker",
+    "role_maker",
+]
+_CALLS = [
+    "barrier_worker",
+    "distributed_optimizer",
+    "exchange",
+    "infer_from_dataset",
+    "init",
+    "init_server",
+    "init_worker",
+    "is_first_worker",
+    "is_initialized",
+    "is_server",
+    "is_worker",
+    "main_program",
+    "run_server",
+    "save_inference_model",
+    "save_persistables",
+    "server_endpoints",
+    "server_index",
+    "server_num",
+    "split_files",
+    "startup_program",
+    "stop_worker",
+    "train_from_dataset",
+    "util",
+    "worker_endpoints",
+    "worker_index",
+    "worker_num",
+]
+"""The names of one `Fleet` (`facade.py`), which is made when the first of them is used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(name)
+    if name not in _CALLS:
+        raise AttributeError(f"fleet has no {name!r}; dir(fleet) lists what it has")
     from sparsefleet.fleet.facade import FLEET
 
-    try:
-        return getattr(FLEET, name)
-    except AttributeError:
-        raise AttributeError(f"fleet has no {name!r}") from None
+    return getattr(FLEET, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_CALLS])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
@@ -11,20 +12,31 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.data.base import Reader
 from sparsefleet.data.split import Path, split_files
+from sparsefleet.fleet.old_shapes import (
+    MAIN_PROGRAM,
+    STARTUP_PROGRAM,
+    MainProgram,
+    StartupProgram,
+    check_feeds_and_targets,
+    old_arguments,
+)
 from sparsefleet.fleet.optimizer import DistributedOptimizer
-from sparsefleet.fleet.roles import Role
+from sparsefleet.fleet.roles import TRAINER_ENDPOINTS, Role
 from sparsefleet.fleet.security import Security
 from sparsefleet.fleet.serving_model import save_bundle
 from sparsefleet.fleet.shuffle import exchange
-from sparsefleet.fleet.strategy import DistributedStrategy
+from sparsefleet.fleet.strategy import DistributedStrategy, Resolved
+from sparsefleet.fleet.transpiler import DistributeTranspilerConfig
+from sparsefleet.fleet.util import Util
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.server import ServerConfig
 from sparsefleet.server.process import run_server
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
+from sparsefleet.store.remote.failed_start import tell_peers
 from sparsefleet.store.wire.frames import Bytes
 from sparsefleet.train import FitResult, Trainer
 
@@ -41,13 +53,23 @@ class Fleet:
         self._exchanges = 0
         self._process = os.getpid()
         self._stop_at_exit = False
+        self.util: Util = Util(lambda: self._known_optimizer().workplace.crew)
+        """all_reduce, all_gather, barrier, …: what trainers do together."""
 
-    def init(self, role: Role | None = None) -> None:
+    def init(self, role: Role | None = None, is_collective: bool = False, strategy: Any = None) -> None:
         """Find out which part of the job this process plays: from the environment, unless told."""
+        if is_collective:
+            raise ConfigError(
+                "fleet.init(is_collective=True): here parameters are on servers, and trainers do not exchange them "
+                "among each other; write fleet.init()"
+            )
+        if strategy is not None:
+            raise ConfigError("fleet.init(strategy=…): give it to fleet.distributed_optimizer(optimizer, strategy)")
         if self._remote is not None:
             raise ConfigError("fleet.init() after init_worker(): call stop_worker() first")
         self.__init__()  # type: ignore[misc]
         self._role = role or Role.from_environment()
+        PROCESS_ROLE.forget()
         PROCESS_ROLE.part_of_job = "" if self._role.kind == "single" else str(self._role)
 
     # -- who am I ------------------------------------------------------------------------------------------------------
@@ -79,24 +101,51 @@ class Fleet:
     def server_num(self) -> int:
         return self._known_role().server_num
 
-    def server_endpoints(self) -> list[str]:
-        return list(self._known_role().server_endpoints)
+    def server_endpoints(self, to_string: bool = False) -> Any:
+        """host:port of every server, as a list, or as one text with commas."""
+        endpoints = list(self._known_role().server_endpoints)
+        return ",".join(endpoints) if to_string else endpoints
+
+    def worker_endpoints(self, to_string: bool = False) -> Any:
+        """What PADDLE_TRAINER_ENDPOINTS says. Trainers listen nowhere here, so without it there are none."""
+        given = [one for one in os.environ.get(TRAINER_ENDPOINTS, "").split(",") if one]
+        number = self.worker_num()
+        if not given:
+            raise ConfigError(
+                f"worker_endpoints(): trainers listen nowhere here, and {TRAINER_ENDPOINTS} is not set. "
+                "fleet.worker_num() says how many there are; fleet.util.all_reduce and fleet.exchange carry things "
+                "between them"
+            )
+        if len(given) != number:
+            raise ConfigError(f"{TRAINER_ENDPOINTS} names {len(given)} trainers, and the job has {number}")
+        return ",".join(given) if to_string else given
 
     def split_files(self, files: Sequence[Path], *, cuttable: bool = True) -> list[str]:
         """This trainer's share of the files: no overlap, even by bytes, stable; see data/split.py."""
         return split_files(files, max(self.worker_index(), 0), self.worker_num(), cuttable=cuttable)
 
     def distributed_optimizer(
-        self, optimizer: UpdateRule, strategy: DistributedStrategy | None = None
+        self,
+        optimizer: UpdateRule,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
     ) -> DistributedOptimizer:
         """The optimizer as the job uses it: give it to a Trainer."""
         if self._remote is not None:
             raise ConfigError(
                 "distributed_optimizer() after init_worker(): call it before, since servers hear of the strategy there"
             )
-        self._optimizer = DistributedOptimizer(
-            optimizer, (strategy or DistributedStrategy()).resolved(), self._known_role()
-        )
+        if not isinstance(optimizer, UpdateRule):
+            raise ConfigError(
+                f"distributed_optimizer({optimizer!r:.60}, …): give it a rule of sparsefleet.optim, such as Adam(1e-3)"
+            )
+        strategy = DistributedStrategy() if strategy is None else strategy
+        if not isinstance(strategy, DistributedStrategy | DistributeTranspilerConfig):
+            raise ConfigError(
+                f"distributed_optimizer: strategy={strategy!r:.60}; give fleet.DistributedStrategy(mode='async'), or a "
+                "DistributeTranspilerConfig"
+            )
+        self._optimizer = DistributedOptimizer(optimizer, strategy.resolved(), self._known_role())
+        PROCESS_ROLE.optimizer, PROCESS_ROLE.trainer = self._optimizer, None
         return self._optimizer
 
     # -- servers -------------------------------------------------------------------------------------------------------
@@ -118,27 +167,45 @@ class Fleet:
                 "they need to know the strategy"
             )
         role, strategy = self._known_role(), self._optimizer.strategy
+        try:
+            run_server(self._server_config(role, strategy))
+        except SparseFleetError as error:
+            # One line, and at once: whoever started it by hand looks at it, and the others wait for this server.
+            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.flush()
+            self._tell_other_servers(str(error))
+            sys.exit(1)
+
+    def _tell_other_servers(self, reason: str) -> None:
+        role = self._known_role()
+        with contextlib.suppress(SparseFleetError):  # what could be wrong with them is this server's error already
+            security = Security.from_environment()
+            tell_peers(
+                RemoteConfig(role.server_endpoints, token=security.token, tls_root_certs=security.roots),
+                role.index,
+                reason,
+            )
+
+    def _server_config(self, role: Role, strategy: Resolved) -> ServerConfig:
         assert role.current_endpoint is not None
         host, _, port = role.current_endpoint.rpartition(":")
         security = Security.from_environment()
-        run_server(
-            ServerConfig(
-                host=host,
-                port=int(port),
-                index=role.index,
-                endpoints=role.server_endpoints,
-                workers=role.worker_num,
-                mode=strategy.mode,
-                timeout=strategy.timeout,
-                join_timeout=strategy.connect_timeout,
-                abandoned_after=strategy.timeout,
-                lost_trainer="drop" if strategy.lost_trainer == "drop" else "error",
-                load_from=self._model_path,
-                token=security.token,
-                tls_certificate=security.certificate,
-                tls_key=security.key,
-                insecure=security.insecure,
-            )
+        return ServerConfig(
+            host=host,
+            port=int(port),
+            index=role.index,
+            endpoints=role.server_endpoints,
+            workers=role.worker_num,
+            mode=strategy.mode,
+            timeout=strategy.timeout,
+            join_timeout=strategy.connect_timeout,
+            abandoned_after=strategy.timeout,
+            lost_trainer="drop" if strategy.lost_trainer == "drop" else "error",
+            load_from=self._model_path,
+            token=security.token,
+            tls_certificate=security.certificate,
+            tls_key=security.key,
+            insecure=security.insecure,
         )
 
     # -- trainers ------------------------------------------------------------------------------------------------------
@@ -153,20 +220,22 @@ class Fleet:
         strategy = self._optimizer.strategy if self._optimizer else DistributedStrategy().resolved()
         security = Security.from_environment()
         security.warn_if_open(str(role), role.server_endpoints)
-        self._remote = RemoteStore(
-            RemoteConfig(
-                endpoints=role.server_endpoints,
-                worker=role.index,
-                workers=role.worker_num,
-                mode=self._optimizer.strategy.mode if self._optimizer else None,
-                timeout=strategy.answer_seconds,
-                connect_timeout=strategy.connect_timeout,
-                heartbeat=min(1.0, strategy.timeout / 5),
-                shared_memory=strategy.shared_memory,
-                token=security.token,
-                tls_root_certs=security.roots,
-            )
+        config = RemoteConfig(
+            endpoints=role.server_endpoints,
+            worker=role.index,
+            workers=role.worker_num,
+            mode=self._optimizer.strategy.mode if self._optimizer else None,
+            timeout=strategy.answer_seconds,
+            connect_timeout=strategy.connect_timeout,
+            heartbeat=min(1.0, strategy.timeout / 5),
+            shared_memory=strategy.shared_memory,
+            token=security.token,
+            tls_root_certs=security.roots,
         )
+        try:
+            self._remote = RemoteStore(config)
+        except SparseFleetError as error:
+            raise error from None  # gRPC's own way to the error helps nobody
         if self._optimizer:
             self._optimizer.workplace.connect(self._remote)
         self._process = os.getpid()
@@ -204,11 +273,23 @@ class Fleet:
         if self._remote is not None and os.getpid() == self._process:  # a child that was forked is no trainer
             # Set where the interpreter has printed the error that ends the process.
             error = getattr(sys, "last_value", None)
-            if error is None and not self._stop_at_exit and not self._remote.crew.given_up:
-                log.error("this trainer ends without fleet.stop_worker(): to the others it is lost")
-            if error is not None or not self._stop_at_exit:
+            given_up = self._remote.crew.given_up
+            done = self._stop_at_exit or (error is None and self._work_is_done())
+            if error is None and not done and not given_up:
+                log.error(
+                    "this trainer ends without fleet.stop_worker(), and without having come to the end of a fit: to "
+                    "the others it is lost"
+                )
+            if error is None and done and not given_up and not self._stop_at_exit:
+                log.info("the script has ended after its last fit: this trainer stops (fleet.stop_worker())")
+            if error is not None or not done:
                 self._remote.crew.give_up(error)
             self._stop()
+
+    def _work_is_done(self) -> bool:
+        """Whether the last thing that the trainer was asked for came to its end."""
+        trainer = self._optimizer.trainer if self._optimizer else None
+        return trainer is not None and trainer.work_done
 
     def barrier_worker(self, name: str = "user") -> None:
         """Return when every trainer has come here."""
@@ -227,41 +308,77 @@ class Fleet:
         return exchange(self._remote.crew, f"exchange {self._exchanges}", letters)
 
     def train_from_dataset(self, model: nn.Module, dataset: Reader, **settings: Any) -> FitResult:
-        """One pass over this trainer's dataset; see Trainer.train_from_dataset."""
+        """One pass over this trainer's dataset; see Trainer.train_from_dataset. Without a Trainer, one is made."""
         return self._trainer().train_from_dataset(model, dataset, **settings)
 
     def infer_from_dataset(self, model: nn.Module, dataset: Reader, **settings: Any) -> dict[str, float]:
         """Score every trainer's share: metrics exactly those of one process. All trainers must call it."""
         return self._trainer().infer_from_dataset(model, dataset, **settings)
 
-    def save_persistables(self, dirname: str) -> None:
-        """A checkpoint of everything: rows, optimizer state, dense parameters. One trainer calls it."""
-        self._trainer().save(str(dirname))
+    def save_persistables(
+        self, *arguments: Any, executor: Any = None, dirname: Any = None, main_program: Any = None
+    ) -> None:
+        """`save_persistables(path)`: a checkpoint of everything: rows, optimizer state, dense parameters.
+
+        One trainer calls it. Fluid's `save_persistables(exe, path, main_program)` means the same.
+        """
+        path, _ = old_arguments("save_persistables", arguments, executor, dirname, main_program)
+        self._trainer().save(path)
 
     def save_inference_model(
-        self, dirname: str, *, format: str = "bundle", rows: str = "float32", min_seen: int = 0, name: str | None = None
+        self,
+        *arguments: Any,
+        executor: Any = None,
+        dirname: Any = None,
+        feeded_var_names: Any = None,
+        target_vars: Any = None,
+        main_program: Any = None,
+        format: str = "bundle",
+        rows: str = "float32",
+        min_seen: int = 0,
+        name: str | None = None,
     ) -> None:
-        """What scoring needs, and no optimizer state, of one moment on all servers. One trainer calls it.
+        """`save_inference_model(path)`: what scoring needs, without optimizer state, of one moment on all servers.
 
-        `format`: "bundle", for `sparsefleet serve` and `Predictor` (`rows`, `min_seen` and `name` as in
-        `sparsefleet export`); or "checkpoint", for `sparsefleet infer` and `Trainer.load(…, values_only=True)`.
+        One trainer calls it. `format`: "bundle", for `sparsefleet serve` and `Predictor` (`rows`, `min_seen` and `name`
+        as in `sparsefleet export`); or "checkpoint", for `sparsefleet infer` and `Trainer.load(…, values_only=True)`.
+        Fluid's `save_inference_model(exe, path, feeds, targets)` means the same: inputs and output are the model's.
         """
+        path, rest = old_arguments("save_inference_model", arguments, executor, dirname, main_program)
+        feeds = rest[0] if rest else feeded_var_names
+        targets = rest[1] if len(rest) > 1 else target_vars
+        if len(rest) > 2:
+            raise ConfigError(
+                f"save_inference_model: {len(rest) - 2} arguments too many; write save_inference_model(path)"
+            )
+        trainer = self._trainer()
+        if feeds is not None or targets is not None:
+            check_feeds_and_targets(trainer.trained_model(), feeds, targets)
         if format == "checkpoint":
             if (rows, min_seen, name) != ("float32", 0, None):
                 raise ConfigError(
                     "rows, min_seen and name are options of a bundle; format='checkpoint' has none of them"
                 )
-            self._trainer().save(str(dirname), drop_state=True)
+            trainer.save(path, drop_state=True)
         elif format == "bundle":
-            save_bundle(self._trainer(), str(dirname), rows=rows, min_seen=min_seen, name=name)
+            save_bundle(trainer, path, rows=rows, min_seen=min_seen, name=name)
         else:
             raise ConfigError(f"format={format!r} is not a format of models to serve; choose bundle or checkpoint")
 
+    @property
+    def main_program(self) -> MainProgram:
+        """For scripts of Fluid's shape: stands for the model whose loss `minimize` was called with."""
+        return MAIN_PROGRAM
+
+    @property
+    def startup_program(self) -> StartupProgram:
+        """For scripts of Fluid's shape: running it does nothing, parameters are made when training begins."""
+        return STARTUP_PROGRAM
+
     def _trainer(self) -> Trainer:
-        trainer = self._known_optimizer().trainer
-        if trainer is None:
-            raise ConfigError("there is no trainer yet: make one with Trainer(fleet.distributed_optimizer(…))")
-        return trainer
+        """Who works in this process; one is made of the distributed optimizer where a script has made none."""
+        optimizer = self._known_optimizer()
+        return optimizer.trainer or Trainer(optimizer)
 
     def _known_role(self) -> Role:
         if self._role is None:

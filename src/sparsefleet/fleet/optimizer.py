@@ -5,8 +5,11 @@ What `fleet.distributed_optimizer` returns. Given to a `Trainer`, it brings the 
 
 from __future__ import annotations
 
+from typing import Any
+
 from sparsefleet.communicator import MODES, Communicator, CommunicatorConfig, DirectCommunicator
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.crew import Crew, CrewOfOne
 from sparsefleet.fleet.roles import Role
 from sparsefleet.fleet.strategy import Resolved
@@ -64,6 +67,10 @@ class DistributedOptimizer:
         self.workplace = FleetWorkplace(rule, strategy, role)
         self.trainer: Trainer | None = None
         """Who works there in this process, once somebody does."""
+
+    def minimize(self, loss: Any) -> None:
+        """As in Fleet: this optimizer trains the model of this loss, `model.loss`. The trainer does the rest."""
+        PROCESS_ROLE.minimize(self, loss)
 
     def workplace_for(self, trainer: Trainer) -> FleetWorkplace:
         self.trainer = trainer

@@ -98,6 +98,13 @@ def _parser() -> argparse.ArgumentParser:
         "after an error, and in sync not after a kill; there they end with --keep_going too, since the servers refuse "
         "what they ask for)",
     )
+    option(
+        "--progress",
+        type=float,
+        metavar="SECONDS",
+        default=defaults.progress,
+        help="without a terminal, how often to tell step, rows/s, AUC and time left; 0: never (%(default)g)",
+    )
     option("-m", dest="module", action="store_true", help="the script is the name of a module, as in python -m")
     parser.add_argument("script", nargs="?", help="a Python script, or any executable")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the script")
@@ -109,7 +116,7 @@ def _run(options: argparse.Namespace) -> Outcome:
         raise ConfigError(
             "there is no script to run; give it after the options: fleetrun --server_num=1 --worker_num=2 train.py"
         )
-    settings = RunSettings(Path(options.log_dir), options.timeout, options.grace, options.keep_going)
+    settings = RunSettings(Path(options.log_dir), options.timeout, options.grace, options.keep_going, options.progress)
     command = [*script_command(options.script, options.module), *options.arguments]
     counted = options.server_num is not None or options.worker_num is not None
     listed = options.servers is not None or options.workers is not None

@@ -34,6 +34,7 @@ from sparsefleet.launch.interrupts import Interrupts
 from sparsefleet.launch.listening import Listening
 from sparsefleet.launch.notices import Notices
 from sparsefleet.launch.process import Exit, RoleProcess, signal_name
+from sparsefleet.launch.progress import JobProgress
 from sparsefleet.launch.summary import culprit_first, tell_failures
 from sparsefleet.launch.view import ENDED_WELL, View, state_of, view_for
 from sparsefleet.store.wire.auth import TOKEN_VARIABLE
@@ -66,8 +67,11 @@ class RunSettings:
     the job; for one that is killed, it is as `lost_trainer` has it.
     """
 
+    progress: float = 10.0
+    """Seconds between two lines about how far the job is, where no terminal shows it; 0: none."""
+
     def __post_init__(self) -> None:
-        for name in ("timeout", "grace"):
+        for name in ("timeout", "grace", "progress"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name}={value} must be a number of seconds, 0 or more")
@@ -118,6 +122,8 @@ class _Job:
         self._ask_at = 0.0
         self._serves_nobody = False
         self._notices = Notices(roles[0].server_endpoints, self._environment, settings.timeout)
+        every = settings.progress if view.wants_progress else 0.0
+        self._progress = JobProgress(roles[0].server_endpoints, self._environment, every)
         self._interrupts = Interrupts()
         self._guard: Guard | None = None
 
@@ -130,6 +136,7 @@ class _Job:
         try:
             self._end_all()
             self._notices.close()
+            self._progress.close()
             if kind is not None:
                 self._view.close(self._processes)
         finally:
@@ -162,6 +169,7 @@ class _Job:
             f"started {_count(len(self._roles) - workers, 'server')} and {_count(workers, 'worker')}{here}; "
             f"logs in {folder}; servers at {','.join(any_role.server_endpoints)}"
         )
+        self._progress.start()
 
     def _keep_token(self, token: str) -> None:
         assert self._guard is not None
@@ -239,6 +247,8 @@ class _Job:
         # Servers come first in the list: when a server's death takes workers along at once, it is named as the first.
         self._note([process for process in self._processes if process.look()])
         self._view.update(self._processes)
+        if line := self._progress.line():
+            self._view.say(line)
 
     def _note(self, ended: Iterable[RoleProcess]) -> None:
         """Processes that were seen to have ended."""

@@ -39,6 +39,9 @@ and of a trainer's figures (`train/reporting`) those that are missed least. Spee
 
 
 class View(ABC):
+    wants_progress: bool = False
+    """Whether to tell now and then how far the job is: a live line of each role does that by itself."""
+
     @abstractmethod
     def update(self, processes: Sequence[RoleProcess]) -> None:
         """Called often while the job runs."""
@@ -69,6 +72,8 @@ def view_for(stream: TextIO | None = None, *, program: str = PROGRAM, show_resul
 
 
 class PlainView(View):
+    wants_progress = True
+
     def __init__(self, stream: TextIO, program: str = PROGRAM, *, show_result: bool = True) -> None:
         self._stream, self._program, self._show_result = stream, program, show_result
         self._shown: dict[int, str] = {}

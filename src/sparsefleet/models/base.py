@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import nn
+
+
+class ModelLoss:
+    """The loss of a model, by name: for `optimizer.minimize(model.loss)` and for fetch lists. Not callable."""
+
+    name = "loss"
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
 
 
 class Rebuildable(nn.Module, ABC):
@@ -15,6 +24,15 @@ class Rebuildable(nn.Module, ABC):
     A checkpoint keeps `name` and what `describe` returns, never code. A class of your own that is not in the table is
     kept as "custom" with the path of its class; whoever rebuilds it gives the class (`registry.build(saved, MyModel)`).
     """
+
+    if TYPE_CHECKING:
+        loss: Any
+    else:
+
+        @property
+        def loss(self) -> ModelLoss:
+            """What `optimizer.minimize` takes. A model with its own loss defines `loss(output, labels)` instead."""
+            return ModelLoss(self)
 
     name: ClassVar[str]
     """What a checkpoint calls this very class. A subclass does not inherit it, for it may compute something else. A

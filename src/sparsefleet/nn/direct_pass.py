@@ -31,7 +31,7 @@ def direct_pass(model: nn.Module, source: RowSource, gradients: Gradients, *, ha
     """
     if not isinstance(model, PooledTower) or type(model).forward is not PooledTower.forward:
         return None
-    if hasattr(model, "loss") or hasattr(model, "probabilities") or _watched(model):
+    if callable(getattr(model, "loss", None)) or hasattr(model, "probabilities") or _watched(model):
         return None
     if type(model.embedding) is not SparseEmbedding or type(model.tower) is not DenseTower:
         return None

@@ -12,7 +12,9 @@ Legend: B rows, `sizes` = widths from input to output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -35,6 +37,19 @@ GRADIENT_TARGET = "gradient_target"
 """A parameter's attribute of this name, where set, is the tensor that its gradient is to be written into."""
 
 
+_MANNER = threading.local()
+
+
+@contextlib.contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """In this thread, towers call their layers one by one, as torch does: for whoever looks at what a layer makes."""
+    _MANNER.layer_by_layer = True
+    try:
+        yield
+    finally:
+        _MANNER.layer_by_layer = False
+
+
 class DenseTower(nn.Module):
     """[B, sizes[0]] -> [B, sizes[-1]]: linear layers, relu after all but the last."""
 
@@ -51,7 +66,7 @@ class DenseTower(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         layers = self.linear_layers()
         parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
-        if not _traced(x) and all(map(_plain, parameters)):
+        if not _traced(x) and not getattr(_MANNER, "layer_by_layer", False) and all(map(_plain, parameters)):
             if x.shape[-1:] != (layers[0].in_features,):
                 raise ConfigError(
                     f"this DenseTower takes rows of {layers[0].in_features} values; the input is {list(x.shape)}"

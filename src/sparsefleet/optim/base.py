@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.optim.schedule import Constant, Schedule
 
 SMALLEST = 2.0**-126
@@ -61,6 +62,10 @@ class UpdateRule(ABC):
 
     def rate(self, step: int) -> float:
         return self.learning_rate * self.schedule.factor(step)
+
+    def minimize(self, loss: Any) -> None:
+        """As in Fluid: this rule trains the model of this loss, `model.loss`. With a Trainer there is no need of it."""
+        PROCESS_ROLE.minimize(self, loss)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for manifests and the wire; `optim.from_dict` is the inverse."""

@@ -23,6 +23,7 @@ from sparsefleet.optim.base import UpdateRule
 from sparsefleet.server.gate import SLICE, OnWait
 from sparsefleet.server.ledger import CREATE, LOAD, Ledger, Record
 from sparsefleet.store.base import Layout, differing_layouts
+from sparsefleet.store.partial import load_partially, plan_held
 from sparsefleet.store.partition import Share, dense_cut
 from sparsefleet.store.shards import HeldBlock, ShardCut, check_fits, load_all, load_block, load_table
 from sparsefleet.store.wire import Part, WireError
@@ -200,19 +201,28 @@ class Holdings:
                 bound.append(BoundDense(block, part.floats))
         return bound
 
-    def load(self, path: str, servers: int, values_only: bool, owner: str, patience: float) -> None:
-        """Replace everything by a checkpoint's, in the name of `owner`."""
+    def load(
+        self, path: str, servers: int, values_only: bool, owner: str, patience: float, *, partial: bool = False
+    ) -> None:
+        """Replace everything by a checkpoint's, in the name of `owner`; `partial`: all that fits."""
         checkpoint = Checkpoint.open(path)
         with self._making:
             tables, blocks = self.tables(), self.blocks()
 
             def check() -> None:
                 """What does not fit, or a cut that is being written, is found before anything is touched."""
-                check_fits(checkpoint, tables, blocks, values_only=values_only)
+                if partial:
+                    plan_held(checkpoint, tables, blocks)
+                else:
+                    check_fits(checkpoint, tables, blocks, values_only=values_only)
 
             def fill() -> None:
                 self.loaded = True
-                load_all(checkpoint, tables, blocks, share=Share(self._index, servers), values_only=values_only)
+                share = Share(self._index, servers)
+                if partial:
+                    load_partially(checkpoint, tables, blocks, share=share)
+                else:
+                    load_all(checkpoint, tables, blocks, share=share, values_only=values_only)
 
             record = Record(LOAD, parts=[*(table.spec for table in tables), *(block.table for block in blocks)])
             self._ledger.apply_alone(record, check, fill, owner, patience)

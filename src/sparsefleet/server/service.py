@@ -33,9 +33,10 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         config = state.config
         self._state = state
         self._actions: dict[str, Callable[[Data], Data | None]] = {
-            "ping": lambda data: {"server": state.server_id},
+            "ping": lambda data: {"server": state.server_id, "broken": state.sessions.broken},
             "register": self._register,
             "ended": self._ended,
+            "server_failed": self._server_failed,
             "heartbeat": self._heartbeat,
             "leave": self._leave,
             "join": self._join,
@@ -129,6 +130,13 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
     def _ended(self, data: Data) -> Data:
         how, failed = need_text(data, "how")[:MAX_REASON], data.get("failed") is True
         return {"goes_on": self._state.sessions.ended(_integer(data, "worker"), how, failed)}
+
+    def _server_failed(self, data: Data) -> None:
+        index, reason = _integer(data, "index"), need_text(data, "reason")[:MAX_REASON]
+        # Trainers begin only once they are registered with all servers: where tables are, that one has been up.
+        if not self._state.holdings.tables() and not self._state.holdings.blocks():
+            with self._state.sessions.changed:
+                self._state.sessions.break_job(f"server {index} did not start: {reason}")
 
     def _leave(self, data: Data) -> None:
         worker, incarnation = _identity(data)
@@ -232,10 +240,10 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _load(self, data: Data) -> Data:
         state, owner, path = self._state, self._living(data), need_text(data, "path")
-        values_only = data.get("values_only") is True
+        values_only, partial = data.get("values_only") is True, data.get("partial") is True
 
         def work() -> Data:
-            state.holdings.load(path, state.sessions.servers, values_only, owner, state.config.timeout)
+            state.holdings.load(path, state.sessions.servers, values_only, owner, state.config.timeout, partial=partial)
             state.last_checkpoint = path
             return {}
 

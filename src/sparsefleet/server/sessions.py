@@ -162,6 +162,11 @@ class Sessions:
         trainer.last_seen = time.monotonic()
         return trainer
 
+    @property
+    def broken(self) -> str | None:
+        """Why the job cannot go on; None where it can."""
+        return self._broken
+
     def check_job(self) -> None:
         """Refuse what only makes sense in a job that goes on. With `changed` held or not."""
         if self._broken is not None:

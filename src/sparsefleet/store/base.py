@@ -175,9 +175,10 @@ class ParameterStore(ABC):
             cut.write(path, facts, drop_state=drop_state)
 
     @abstractmethod
-    def load(self, path: str, *, values_only: bool = False) -> RunFacts:
+    def load(self, path: str, *, values_only: bool = False, partial: bool = False) -> RunFacts:
         """Fill the tables and blocks that have been created from a checkpoint, and return what else it knows.
 
+        partial: those of the same name and shape, and leave the others as they are (`store/partial.py`).
         `path` is a checkpoint, or a run's folder: then its newest. values_only: optimizers start afresh.
         """
 

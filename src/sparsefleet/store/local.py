@@ -15,6 +15,7 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import Done, Layout, ParameterStore, RunFacts, StoreCut, differing_layouts
+from sparsefleet.store.partial import load_partially
 from sparsefleet.store.shards import HeldBlock, ShardCut, facts_of, load_all, manifest_of
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.sparse import SparseTable
@@ -98,8 +99,11 @@ class LocalStore(ParameterStore):
     def cut(self) -> LocalCut:
         return LocalCut(ShardCut(self._sparse.copy().values(), self._held_blocks()))
 
-    def load(self, path: str, *, values_only: bool = False) -> RunFacts:
+    def load(self, path: str, *, values_only: bool = False, partial: bool = False) -> RunFacts:
         checkpoint = Checkpoint.open(latest(path))
+        if partial:
+            load_partially(checkpoint, list(self._sparse.values()), self._held_blocks())
+            return facts_of(checkpoint)
         load_all(checkpoint, list(self._sparse.values()), self._held_blocks(), values_only=values_only)
         return facts_of(checkpoint)
 

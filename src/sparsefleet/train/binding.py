@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 import torch
 from torch import nn
 
+from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.communicator import Parameters
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.nn.dense_block import DenseBlock
@@ -18,10 +20,27 @@ from sparsefleet.nn.embedding import attach as attach_source
 from sparsefleet.nn.embedding import tables
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import ParameterStore
+from sparsefleet.store.partial import plan_of
 from sparsefleet.table.spec import TableSpec
 
 DENSE = "dense"
 """The name of the model's dense block in the store."""
+
+
+@dataclass(frozen=True)
+class PartialLoad:
+    """What a partial load made of a checkpoint, in words; as a text, three lines."""
+
+    path: str
+    taken: tuple[str, ...]
+    left: tuple[str, ...]
+    """In the checkpoint, and not taken."""
+    afresh: tuple[str, ...]
+    """In the model, and not filled; and optimizers that start anew."""
+
+    def __str__(self) -> str:
+        parts = (("taken", self.taken), ("left", self.left), ("starts afresh", self.afresh))
+        return "\n".join(f"{self.path}: {word}: {', '.join(names) or 'nothing'}" for word, names in parts)
 
 
 class SharedModel:
@@ -35,6 +54,11 @@ class SharedModel:
         """The model itself, and copies that share its parameters and buffers."""
         attach_source(self.model, None)  # what a copy reads from is its own
         return [self.model, *(self._copy() for _ in range(count - 1))]
+
+    def copy_for_looking(self) -> nn.Module:
+        """A copy that shares parameters and buffers, and changes none of them: in evaluation mode."""
+        attach_source(self.model, None)
+        return self._copy().eval()
 
     @contextmanager
     def scored(self) -> Iterator[None]:
@@ -102,6 +126,22 @@ class BoundModel(SharedModel):
     def buffers(self) -> dict[str, npt.NDArray[Any]]:
         """What a checkpoint must hold besides tables and the block: buffers and frozen parameters, copied."""
         return {name: tensor.detach().numpy().copy() for name, tensor in self._untrained().items()}
+
+    def partial_load(self, checkpoint: Checkpoint) -> PartialLoad:
+        """Take the buffers that fit; and what the store has taken, in words."""
+        layout = [(piece.name, piece.shape) for piece in self.block.pieces]
+        blocks = [(DENSE, layout, self.parameters.dense_rule)]
+        plan = plan_of(checkpoint, self.parameters.tables.values(), blocks)
+        mine, saved = self._untrained(), checkpoint.buffers()
+        fitting = [name for name, tensor in mine.items() if name in saved and saved[name].shape == tuple(tensor.shape)]
+        for name in fitting:
+            mine[name].copy_(torch.from_numpy(saved[name].copy()))
+        return PartialLoad(
+            str(checkpoint.location),
+            (*plan.taken, *(f"buffer {name}" for name in fitting)),
+            (*plan.left, *(f"buffer {name}" for name in saved if name not in fitting)),
+            (*plan.afresh, *(f"buffer {name}" for name in mine if name not in fitting)),
+        )
 
     def load_buffers(self, saved: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take buffers from a checkpoint; those of another name or shape are an error."""

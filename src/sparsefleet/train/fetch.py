@@ -1,14 +1,13 @@
 """Looking into a run while it goes on: values by name, printed every so many batches or handed to a FetchHandler.
 
-A name is one of the run's numbers (`auc`, `batch_auc`, `loss`, `rows`, `step`, …, see `Snapshot.values`) or the name of
-a dense parameter of the model.
+What a name may be, `train/fetcher.py` says. In place of a name, an object with a `name`: `model.loss` is "loss".
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ class FetchHandler:
 
     def __init__(
         self,
-        fetch_list: Sequence[str],
+        fetch_list: Sequence[Any],
         period_secs: float | None = None,
         return_np: bool = True,
         *,
@@ -38,7 +37,7 @@ class FetchHandler:
             raise ConfigError("a FetchHandler needs either period_secs or period_batches")
         if (period_secs or period_batches or 0) <= 0:
             raise ConfigError("a FetchHandler's period must be above 0")
-        self.fetch_list, self.period_secs, self.period_batches = list(fetch_list), period_secs, period_batches
+        self.fetch_list, self.period_secs, self.period_batches = names_of(fetch_list), period_secs, period_batches
         self.return_np = return_np
         self._lock = threading.Lock()
         self._next = time.monotonic() + (period_secs or 0.0)
@@ -67,12 +66,23 @@ class FetchHandler:
 class PrintFetched(FetchHandler):
     """`print_period` of train_from_dataset and infer_from_dataset: prints each value behind its `fetch_info`."""
 
-    def __init__(self, fetch_list: Sequence[str], fetch_info: Sequence[str] | None, print_period: int) -> None:
+    def __init__(self, fetch_list: Sequence[Any], fetch_info: Sequence[str] | None, print_period: int) -> None:
         super().__init__(fetch_list, period_batches=print_period)
         self._info = infos_for(self.fetch_list, fetch_info)
 
     def handler(self, fetched: list[Any]) -> None:
         print("  ".join(f"{info} {value}" for info, value in zip(self._info, fetched, strict=True)), flush=True)
+
+
+class PrintSteps(FetchHandler):
+    """The loss of every step, for trainers that are made as in FleetX."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__(["step", "loss"], period_batches=1)
+        self._worker = worker
+
+    def handler(self, fetched: list[Any]) -> None:
+        print(f"worker {self._worker}, step {int(fetched[0])}, loss {float(fetched[1]):.6f}", flush=True)
 
 
 def infos_for(fetch_list: Sequence[str], fetch_info: Sequence[str] | None) -> list[str]:
@@ -83,21 +93,15 @@ def infos_for(fetch_list: Sequence[str], fetch_info: Sequence[str] | None) -> li
     return infos
 
 
-def check_names(names: Iterable[str], numbers: Iterable[str], parameters: Iterable[str]) -> None:
-    """Refuse what cannot be fetched: before the run, not after its first hundred batches."""
-    numbers, parameters = list(numbers), list(parameters)
-    unknown = [name for name in names if name not in numbers and name not in parameters]
-    if unknown:
-        raise ConfigError(
-            f"cannot fetch {', '.join(map(repr, unknown))}; choose from {', '.join(numbers)} or a dense parameter: "
-            f"{', '.join(parameters)}"
-        )
-
-
-def fetch_values(
-    names: Sequence[str], numbers: Mapping[str, float], parameters: Mapping[str, torch.Tensor]
-) -> list[Any]:
-    return [numbers[name] if name in numbers else parameters[name].detach().clone() for name in names]
+def names_of(fetch_list: Sequence[Any]) -> list[str]:
+    """The names in a fetch list; of an object that is not a text, its `name`."""
+    if isinstance(fetch_list, str) or not isinstance(fetch_list, Sequence):
+        raise ConfigError(f"fetch_list={fetch_list!r:.60} must be a list of names, such as ['auc']")
+    names = [item if isinstance(item, str) else getattr(item, "name", None) for item in fetch_list]
+    for name, item in zip(names, fetch_list, strict=True):
+        if not isinstance(name, str):
+            raise ConfigError(f"fetch_list: {item!r:.60} is no name and has none; write a name, such as 'auc'")
+    return [str(name) for name in names]
 
 
 def _as_numpy(value: Any) -> Any:

@@ -54,6 +54,10 @@ class Snapshot:
         }
 
 
+QUICK = frozenset({"epoch", "step", "rows", "rows_per_s", "loss"})
+"""Of `Snapshot.values`, what is known without counting anything."""
+
+
 class LossWindow:
     """How far one observer has read the sum of losses: each sees the loss since its own last look."""
 
@@ -104,6 +108,32 @@ class Progress:
     def seconds(self) -> float:
         return self._seconds + (time.perf_counter() - self._since if self._since else 0.0)
 
+    def seconds_left(self, share: float | None) -> float | None:
+        """Until the last epoch's end, at the speed so far; `share`: of the epoch under way."""
+        done = self.epoch + (share or 0.0)
+        here = done - (self.done_before or 0.0)
+        if not share or here <= 0 or done >= self.epochs:
+            return None
+        return self.seconds * (self.epochs - done) / here
+
+    def quick_numbers(self, window: LossWindow) -> dict[str, float]:
+        """Those of `QUICK`."""
+        with self._lock:
+            self._move(window)
+            seconds = self.seconds
+            return {
+                "epoch": self.epoch,
+                "step": self.step,
+                "rows": self.rows,
+                "rows_per_s": self.rows / seconds if seconds else math.nan,
+                "loss": window.loss,
+            }
+
+    def _move(self, window: LossWindow) -> None:
+        if self.rows > window.rows:
+            window.loss = (self._loss - window.total) / (self.rows - window.rows)
+            window.total, window.rows = self._loss, self.rows
+
     def snapshot(
         self, share: float | None, metrics: MetricSet | None = None, window: LossWindow | None = None
     ) -> Snapshot:
@@ -113,9 +143,7 @@ class Progress:
         """
         with self._lock:
             window, metrics = window or LossWindow(), metrics or self.metrics
-            if self.rows > window.rows:
-                window.loss = (self._loss - window.total) / (self.rows - window.rows)
-                window.total, window.rows = self._loss, self.rows
+            self._move(window)
             return Snapshot(
                 epoch=self.epoch,
                 epochs=self.epochs,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sparsefleet.communicator import Communicator
-from sparsefleet.core.batch import Batch
+from sparsefleet.core.batch import F32, U64, Batch
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.crew import Reports
 from sparsefleet.data.base import Epoch, Reader
@@ -20,12 +20,13 @@ from sparsefleet.metrics import Metric, MetricSet, check_metrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.models import registry
 from sparsefleet.nn.precision import computing_in
-from sparsefleet.store.base import RunFacts
+from sparsefleet.store.base import Pending, RunFacts
 from sparsefleet.train.binding import BoundModel
 from sparsefleet.train.cut_member import RunCutMember
-from sparsefleet.train.fetch import FetchHandler, check_names, fetch_values
+from sparsefleet.train.fetch import FetchHandler
+from sparsefleet.train.fetcher import Fetcher
 from sparsefleet.train.profile import Profiler, StepProfile
-from sparsefleet.train.progress import LossWindow, Progress, Snapshot
+from sparsefleet.train.progress import QUICK, LossWindow, Progress, Snapshot
 from sparsefleet.train.replica import Replica
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.save_policy import SavePolicy
@@ -131,6 +132,7 @@ class Run:
         if state.metrics:
             self.progress.metrics = MetricSet.together([state.metrics], config.metrics)
         self.status = StatusReports(self.crew, self.progress)
+        self.status.share = data.progress
         self.everyone: MetricSet | None = None
         """Of a job of several trainers: metrics over all of them, at the last epoch's end."""
         self.lost: list[str] = []
@@ -143,10 +145,13 @@ class Run:
         self._nothing_left = state.finished
         self._caller = threading.current_thread()
         self._untold: deque[tuple[str, int]] = deque()
-        self._parameters = dict(bound.model.named_parameters())
         self._description = registry.describe(bound.model)  # now: a model that cannot be described is not trained
-        for handler, _ in self._handlers:
-            check_names(handler.fetch_list, self.progress.snapshot(None).values(), self._parameters)
+        wanted = [name for handler, _ in self._handlers for name in handler.fetch_list]
+
+        def pull(table: str, keys: U64) -> Pending[F32]:
+            return workplace.store.pull(table, keys, create=False)
+
+        self._fetcher = Fetcher(bound, pull, config.precision, wanted, self._numbers(LossWindow(), None))
 
     @property
     def epochs_done(self) -> int:
@@ -181,6 +186,7 @@ class Run:
             Replica(copy, self.bound.block, lane, self.config.precision)
             for copy, lane in zip(self.bound.copies(threads), lanes, strict=True)
         ]
+        fetcher = self._fetcher
         place = self._at = _Place(number, under_way=True, stepped=self._nothing_left)
 
         def step(index: int, batch: Batch) -> None:
@@ -189,6 +195,7 @@ class Run:
             place.stepped = True
             count = progress.add(batch, outcome)
             if self._handlers:
+                fetcher.seen(batch, outcome.outputs)
                 with gate.aside():  # a handler may save, and who waits for its turn must not hold that up
                     for handler, window in self._handlers:
                         handler.after_step(count, partial(self.fetch, window))
@@ -249,7 +256,14 @@ class Run:
         return self.progress.snapshot(self.data.progress(), window=window)
 
     def fetch(self, window: LossWindow, names: Sequence[str]) -> list[Any]:
-        return fetch_values(names, self.snapshot(window).values(), self._parameters)
+        return self._fetcher.values(names, partial(self._numbers, window))
+
+    def _numbers(self, window: LossWindow, names: Sequence[str] | None) -> Mapping[str, float]:
+        """Those of the run and of its metrics, or at least the named ones: an AUC takes longer than all others."""
+        if names is not None and QUICK.issuperset(names):
+            return self.progress.quick_numbers(window)
+        metrics = self.progress.metrics.values()
+        return {**metrics, **self.snapshot(window).values()}
 
     def interrupted(self) -> None:
         """The user wants to stop: save, if asked to. Of several trainers all must have been interrupted."""

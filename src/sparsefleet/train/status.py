@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +20,8 @@ class StatusReports:
         self._crew, self._progress = crew, progress
         self.staleness: Callable[[], int] = lambda: 0
         """Steps done here and not applied on the servers; the communicator's to say."""
+        self.share: Callable[[], float | None] = lambda: None
+        """Part of the epoch that is done, where known; the reader's to say."""
         self._next = 0.0
         self._counted: deque[tuple[float, int]] = deque([(progress.seconds, progress.rows)])
 
@@ -46,10 +49,14 @@ class StatusReports:
 
     def _tell(self, doing: str, rows_per_s: float, staleness: int) -> None:
         progress = self._progress
+        auc, left = progress.metrics.click_values()["auc"], progress.seconds_left(self.share())
         self._crew.report(
             {
                 "doing": doing,
                 "epoch": progress.epoch,
+                "epochs": progress.epochs,
+                "auc": auc if math.isfinite(auc) else None,
+                "seconds_left": None if left is None else round(left, 1),
                 "step": progress.step,
                 "rows": progress.rows,
                 "rows_per_s": round(rows_per_s, 1),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from sparsefleet.communicator import Communicator, DirectCommunicator
 from sparsefleet.core.batch import F32, U64, Batch
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.core.memory import keep_freed_memory
+from sparsefleet.core.notes import note
+from sparsefleet.core.places import CPUPlace
+from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.crew import Crew
 from sparsefleet.data.base import Reader
 from sparsefleet.metrics import ClickMetrics, Metric, MetricSet
@@ -25,12 +28,14 @@ from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import ParameterStore, Pending, RunFacts
 from sparsefleet.store.shards import facts_of
-from sparsefleet.train.binding import BoundModel, SharedModel
-from sparsefleet.train.fetch import FetchHandler, PrintFetched, check_names, fetch_values
+from sparsefleet.train.binding import BoundModel, PartialLoad, SharedModel
+from sparsefleet.train.fetch import FetchHandler, PrintFetched, PrintSteps, infos_for, names_of
+from sparsefleet.train.fetcher import Fetcher
 from sparsefleet.train.gate import Gate
 from sparsefleet.train.given_data import TrainedOn, threads_for
 from sparsefleet.train.replica import Scorer
 from sparsefleet.train.reporting.base import Reporter
+from sparsefleet.train.reporting.console import console_reporter
 from sparsefleet.train.run import FitResult, Run, RunConfig
 from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.threads import run_threads
@@ -43,25 +48,31 @@ logger = logging.getLogger("sparsefleet.train")
 class Trainer:
     def __init__(
         self,
-        optimizer: UpdateRule | BringsWorkplace | None = None,
+        optimizer: UpdateRule | BringsWorkplace | CPUPlace | None = None,
         *,
         threads: int | None = None,
         precision: str = "float32",
         seed: int = 0,
         store: ParameterStore | None = None,
         communicator: Callable[[ParameterStore], Communicator] = DirectCommunicator,
-        reporters: Sequence[Reporter] = (),
+        reporters: Sequence[Reporter] | None = None,
         num_thresholds: int = NUM_THRESHOLDS,
         slide_steps: int = SLIDE_STEPS,
         profile: bool = False,
         metrics: Sequence[Metric] = (),
+        quiet: bool = False,
     ) -> None:
         """`optimizer`: for the dense parameters, and for every table that has no rule of its own; or what
         `fleet.distributed_optimizer` made of it: then store and communicator are the job's. `threads`: of training; by
         default what the dataset says (`set_thread`), else 1. `profile`: measure where the time of steps goes, for
         `FitResult.profile`. `metrics`: your own, besides AUC and the like; they are copied.
+        `reporters`: who is told how training goes; None: `console_reporter()`, unless `quiet`. As in FleetX,
+        `Trainer(CPUPlace())` takes the optimizer of this process, and prints the loss of each step.
         """
         self.workplace: Workplace
+        self._prints_steps = isinstance(optimizer, CPUPlace)
+        if isinstance(optimizer, CPUPlace):
+            optimizer = self._optimizer_of_process()
         if isinstance(optimizer, BringsWorkplace):
             if store is not None or communicator is not DirectCommunicator:
                 raise ConfigError("a distributed optimizer brings its own store and communicator; give no others")
@@ -76,12 +87,36 @@ class Trainer:
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed={seed} must be 0 to 2**64 - 1")
         self.seed = seed
-        self.reporters = tuple(reporters)
+        if quiet and reporters:
+            raise ConfigError("quiet=True and reporters=[…]: who is to be told? Leave one of them out")
+        self.quiet = quiet
+        self.reporters: Sequence[Reporter] | None = None if reporters is None else tuple(reporters)
+        """None: a console reporter for each run, unless it is to be quiet."""
+        self.work_done = False
+        """Whether the last call that trained or scored came to its end: a script that ends then has not failed."""
         self._bound: BoundModel | None = None
         self._step = self._epoch = 0
         """Trained so far, over all calls of `fit`."""
         self._run: Run | None = None
         self._evaluations = 0
+        self._fitting = False
+
+    def _optimizer_of_process(self) -> UpdateRule | BringsWorkplace:
+        optimizer = PROCESS_ROLE.optimizer
+        if optimizer is None:
+            raise ConfigError(
+                "Trainer(CPUPlace()) takes the optimizer of fleet.distributed_optimizer(optimizer, strategy), or the "
+                "one whose minimize(model.loss) was called, and there is none yet: call one of them before, or give "
+                "the Trainer its optimizer"
+            )
+        if not isinstance(optimizer, BringsWorkplace):
+            PROCESS_ROLE.trainer = self
+        return optimizer  # type: ignore[no-any-return]
+
+    def _reporters_for(self, quiet: bool) -> Sequence[Reporter]:
+        if self.reporters is not None:
+            return self.reporters
+        return () if quiet else (console_reporter(),)
 
     @property
     def store(self) -> ParameterStore:
@@ -104,18 +139,31 @@ class Trainer:
         save: SavePolicy | None = None,
         resume: str | None = None,
         fetch: Sequence[FetchHandler] = (),
+        quiet: bool | None = None,
+        epoch: int | None = None,
     ) -> FitResult:
-        """Train for `epochs` passes over the data, scoring `test` after each.
+        """Train for `epochs` passes over the data (`epoch=` means the same), scoring `test` after each.
 
+        Shows on standard error how it goes, unless `quiet` (None: as the trainer) or the trainer has reporters.
         Called again, it goes on with the parameters, the optimizers' state and the count of steps; metrics start anew.
         With `resume`, `epochs` counts from the training's beginning: what is still missing of them is trained.
         """
+        epochs = _epochs(epochs, epoch)
+        self.work_done = False
         crew = self.crew
+        quiet = self.quiet if quiet is None else quiet
+        if self._prints_steps and not quiet:
+            fetch = [*fetch, PrintSteps(crew.index)]
+        self._fitting = True
         try:
-            return self._fit(model, data, epochs, test, save, resume, fetch)
+            result = self._fit(model, data, epochs, test, save, resume, fetch, self._reporters_for(quiet))
+            self.work_done = True
+            return result
         except BaseException as error:
             crew.give_up(error)
             raise
+        finally:
+            self._fitting = False
 
     def _fit(
         self,
@@ -126,6 +174,7 @@ class Trainer:
         save: SavePolicy | None,
         resume: str | None,
         fetch: Sequence[FetchHandler],
+        reporters: Sequence[Reporter],
     ) -> FitResult:
         if epochs < 0:
             raise ConfigError(f"epochs={epochs} must be 0 or above")
@@ -156,11 +205,11 @@ class Trainer:
             state=state,
             start_of=start_of,
             save=save,
-            reporters=self.reporters,
+            reporters=reporters,
             fetch=fetch,
         )
         self._run = run
-        for reporter in self.reporters:
+        for reporter in reporters:
             reporter.start({"epochs": epochs, "threads": self.config.threads, "precision": self.config.precision})
         scored = None
         try:
@@ -172,14 +221,14 @@ class Trainer:
                         if test is not None:
                             run.status.resting("scoring")
                             scored = self.evaluate_everywhere(model, test)
-                            for reporter in self.reporters:
+                            for reporter in reporters:
                                 reporter.evaluated(run.progress.step, scored)
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
         finally:
             self._step, self._epoch = run.progress.step, run.epochs_done
             self._trained_on.learn("the model", data.inputs())  # what Python hands in is known once it was read
-            for reporter in self.reporters:
+            for reporter in reporters:
                 reporter.close()
         return run.result(scored)
 
@@ -188,16 +237,19 @@ class Trainer:
         model: nn.Module,
         dataset: Reader,
         *,
-        fetch_list: Sequence[str] = (),
+        fetch_list: Sequence[Any] = (),
         fetch_info: Sequence[str] | None = None,
         print_period: int = 100,
         fetch_handler: FetchHandler | None = None,
+        debug: bool = False,
+        thread: int = 0,
+        scope: None = None,
+        quiet: bool | None = None,
     ) -> FitResult:
         """One pass over the dataset, as users of Fleet know it; prints `fetch_list` every `print_period` batches."""
-        handlers: list[FetchHandler] = [fetch_handler] if fetch_handler else []
-        if fetch_list:
-            handlers.append(PrintFetched(fetch_list, fetch_info, print_period))
-        return self.fit(model, dataset, epochs=1, fetch=handlers)
+        self._check_fluid("train_from_dataset", debug, thread, scope)
+        handlers = _handlers(fetch_list, fetch_info, print_period, fetch_handler)
+        return self.fit(model, dataset, epochs=1, fetch=handlers, quiet=quiet)
 
     # -- scoring -------------------------------------------------------------------------------------------------
 
@@ -212,33 +264,53 @@ class Trainer:
         self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()
     ) -> dict[str, float]:
         """Metrics over the shares of all trainers of the job, exactly those of one process; all must call it."""
+        self.work_done = False
         self._evaluations += 1
         name = f"evaluation {self._evaluations}"
         shared = self._to_score(model)
         self.crew.barrier(name)  # whoever still trains changes what the others would score
         with shared.scored():
             mine = self.measure(model, data, fetch=fetch)
-        return MetricSet.together(self.crew.reduce(name, mine.to_dict()), self.config.metrics).values()
+        values = MetricSet.together(self.crew.reduce(name, mine.to_dict()), self.config.metrics).values()
+        self.work_done = not self._fitting  # within a fit it is the fit that must come to its end
+        return values
 
     def infer_from_dataset(
         self,
         model: nn.Module,
         dataset: Reader,
         *,
-        fetch_list: Sequence[str] = (),
+        fetch_list: Sequence[Any] = (),
         fetch_info: Sequence[str] | None = None,
         print_period: int = 100,
         fetch_handler: FetchHandler | None = None,
+        debug: bool = False,
+        thread: int = 0,
+        scope: None = None,
     ) -> dict[str, float]:
         """Score the shares of all trainers; prints `fetch_list` every `print_period` batches and at the end."""
-        handlers: list[FetchHandler] = [fetch_handler] if fetch_handler else []
-        if fetch_list:
-            handlers.append(PrintFetched(fetch_list, fetch_info, print_period))
+        self._check_fluid("infer_from_dataset", debug, thread, scope)
+        handlers = _handlers(fetch_list, fetch_info, print_period, fetch_handler)
         values = self.evaluate_everywhere(model, dataset, fetch=handlers)
-        if fetch_list:
-            parameters = dict(model.named_parameters())
-            PrintFetched(fetch_list, fetch_info, print_period).handler(fetch_values(fetch_list, values, parameters))
+        # The last batch, and what a layer made of it, has been printed; these are of all samples of all trainers.
+        names = names_of(fetch_list)
+        if whole := [index for index, name in enumerate(names) if name in values]:
+            infos = infos_for(names, fetch_info)
+            PrintFetched([names[i] for i in whole], [infos[i] for i in whole], 1).handler(
+                [values[names[i]] for i in whole]
+            )
         return values
+
+    def _check_fluid(self, call: str, debug: bool, thread: int, scope: None) -> None:
+        """Settings of Fluid's call of this name."""
+        if debug:
+            raise ConfigError(f"{call}(debug=True): Trainer(profile=True) tells where the time of steps goes")
+        if scope is not None:
+            raise ConfigError(f"{call}(scope=…): there are no scopes; the trainer's store holds the parameters")
+        if thread not in (0, self.config.threads):
+            raise ConfigError(
+                f"{call}(thread={thread}): this trainer has {self.config.threads}; write Trainer(threads={thread})"
+            )
 
     def measure(self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()) -> MetricSet:
         """The sums behind `evaluate`, which can be merged with those of other processes."""
@@ -246,13 +318,12 @@ class Trainer:
         self._trained_on.check(data)
         threads = threads_for(data, self._threads, self.config.threads)
         metrics = MetricSet(ClickMetrics(self.config.num_thresholds), self.config.metrics)
-        parameters = dict(model.named_parameters())
-        for handler in fetch:
-            check_names(handler.fetch_list, metrics.values(), parameters)
+        wanted = [name for handler in fetch for name in handler.fetch_list]
+        fetcher = Fetcher(shared, self._pull_existing, self.config.precision, wanted, metrics.values())
         batches = itertools.count(1)
 
         def look(names: Sequence[str]) -> list[Any]:
-            return fetch_values(names, metrics.values(), parameters)
+            return fetcher.values(names, lambda _: metrics.values())
 
         def tick() -> None:
             for handler in fetch:
@@ -264,7 +335,9 @@ class Trainer:
             scorers = [Scorer(copy, self._pull_existing, self.config.precision) for copy in copies]
 
             def score(index: int, batch: Batch) -> None:
-                metrics.update(batch, scorers[index].outputs(batch))
+                outputs = scorers[index].outputs(batch)
+                metrics.update(batch, outputs)
+                fetcher.seen(batch, outputs)
                 data.consumed(batch)
                 count = next(batches)
                 for handler in fetch:
@@ -290,23 +363,45 @@ class Trainer:
         """Load tables and dense parameters from a checkpoint; returns where that run stood."""
         return self._take_state(self.load(model, path))
 
-    def load(self, model: nn.Module, path: str, *, values_only: bool = False) -> RunFacts:
+    @overload
+    def load(
+        self, model: nn.Module, path: str, *, values_only: bool = ..., partial: Literal[False] = ...
+    ) -> RunFacts: ...
+    @overload
+    def load(self, model: nn.Module, path: str, *, partial: Literal[True]) -> PartialLoad: ...
+    def load(
+        self, model: nn.Module, path: str, *, values_only: bool = False, partial: bool = False
+    ) -> RunFacts | PartialLoad:
         """Fill the model's tables and parameters from a checkpoint or a run's newest one.
 
-        In a job of several trainers all call it, before the first of them trains.
+        `partial`: into another network. Tables and parameters of the same name and shape are taken, the others begin
+        afresh; a table goes on with another optimizer where that is what it has. The log says what became of each, and
+        so does the result. In a job of several trainers all call it, before the first of them trains.
         """
+        if partial and values_only:
+            raise ConfigError(
+                "load(partial=True, values_only=True): a partial load keeps optimizer state only where it fits; leave "
+                "values_only out"
+            )
         bound = self._bind(model)
         checkpoint = Checkpoint.open(latest(path))  # before anyone can save: all must mean the same one
         location = str(checkpoint.location)
-        self.crew.only_first(f"load {location}", lambda: self._load(location, values_only))
+        how = {"values_only": values_only, "partial": partial}
+        self.crew.only_first(f"load {location}", lambda: self._load(location, how))
         bound.refresh()
         facts = facts_of(checkpoint)
         self._trained_on.learn_saved(location, facts.inputs)
-        bound.load_buffers(facts.buffers)
-        return facts
+        if not partial:
+            bound.load_buffers(facts.buffers)
+            return facts
+        result = bound.partial_load(checkpoint)
+        if self.crew.index == 0:
+            for line in str(result).splitlines():
+                logger.warning("%s", line)
+        return result
 
-    def _load(self, location: str, values_only: bool) -> None:
-        self.store.load(location, values_only=values_only)
+    def _load(self, location: str, how: Mapping[str, bool]) -> None:
+        self.store.load(location, **how)
 
     def save(self, path: str, *, drop_state: bool = False) -> None:
         """Write a checkpoint of the parameters as they are now, and of where the run stands, or the last one.
@@ -362,6 +457,22 @@ class Trainer:
 
     def _pull_existing(self, table: str, keys: U64) -> Pending[F32]:
         return self.store.pull(table, keys, create=False)
+
+
+def _epochs(epochs: int, epoch: int | None) -> int:
+    if epoch is None:
+        return epochs
+    if epochs not in (1, epoch):
+        raise ConfigError(f"epochs={epochs} and epoch={epoch} mean the same thing: give one of them")
+    note("fit(epoch=…): the setting is called epochs here, and means the same")
+    return epoch
+
+
+def _handlers(
+    fetch_list: Sequence[Any], fetch_info: Sequence[str] | None, print_period: int, fetch_handler: FetchHandler | None
+) -> list[FetchHandler]:
+    handlers = [fetch_handler] if fetch_handler else []
+    return [*handlers, PrintFetched(fetch_list, fetch_info, print_period)] if fetch_list else handlers
 
 
 @contextmanager

@@ -47,10 +47,18 @@ AFTERWARDS_SECONDS = 5.0
 own time."""
 
 
-def load(links: Sequence[ServerLink], identity: Mapping[str, Any], path: str, *, values_only: bool = False) -> RunFacts:
+def load(
+    links: Sequence[ServerLink],
+    identity: Mapping[str, Any],
+    path: str,
+    *,
+    values_only: bool = False,
+    partial: bool = False,
+) -> RunFacts:
     checkpoint = Checkpoint.open(latest(path))
     facts = facts_of(checkpoint)
-    request = {**identity, "path": str(checkpoint.location), "values_only": values_only, "ticket": uuid.uuid4().hex}
+    how = {"values_only": values_only, "partial": partial}
+    request = {**identity, **how, "path": str(checkpoint.location), "ticket": uuid.uuid4().hex}
     on_all(links, lambda link: _finished(link, "load", request, _Loading(link, f"load {path}")))
     return facts
 

@@ -12,6 +12,7 @@ from typing import Any
 from sparsefleet.core.errors import StoreError
 from sparsefleet.store.remote.callers import Callers
 from sparsefleet.store.remote.config import RemoteConfig
+from sparsefleet.store.remote.failed_start import check_peers
 from sparsefleet.store.remote.heartbeats import Heartbeats
 from sparsefleet.store.remote.link import Saved, ServerLink, on_all
 
@@ -62,7 +63,7 @@ class Connection:
             # The servers that are up hear of us while we wait for the others: or they would take us for dead.
             with contextlib.ExitStack() as heartbeats:
                 for link in self.links:
-                    link.register(self.incarnation, about)
+                    link.register(self.incarnation, about, lambda link=link: check_peers(self.links, link))  # type: ignore[misc]
                     registered.append(link)
                     heartbeats.callback(Heartbeats([link], self.identity, self.config.heartbeat).stop)
         except BaseException as error:

@@ -15,6 +15,7 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.wire import PROTOCOL, read_json, refused, to_json
 from sparsefleet.store.wire.auth import ROOTS_VARIABLE, TOKEN_VARIABLE, SendToken
+from sparsefleet.store.wire.stranger import Stranger
 from sparsefleet.store.wire.tls import check_roots, mismatch
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class ServerLink:
             tls_root_certs=config.tls_root_certs,
             middleware=[SendToken(config.token)] if config.token else None,
             generic_options=[
+                # The job's own addresses: gRPC would ask the proxy of http_proxy, https_proxy or grpc_proxy for them.
+                ("grpc.enable_http_proxy", 0),
                 # Else gRPC backs off for up to two minutes while a server starts.
                 ("grpc.initial_reconnect_backoff_ms", 100),
                 ("grpc.max_reconnect_backoff_ms", 1000),
@@ -139,10 +142,14 @@ class ServerLink:
         if self.index == 0:
             self.saved.path = answer.get("last_checkpoint") or self.saved.path
 
-    def register(self, incarnation: str, about: str) -> None:
-        """Make ourselves known, waiting for a server that is not up yet."""
+    def register(self, incarnation: str, about: str, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """Make ourselves known, waiting for a server that is not up yet.
+
+        while_waiting: called now and then; raises where it has become known that the server will not come up.
+        """
         config, start, told = self.config, time.monotonic(), 0.0
         mismatched: float | None = None
+        stranger = Stranger(self.endpoint, tls=config.tls_root_certs is not None)
         request = {
             "worker": config.worker,
             "incarnation": incarnation,
@@ -169,6 +176,9 @@ class ServerLink:
                 mismatched = None
                 if not isinstance(error.__cause__, NOT_UP):
                     raise
+                while_waiting()
+                if why := stranger.look():
+                    raise StoreError(f"{self} cannot come up: {why}") from None
                 if waited >= config.connect_timeout:
                     raise StoreError(
                         f"{self} did not come up within {config.connect_timeout:g} s: is it started, is the address "

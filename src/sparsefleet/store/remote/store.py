@@ -131,8 +131,9 @@ class RemoteStore(ParameterStore):
         assert self._frozen is not None, "a cut is named inside hold()"
         return self._frozen.cut()
 
-    def load(self, path: str, *, values_only: bool = False) -> RunFacts:
-        return checkpoints.load(self._links, self.connection.identity, path, values_only=values_only)
+    def load(self, path: str, *, values_only: bool = False, partial: bool = False) -> RunFacts:
+        identity = self.connection.identity
+        return checkpoints.load(self._links, identity, path, values_only=values_only, partial=partial)
 
     def stats(self) -> dict[str, Any]:
         """Sums over the servers, and under `servers` what each of them says."""

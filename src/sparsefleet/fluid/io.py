@@ -1,0 +1,54 @@
+"""fluid.io: saving and loading in the shape of Fluid's calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.data.py_reader import PyReader
+from sparsefleet.fleet.old_shapes import check_feeds_and_targets, old_arguments
+from sparsefleet.fleet.serving_model import save_bundle
+from sparsefleet.fluid.executor import Executor
+
+__all__ = ["PyReader", "load_persistables", "save_inference_model", "save_persistables"]
+
+
+def save_persistables(*arguments: Any, executor: Any = None, dirname: Any = None, main_program: Any = None) -> None:
+    """A checkpoint of the model that this process trains. Of several trainers one calls it, as in Fluid."""
+    path, _ = old_arguments("save_persistables", arguments, executor, dirname, main_program)
+    _executor(executor, arguments).trainer().save(path)
+
+
+def save_inference_model(
+    *arguments: Any,
+    executor: Any = None,
+    dirname: Any = None,
+    feeded_var_names: Any = None,
+    target_vars: Any = None,
+    main_program: Any = None,
+) -> None:
+    """A bundle, for `sparsefleet serve`, of the model that this process trains."""
+    path, rest = old_arguments("save_inference_model", arguments, executor, dirname, main_program)
+    if len(rest) > 2:
+        raise ConfigError("save_inference_model: too many arguments; write save_inference_model(path)")
+    trainer = _executor(executor, arguments).trainer()
+    feeds = rest[0] if rest else feeded_var_names
+    targets = rest[1] if len(rest) > 1 else target_vars
+    if feeds is not None or targets is not None:
+        check_feeds_and_targets(trainer.trained_model(), feeds, targets)
+    save_bundle(trainer, path, rows="float32", min_seen=0, name=None)
+
+
+def load_persistables(executor: Any, dirname: Any, main_program: Any = None) -> None:
+    """Fill a model from a checkpoint: `main_program` is the model, or the one whose loss is minimized."""
+    if not isinstance(executor, Executor):
+        raise ConfigError(
+            f"load_persistables({executor!r:.60}, …): give the executor that is to work with the model; or write "
+            "trainer.load(model, path)"
+        )
+    executor.load(str(dirname), main_program)
+
+
+def _executor(executor: Any, arguments: tuple[Any, ...]) -> Executor:
+    given = [one for one in (executor, *arguments[:1]) if isinstance(one, Executor)]
+    return given[0] if given else Executor()

@@ -1,0 +1,310 @@
+"""Calls in the shape of Fluid and Fleet: taken where they can mean one thing, else refused with what to write."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from small_jobs import Given, batches, cluster, in_threads, small_model
+
+import sparsefleet as sf
+from sparsefleet.core import notes
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.process_role import PROCESS_ROLE
+from sparsefleet.fleet import DistributedStrategy, DistributeTranspiler, DistributeTranspilerConfig, Role
+from sparsefleet.fleet.facade import Fleet
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    notes._told.clear()
+    PROCESS_ROLE.forget()
+    yield
+    PROCESS_ROLE.forget()
+
+
+def a_fleet(strategy=None) -> Fleet:
+    fleet = Fleet()
+    fleet.init(Role())
+    fleet.distributed_optimizer(sf.optim.Adam(1e-2), strategy)
+    return fleet
+
+
+# --- the facade
+
+
+def test_train_from_dataset_makes_a_trainer_and_takes_fluids_settings(tmp_path, capsys):
+    fleet, model = a_fleet(), small_model()
+    result = fleet.train_from_dataset(
+        model, Given(batches(4)), fetch_list=[model.loss], fetch_info=["cost"], print_period=2, debug=False, thread=0
+    )
+    assert result.rows == 80
+    assert capsys.readouterr().out.count("cost ") == 2
+    fleet.train_from_dataset(model, Given(batches(4)), quiet=True)  # the same trainer goes on
+    fleet.save_persistables(tmp_path / "a")
+    assert sf.Checkpoint.open(tmp_path / "a").manifest.step == 8
+    for settings, message in (
+        ({"debug": True}, r"debug=True\): Trainer\(profile=True\)"),
+        ({"thread": 3}, r"thread=3\): this trainer has 1; write Trainer\(threads=3\)"),
+        ({"scope": object()}, r"there are no scopes"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fleet.train_from_dataset(model, Given(batches(1)), **settings)
+
+
+def test_saving_in_fluids_shape(tmp_path, caplog):
+    fleet, model = a_fleet(), small_model()
+    fleet.train_from_dataset(model, Given(batches(2)), quiet=True)
+    exe = sf.fluid.Executor(sf.fluid.CPUPlace())
+    fleet.save_persistables(exe, str(tmp_path / "a"))
+    fleet.save_persistables(exe, tmp_path / "b", fleet.main_program)
+    fleet.save_persistables(executor=exe, dirname=tmp_path / "c")
+    for name in "abc":
+        assert sf.Checkpoint.open(tmp_path / name).manifest.step == 2
+    assert caplog.text.count("save_persistables needs no executor: write save_persistables(path)") == 1, "once"
+    feeds = ["dense_input", *(f"C{i}" for i in range(1, 27))]
+    fleet.save_inference_model(exe, str(tmp_path / "d"), feeds, ["predict"], format="checkpoint")
+    assert "needs no feeds and targets" in caplog.text
+    for arguments, message in (
+        ((exe,), r"save_inference_model: where to\?"),
+        ((exe, "p", feeds[:5], ["predict"]), r"feeds leave out C10, C11, .*a bundle takes all inputs"),
+        ((exe, "p", feeds, ["a", "b"]), r"2 targets; a bundle answers the click probability"),
+        ((exe, "p", feeds, ["a"], 5), r"1 arguments too many"),
+        ((exe, 5), r"5 is not a path"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fleet.save_inference_model(*arguments)
+    with pytest.raises(ConfigError, match=r"save_persistables: 1 arguments too many"):
+        fleet.save_persistables(exe, "p", None, 4)
+
+
+def test_minimize_says_which_model_is_trained(caplog):
+    fleet, model = a_fleet(), small_model()
+    fleet._optimizer.minimize(model.loss)
+    assert PROCESS_ROLE.model is model
+    assert "optimizer.minimize(loss) builds nothing here" in caplog.text
+    sf.optim.SGD().minimize(model)
+    assert PROCESS_ROLE.model is model
+
+    class Own(torch.nn.Module):
+        def loss(self, output, labels):
+            return output.sum()
+
+    own = Own()
+    sf.optim.SGD().minimize(own.loss)
+    assert PROCESS_ROLE.model is own
+    with pytest.raises(ConfigError, match=r"minimize\(0\.5\): give it model\.loss"):
+        sf.optim.Adam().minimize(0.5)
+
+
+def test_a_trainer_of_a_place_takes_the_distributed_optimizer_and_prints_losses(capsys):
+    with pytest.raises(ConfigError, match=r"there is none yet: call one of them before"):
+        sf.Trainer(sf.fluid.CPUPlace())
+    fleet, model = a_fleet(), small_model()
+    trainer = sf.Trainer(sf.fluid.CPUPlace())
+    assert fleet._optimizer.trainer is trainer
+    result = trainer.fit(model, Given(batches(3)), epoch=2)
+    assert result.steps == 6
+    out = capsys.readouterr().out.splitlines()
+    assert [line.rsplit(" ", 1)[0] for line in out] == [f"worker 0, step {n}, loss" for n in range(1, 7)]
+    assert all(0 < float(line.rsplit(" ", 1)[1]) < 2 for line in out)
+    trainer.fit(model, Given(batches(3)), quiet=True)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+    with pytest.raises(ConfigError, match="epochs=3 and epoch=2 mean the same thing"):
+        trainer.fit(model, Given(batches(1)), 3, epoch=2)
+    with pytest.raises(ConfigError, match=r"write CPUPlace\(\)"):
+        sf.fluid.CUDAPlace(0)
+
+
+def test_fit_tells_how_it_goes_unless_quiet(capsys):
+    trainer = sf.Trainer(sf.optim.Adam())
+    trainer.fit(small_model(), Given(batches(2)))
+    assert "epoch 1/1 done  40 rows" in capsys.readouterr().err
+    sf.Trainer(sf.optim.Adam(), quiet=True).fit(small_model(), Given(batches(2)))
+    sf.Trainer(sf.optim.Adam(), reporters=[]).fit(small_model(), Given(batches(2)))
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ConfigError, match="who is to be told"):
+        sf.Trainer(quiet=True, reporters=[sf.console_reporter()])
+
+
+def test_init_server_endpoints_and_dir(monkeypatch):
+    fleet = Fleet()
+    with pytest.raises(ConfigError, match=r"is_collective=True\): here parameters are on servers"):
+        fleet.init(is_collective=True)
+    fleet.init(Role.worker(0, 2, ["127.0.0.1:1", "127.0.0.1:2"]))
+    assert fleet.server_endpoints(to_string=True) == "127.0.0.1:1,127.0.0.1:2"
+    with pytest.raises(ConfigError, match=r"worker_endpoints\(\): trainers listen nowhere here"):
+        fleet.worker_endpoints()
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "10.0.0.1:6000,10.0.0.2:6000")
+    assert fleet.worker_endpoints() == ["10.0.0.1:6000", "10.0.0.2:6000"]
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "10.0.0.1:6000")
+    with pytest.raises(ConfigError, match="names 1 trainers, and the job has 2"):
+        fleet.worker_endpoints()
+    named = dir(sf.fleet)
+    assert {"init", "util", "worker_endpoints", "DistributedStrategy", "save_persistables", "role_maker"} <= set(named)
+    for name in named:
+        assert getattr(sf.fleet, name) is not None
+    public = {name for name in vars(Fleet) if not name.startswith("_")} | {"util"}
+    assert public == set(named) - set(sf.fleet.__all__), "dir(fleet) and the facade agree"
+    with pytest.raises(AttributeError, match=r"fleet has no 'minimise'; dir\(fleet\) lists"):
+        sf.fleet.minimise  # noqa: B018
+
+
+def test_util_in_one_process_and_in_several():
+    alone = a_fleet().util
+    assert alone.all_reduce(3) == 3
+    assert alone.all_gather([1, 2])[0].tolist() == [1, 2]
+    assert alone.get_file_shard([__file__]) == [__file__]
+    with cluster(1) as job:
+        results: dict[int, list[object]] = {}
+
+        def work(worker: int) -> None:
+            optimizer = job.job(sf.optim.SGD(), DistributedStrategy(), worker, 2)
+            util = sf.fleet.facade.Util(lambda: optimizer.workplace.crew)
+            results[worker] = [
+                util.all_reduce(worker + 1),
+                util.all_reduce(np.array([worker, 5.5]), "max").tolist(),
+                util.all_reduce([1, worker], mode="min").tolist(),
+                util.all_gather(0.5 * worker),
+            ]
+            util.barrier()
+            with pytest.raises(ConfigError, match="all trainers must give the same shape"):
+                util.all_reduce(np.zeros(1 + worker))
+
+        in_threads([lambda worker=worker: work(worker) for worker in range(2)])
+    assert results[0] == results[1] == [3, [1, 5.5], [1, 0], [0.0, 0.5]]
+    for arguments, message in (((1, "mean"), "choose sum, max, min"), (("text",), "give a number")):
+        with pytest.raises(ConfigError, match=message):
+            alone.all_reduce(*arguments)
+    with pytest.raises(ConfigError, match="write 'worker'"):
+        alone.barrier("server")
+
+
+# --- DistributeTranspilerConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode"),
+    [
+        ({}, "sync"),
+        ({"sync_mode": True}, "sync"),
+        ({"sync_mode": False}, "async"),
+        ({"sync_mode": False, "runtime_split_send_recv": True}, "async"),
+        ({"sync_mode": False, "half_async": True}, "half_async"),
+        ({"geo_sgd_mode": True}, "geo"),
+        ({"sync_mode": False, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 400}, "geo"),
+    ],
+)
+def test_a_transpiler_config_is_a_strategy(settings, mode):
+    config = DistributeTranspilerConfig()
+    for name, value in settings.items():
+        setattr(config, name, value)
+    resolved = config.resolved()
+    assert resolved.mode == mode
+    if mode == "geo":
+        assert resolved.k_steps == settings.get("geo_sgd_need_push_nums", 100)
+    fleet = Fleet()
+    fleet.init(Role())
+    assert fleet.distributed_optimizer(sf.optim.SGD(), config).strategy.mode == mode
+
+
+def test_a_transpiler_config_that_contradicts_itself(caplog):
+    config = DistributeTranspilerConfig()
+    with pytest.raises(ConfigError, match=r"no setting sync_mod here; did you mean sync_mode\?"):
+        config.sync_mod = True
+    with pytest.raises(ConfigError, match="sync_mode=1 must be True or False"):
+        config.sync_mode = 1
+    with pytest.raises(ConfigError, match="geo_sgd_need_push_nums=0 must be a whole number, 1 or above"):
+        config.geo_sgd_need_push_nums = 0
+    config.slice_var_up = False
+    assert "slice_var_up is not needed" in caplog.text
+    config.geo_sgd_need_push_nums = 5
+    with pytest.raises(ConfigError, match="belongs to geo, and the mode is sync"):
+        config.resolved()
+    config.geo_sgd_mode = config.sync_mode = True
+    with pytest.raises(ConfigError, match="asks for geo and sync at once"):
+        config.resolved()
+    with pytest.raises(ConfigError, match=r"there are no programs here. Write fleet.init\(\)"):
+        DistributeTranspiler(config).transpile(0, pservers="127.0.0.1:1", trainers=2, sync_mode=True)
+    fleet = Fleet()
+    fleet.init(Role())
+    with pytest.raises(ConfigError, match=r"strategy=\{'use_cvm': True\}; give fleet.DistributedStrategy"):
+        fleet.distributed_optimizer(sf.optim.SGD(), {"use_cvm": True})
+    with pytest.raises(ConfigError, match=r"give it a rule of sparsefleet\.optim"):
+        fleet.distributed_optimizer("adam")
+
+
+# --- fluid
+
+
+def test_a_local_script_of_fluids_shape(tmp_path, capsys, caplog):
+    fluid, model = sf.fluid, small_model()
+    caplog.set_level(logging.WARNING)
+    optimizer = fluid.optimizer.Adam(1e-2)
+    optimizer.minimize(model.loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    for _ in range(2):
+        exe.train_from_dataset(
+            program=fluid.default_main_program(), dataset=Given(batches(4)), fetch_list=["auc"], print_period=4
+        )
+    fluid.io.save_persistables(executor=exe, dirname=tmp_path / "a", main_program=fluid.default_main_program())
+    assert sf.Checkpoint.open(tmp_path / "a").manifest.step == 8, "one trainer for both calls"
+    assert capsys.readouterr().out.count("auc ") == 2
+    assert "exe.run(startup_program) is not needed" in caplog.text
+    expected = exe.infer_from_dataset(program=model, dataset=Given(batches(4)))
+
+    PROCESS_ROLE.forget()
+    with fluid.unique_name.guard():
+        again = small_model(seed=5)
+    scoring = fluid.Executor()
+    fluid.io.load_persistables(scoring, tmp_path / "a", again)
+    assert scoring.infer_from_dataset(again, Given(batches(4)), fetch_list=["auc"]) == expected
+    with pytest.raises(ConfigError, match=r"which model\? main_program stands for the one whose loss is minimized"):
+        scoring.infer_from_dataset(fluid.default_main_program(), Given(batches(4)))
+    with pytest.raises(ConfigError, match="there is no optimizer yet"):
+        scoring.train_from_dataset(again, Given(batches(1)))
+    with pytest.raises(ConfigError, match="give a dataset"):
+        scoring.infer_from_dataset(again, "files")
+    with pytest.raises(ConfigError, match="no programs to run step by step"):
+        scoring.run(fluid.default_main_program(), feed={})
+
+
+def test_what_is_not_in_fluid_says_what_to_write():
+    fluid = sf.fluid
+    for look, message in (
+        (lambda: fluid.layers.fc(input=1, size=400), r"fluid.layers.fc is not here.*DenseTower"),
+        (lambda: fluid.layers.embedding, "SparseEmbedding"),
+        (lambda: fluid.layers.auc, r"fetch_list=\['auc', 'batch_auc'\]"),
+        (lambda: fluid.layers.softmax, "torch"),
+        (lambda: fluid.framework.Program(), "a model is a torch.nn.Module"),
+        (lambda: fluid.global_scope(), "evaluation starts its metrics from zero"),
+        (lambda: fluid.DataFeeder, "sf.Feeder"),
+        (lambda: fluid.ParamAttr, "SparseEmbedding"),
+        (lambda: fluid.optimizer.Momentum, "choose SGD, Adagrad"),
+        (lambda: fluid.Executor("cpu"), r"write Executor\(CPUPlace\(\)\)"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            look()
+    assert not hasattr(fluid, "no_such_name")
+    assert fluid.layers.data("C1", [1], "int64", 1).name == fluid.data("C1").name == "C1"
+    assert fluid.optimizer.SGDOptimizer is sf.optim.SGD
+    assert (fluid.initializer.Uniform().numbers, fluid.initializer.Normal(scale=2.0).numbers) == ((-1, 1), (0, 2))
+    for name in dir(fluid):
+        assert getattr(fluid, name) is not None
+
+
+def test_inputs_of_a_dataset_declared_with_layers_data():
+    fluid = sf.fluid
+    dataset = fluid.DatasetFactory().create_dataset()
+    dataset.set_use_var(
+        [
+            fluid.layers.data("dense_input", [13]),
+            fluid.layers.data("C1", [1], "int64", 1),
+            fluid.data("label", [1], "int64"),
+        ]
+    )
+    assert (len(dataset.schema.dense), dataset.schema.slot_names) == (13, ("C1",))

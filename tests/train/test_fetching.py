@@ -1,0 +1,103 @@
+"""What can be fetched while a model is trained or scored: metrics, parameters, predictions, outputs of modules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small_jobs import Given, batches, small_model
+
+import sparsefleet as sf
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.train.replica import Scorer
+
+
+class Kept(sf.FetchHandler):
+    def __init__(self, names, **period):
+        super().__init__(names, **(period or {"period_batches": 1}))
+        self.seen: list[list[np.ndarray]] = []
+
+    def handler(self, fetched):
+        self.seen.append(fetched)
+
+
+NAMES = ["accuracy", "logloss", "click_ratio", "auc", "step", "predictions", "embedding", "tower.layers.0", "tower"]
+
+
+def test_every_kind_of_name_while_training():
+    given, model, trainer = batches(3), small_model(), sf.Trainer(sf.optim.Adam(1e-2), quiet=True)
+    kept = Kept([*NAMES, "tower.layers.0.weight", model.loss])
+    result = trainer.fit(model, Given(given), fetch=[kept])
+    plain = sf.Trainer(sf.optim.Adam(1e-2), quiet=True)
+    again = small_model()
+    assert plain.fit(again, Given(given)).train == result.train, "looking changes nothing"
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert [int(seen[4]) for seen in kept.seen] == [1, 2, 3]
+    accuracy, logloss, ratio, auc, _, predictions, embedding, layer, tower, weight, loss = kept.seen[-1]
+    assert (float(accuracy), float(logloss), float(auc)) == tuple(
+        result.train[n] for n in ("accuracy", "logloss", "auc")
+    )
+    assert float(ratio) == result.train["click_ratio"]
+    assert 0 < float(loss) < 2
+    assert predictions.shape == (20,)
+    assert ((predictions > 0) & (predictions < 1)).all()
+    # After the last step nothing has changed any more: what modules make of the last batch can be computed again.
+    assert embedding.shape == (20, 26 * 4)
+    x = torch.from_numpy(np.concatenate([embedding, given[-1].dense], axis=1))
+    torch.testing.assert_close(torch.from_numpy(layer), model.tower.layers[0](x).detach(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(weight, model.tower.layers[0].weight.detach().numpy())
+    after = Scorer(model, trainer._pull_existing)(given[-1])
+    torch.testing.assert_close(
+        torch.softmax(torch.from_numpy(tower), 1)[:, 1], torch.from_numpy(after), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_while_scoring_and_by_seconds(capsys):
+    given, model, trainer = batches(4), small_model(), sf.Trainer(sf.optim.Adam(1e-2), quiet=True, threads=2)
+    by_time = Kept(["predictions", "tower", "auc"], period_secs=0.0001)
+    trainer.fit(model, Given(given * 20), epochs=2, fetch=[by_time])
+    assert by_time.seen
+    kept = Kept(["predictions", "tower.layers.1", "accuracy"])
+    values = trainer.infer_from_dataset(model, Given(given), fetch_handler=kept)
+    assert len(kept.seen) == 4
+    assert kept.seen[0][0].shape == (20,)
+    assert kept.seen[0][1].shape == (20, 8)
+    trainer.infer_from_dataset(model, Given(given), fetch_list=["accuracy", "predictions"], print_period=100)
+    assert capsys.readouterr().out == f"accuracy {values['accuracy']}\n", "of all samples; the last batch is not"
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = sf.nn.SparseEmbedding("t", 4, ["C1", "C2"])
+        self.click, self.buy, self.idle = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
+
+    def forward(self, batch):
+        x = self.embedding(batch)
+        return {"click": self.click(x), "buy": self.buy(x), "idle": 0 * sum(p.sum() for p in self.idle.parameters())}
+
+    def loss(self, output, labels):
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(output["click"][:, 0], labels, reduction="sum")
+        return loss + 0 * output["buy"].sum() + output["idle"]
+
+    def probabilities(self, output):
+        return torch.sigmoid(output["click"])
+
+
+def test_outputs_by_name_and_names_that_are_none():
+    trainer = sf.Trainer(sf.optim.Adam(1e-2), quiet=True)
+    kept = Kept(["buy", "predictions"])
+    trainer.fit(TwoHeads(), Given(batches(2)), fetch=[kept])
+    assert kept.seen[0][0].shape == (20, 1)
+    for names, message in (
+        (["nothing"], "cannot fetch 'nothing': the model's outputs are probability, click, buy"),
+        (["idle"], "cannot fetch idle: the model's forward does not call it"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sf.Trainer(quiet=True).fit(TwoHeads(), Given(batches(1)), fetch=[Kept(names)])
+    with pytest.raises(ConfigError, match=r"cannot fetch 'acc'; choose from .*accuracy.*or a module: embedding, tower"):
+        sf.Trainer(quiet=True).fit(small_model(), Given(batches(1)), fetch=[Kept(["acc"])])
+    with pytest.raises(ConfigError, match=r"fetch_list='auc' must be a list of names"):
+        Kept("auc")
+    with pytest.raises(ConfigError, match=r"fetch_list: 5 is no name and has none"):
+        Kept([5])
