@@ -1,5 +1,5 @@
-"""Does geo learn, with every rule? Two servers and two trainers against one process with two threads: the same rows from raw
-text, one epoch, test AUC and speed of the same runs.
+"""Does geo learn, with every rule? Two servers and two trainers against one process with two threads: the same rows
+from raw text, one epoch, test AUC and speed of the same runs.
 
     python benchmarks/geo.py                         all rules on both data sets, about half an hour
     python benchmarks/geo.py --rules adam --rounds 3 one rule, medians of three runs taken in turn

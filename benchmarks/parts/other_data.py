@@ -1,12 +1,12 @@
-"""Criteo-like text of another maker than `sparsefleet data synth`: integers and categories drawn otherwise, and labels from
-a linear model with a weight for each value of a category.
+"""Criteo-like text of another maker than `sparsefleet data synth`: integers and categories are drawn otherwise, and
+labels come from a linear model with a weight for each value of a category.
 
     python benchmarks/parts/other_data.py FOLDER [--rows 400000] [--test-rows 40000] [--seed 1]
 
-Integer j (0 to 12) is floor(exp(N(1 + .2 j, 1.2)) - 1), a fifth of them blank. Category c is drawn from a Zipf
-distribution with exponent 1.05, bounded by as many values as the column has in Criteo's set. The logit is -1.4, plus for
-each category a weight in ±.65 that a hash of column and value draws, plus .25 tanh(log1p(x) - 1 - .2 j) for each integer
-that is there, its sign alternating.
+Integer j (0 to 12) is floor(exp(N(1 + .2 j, 1.2)) - 1), a fifth of them blank. A category is drawn from a Zipf
+distribution with exponent 1.05, bounded by as many values as the column has in Criteo's set. The logit is -1.4, plus
+for each category a weight in ±.65 that a hash of column and value draws, plus .25 tanh(log1p(x) - 1 - .2 j) for each
+integer that is there, its sign alternating.
 """
 
 from __future__ import annotations

@@ -188,7 +188,8 @@ void bind_table(nb::module_& m) {
         .def("__init__",
              [](RowTable* self, std::size_t dim, std::size_t state_width, std::uint64_t seed, int kind,
                 double a, double b, float initial_state, bool notes) {
-                 new (self) RowTable(dim, state_width, make_initializer(kind, a, b, seed), initial_state, notes);
+                 new (self)
+                     RowTable(dim, state_width, make_initializer(kind, a, b, seed), initial_state, notes);
              })
         .def("pull", &table_pull, nb::arg("keys").noconvert(), nb::arg("out").noconvert(), "create"_a,
              "clock"_a)

@@ -163,7 +163,7 @@ def test_other_tables_are_refused(kernels):
     with pytest.raises(ValueError, match="does not note"):
         rebase(table, u64([1]), np.empty((1, 4), np.float32), True)
     noting, grads = zeros(kernels), np.zeros((1, 2), np.float32)
-    with pytest.raises(ValueError, match="notes what was changed; the rule does not|another state width"):
+    with pytest.raises(ValueError, match=r"notes what was changed; the rule does not|another state width"):
         noting.push(u64([1]), grads, SGD, 0.1, hyper(SGD), 1)
     plain = kernels.RowTable(2, 2, 0, CONSTANT, 0.0, 0.0)
     with pytest.raises(ValueError, match="does not note what was changed; the rule does"):

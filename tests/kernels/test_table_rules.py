@@ -59,9 +59,7 @@ def test_a_long_block_is_updated_once_in_every_place(kind, n):
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.sampled_from(PLAIN), st.integers(1, 70), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 1e-40, 0.05, 3.0])
-)
+@given(st.sampled_from(PLAIN), st.integers(1, 70), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 1e-40, 0.05, 3.0]))
 def test_what_others_add_to_a_block_gives_the_bits_of_the_twin(kind, n, seed, rate):
     rng = np.random.default_rng(seed)
     values, deltas = rng.standard_normal((2, n)).astype(np.float32) * (rng.random((2, n)) < 0.7).astype(np.float32)

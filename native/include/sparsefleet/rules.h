@@ -27,13 +27,7 @@
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
-enum class RuleKind : int {
-    kSgd = 0,
-    kAdagrad = 1,
-    kRowwiseAdagrad = 2,
-    kAdam = 3,
-    kFtrl = 4
-};
+enum class RuleKind : int { kSgd = 0, kAdagrad = 1, kRowwiseAdagrad = 2, kAdam = 3, kFtrl = 4 };
 
 inline constexpr int kNoting = 16;  // added to a kind
 

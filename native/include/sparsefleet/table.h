@@ -72,9 +72,9 @@ class RowTable {
                 const std::uint32_t* seen, const std::uint32_t* touched);
 
     // For a copy of rows that are kept elsewhere, with p, what was changed here and not yet told there; both
-    // throw std::invalid_argument where the table does not note. take: out[U, D] = p / shares, and p loses it;
-    // occurrences[U] = seen, which becomes 0: here it counts what was not yet told either. Zeros where there
-    // is no row.
+    // throw std::invalid_argument where the table does not note. take: out[U, D] = p / shares, and p loses
+    // it; occurrences[U] = seen, which becomes 0: here it counts what was not yet told either. Zeros where
+    // there is no row.
     void take(const std::uint64_t* keys, std::size_t count, float shares, float* out,
               std::uint32_t* occurrences);
     // rebase: a row becomes what it is there plus p, and its state what `rule` makes of that

@@ -67,8 +67,8 @@ def train(
     learning_rate: Annotated[
         float | None,
         _training(
-            f"Step size; default 1e-3, for sgd {optim.SGD_RATE} divided by the rows that an update sums over (the batch); "
-            "preset paddle: 1e-4."
+            f"Step size; default 1e-3; for sgd {optim.SGD_RATE} divided by the rows that an update sums over (the "
+            f"batch), at most {optim.SGD_MOST:g}; preset paddle: 1e-4."
         ),
     ] = None,
     lr_decay: Annotated[float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")] = None,

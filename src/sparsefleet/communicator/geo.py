@@ -10,9 +10,9 @@ holds back: else a rare feature, met by one trainer, would keep only 1/trainers 
 epoch, and before a checkpoint, all that is held back goes out, and the dense block becomes the servers' own, the same
 for all.
 
-The update rule runs here, on the local copy, and its state stays here: what travels is the difference of values, whatever
-rule has made it. Others' changes move values and leave the state, but FTRL's (`table/working_copy.py`). Servers hold
-values alone, and so do checkpoints: state outlives a call of `fit`, not the process, and not a load.
+The update rule runs here, on the local copy, and its state stays here: what travels is the difference of values,
+whatever rule has made it. Others' changes move values and leave the state, but FTRL's (`table/working_copy.py`).
+Servers hold values alone, and so do checkpoints: state outlives a call of `fit`, not the process, and not a load.
 
 Only the rows a trainer has met are copied. Where training began from nothing, a row that is met for the first time is
 made here, as the servers would make it, and what others have learnt of it comes with the next exchange; else it is
@@ -49,6 +49,7 @@ class GeoCommunicator(Communicator):
     keeps_state = True
     _well = False
     """Whether the last `fit` has ended well: then the next one goes on with its copies and their state."""
+    _loads = 0
 
     def start(self, parameters: Parameters, done: int = 0) -> None:
         geo = self.store.geo
@@ -73,7 +74,7 @@ class GeoCommunicator(Communicator):
     def _tell_what_begins_afresh(self) -> None:
         rules = {spec.rule for spec in self.parameters.tables.values()} | {self.parameters.dense_rule}
         names = sorted({rule.name for rule in rules if rule.state_width(1)})
-        if names and self.crew.first:
+        if names and self.crew.index == self.crew.first():
             logger.warning(
                 "%s begins without state: in mode geo every trainer keeps its own, and no checkpoint holds it "
                 "(docs/distributed.md)",

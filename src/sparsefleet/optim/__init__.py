@@ -16,8 +16,9 @@ from sparsefleet.optim.sgd import SGD as SGD
 from sparsefleet.optim.values_only import ELSEWHERE, ValuesOnly
 from sparsefleet.optim.values_only import values_only as values_only
 
-SGD_RATE = 0.5
-"""SGD's usual learning rate for the mean of a batch's losses. Gradients here are of the sum."""
+SGD_RATE, SGD_MOST = 0.3, 1e-3
+"""SGD's usual learning rate for the mean of a batch's losses (gradients here are of the sum), and the most that one
+sample's gradient bears: however small the batch, a dense value far from the usual comes with its whole weight."""
 
 RULES: Mapping[str, type[UpdateRule]] = {rule.name: rule for rule in (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)}
 """A rule is a line above, a word here, and a kernel of its `kind`."""
@@ -30,7 +31,7 @@ def usual_rate(name: str, rows: int) -> float:
     """
     if rows < 1:
         raise ConfigError(f"an update is of 1 row or more; got rows={rows}")
-    return SGD_RATE / rows if name == SGD.name else 1e-3
+    return min(SGD_MOST, SGD_RATE / rows) if name == SGD.name else 1e-3
 
 
 def by_name(name: str, learning_rate: float, **settings: Any) -> UpdateRule:

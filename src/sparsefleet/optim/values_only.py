@@ -38,8 +38,8 @@ class ValuesOnly(UpdateRule):
 
     def rate(self, step: int) -> float:
         raise StoreError(
-            f"gradients cannot be applied here: these values are of a job in mode geo, whose trainers apply {self.name} "
-            "and keep its state themselves"
+            "gradients cannot be applied here: these values are of a job in mode geo, whose trainers apply "
+            f"{self.name} and keep its state themselves"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class GeoStore(ABC):
 
     @abstractmethod
     def loads(self) -> int:
-        """How often a checkpoint has taken the place of all rows and blocks: what trainers know of them is void then."""
+        """How often a checkpoint has taken the place of all there was: what trainers knew of it is void then."""
 
     @abstractmethod
     def pull(self, table: str, keys: U64) -> Pending[F32]:
