@@ -20,8 +20,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--test-data", help="folder of test files, scored by all trainers together")
     parser.add_argument("--mode", default="async", help="sync, half_async, async or geo")
     parser.add_argument("--reader", default="queue", help="queue, memory, pyreader or feeder")
-    parser.add_argument("--optimizer", default=None, help="default: adam, and sgd for geo")
-    parser.add_argument("--learning-rate", type=float, default=None)
+    parser.add_argument("--optimizer", default="adam", help=", ".join(sf.optim.RULES))
+    parser.add_argument("--learning-rate", type=float, default=None, help="default: the rule's usual one")
     parser.add_argument("--batch-size", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1, help="training threads of each trainer")
     parser.add_argument("--epochs", type=int, default=1)
@@ -35,10 +35,12 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     fleet.init()
-    name = args.optimizer or ("sgd" if args.mode == "geo" else "adam")
-    rate = (3e-4 if name == "sgd" else 1e-3) if args.learning_rate is None else args.learning_rate
+    # Gradients are sums over the rows of an update: in sync over all trainers' batches.
+    joint = args.batch_size * (fleet.worker_num() if args.mode == "sync" else 1)
+    usual = sf.optim.usual_rate(args.optimizer, joint)
+    rate = usual if args.learning_rate is None else args.learning_rate
     strategy = fleet.DistributedStrategy(mode=args.mode, timeout=args.timeout)
-    optimizer = fleet.distributed_optimizer(sf.optim.by_name(name, rate), strategy)
+    optimizer = fleet.distributed_optimizer(sf.optim.by_name(args.optimizer, rate), strategy)
     if fleet.is_server():
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")  # who comes and goes
         fleet.init_server(args.model)

@@ -39,6 +39,7 @@ void apply_rule(int kind, double lr, const In<double, 1>& hyper, std::uint64_t s
                 const Out<float, 1>& values, const Out<float, 1>& state, const In<float, 1>& grads,
                 BlockLocks& locks) {
     const RuleStep rule = rule_step(kind, lr, hyper, step);
+    expect(!rule.notes(), "apply_rule: a block does not note what was changed");
     const std::size_t n = values.shape(0);
     expect(grads.shape(0) == n, "apply_rule: as many gradients as values");
     expect(n == 0 || state.shape(0) == rule.state_width(n),
@@ -47,6 +48,21 @@ void apply_rule(int kind, double lr, const In<double, 1>& hyper, std::uint64_t s
     const float* g = grads.data();
     const Computing scope;
     if (n > 0) locks.update(rule, w, s, g, n);
+}
+
+void shift_block(int kind, double lr, const In<double, 1>& hyper, std::uint64_t step,
+                 const Out<float, 1>& values, const Out<float, 1>& state, const In<float, 1>& deltas,
+                 BlockLocks& locks) {
+    const RuleStep rule = rule_step(kind, lr, hyper, step);
+    expect(!rule.notes(), "shift_block: a block does not note what was changed");
+    const std::size_t n = values.shape(0);
+    expect(deltas.shape(0) == n, "shift_block: as many differences as values");
+    expect(n == 0 || state.shape(0) == rule.state_width(n),
+           "shift_block: state of another size than the rule's");
+    float *w = values.data(), *s = state.data();
+    const float* d = deltas.data();
+    const Computing scope;
+    if (n > 0) locks.shift(rule, w, s, d, n);
 }
 
 std::size_t table_pull(RowTable& table, const In<std::uint64_t, 1>& keys, const Out<float, 2>& out,
@@ -100,14 +116,15 @@ void table_take(RowTable& table, const In<std::uint64_t, 1>& keys, float shares,
     table.take(k, count, shares, o, n);
 }
 
-void table_rebase(RowTable& table, const In<std::uint64_t, 1>& keys, const In<float, 2>& values,
-                  bool create) {
+void table_rebase(RowTable& table, const In<std::uint64_t, 1>& keys, const In<float, 2>& values, bool create,
+                  int kind, double lr, const In<double, 1>& hyper, std::uint64_t step) {
     const std::size_t count = keys.shape(0);
     expect(values.shape(0) == count && values.shape(1) == table.dim(), "rebase: values must be [keys, dim]");
     const std::uint64_t* k = keys.data();
+    const RuleStep rule = rule_step(kind, lr, hyper, step);
     const float* v = values.data();
     const Computing scope;
-    table.rebase(k, count, v, create);
+    table.rebase(k, count, v, create, rule);
 }
 
 void table_contains(const RowTable& table, const In<std::uint64_t, 1>& keys,
@@ -164,11 +181,15 @@ void bind_table(nb::module_& m) {
     m.def("apply_rule", &apply_rule, "kind"_a, "lr"_a, nb::arg("hyper").noconvert(), "step"_a,
           nb::arg("values").noconvert(), nb::arg("state").noconvert(), nb::arg("grads").noconvert(),
           "locks"_a);
+    m.def("shift_block", &shift_block, "kind"_a, "lr"_a, nb::arg("hyper").noconvert(), "step"_a,
+          nb::arg("values").noconvert(), nb::arg("state").noconvert(), nb::arg("deltas").noconvert(),
+          "locks"_a);
     nb::class_<RowTable>(m, "RowTable")
         .def("__init__",
              [](RowTable* self, std::size_t dim, std::size_t state_width, std::uint64_t seed, int kind,
-                double a, double b, float initial_state) {
-                 new (self) RowTable(dim, state_width, make_initializer(kind, a, b, seed), initial_state);
+                double a, double b, float initial_state, bool notes) {
+                 new (self)
+                     RowTable(dim, state_width, make_initializer(kind, a, b, seed), initial_state, notes);
              })
         .def("pull", &table_pull, nb::arg("keys").noconvert(), nb::arg("out").noconvert(), "create"_a,
              "clock"_a)
@@ -179,7 +200,8 @@ void bind_table(nb::module_& m) {
              nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert())
         .def("take", &table_take, nb::arg("keys").noconvert(), "shares"_a, nb::arg("out").noconvert(),
              nb::arg("occurrences").noconvert())
-        .def("rebase", &table_rebase, nb::arg("keys").noconvert(), nb::arg("values").noconvert(), "create"_a)
+        .def("rebase", &table_rebase, nb::arg("keys").noconvert(), nb::arg("values").noconvert(), "create"_a,
+             "kind"_a, "lr"_a, nb::arg("hyper").noconvert(), "step"_a)
         .def("contains", &table_contains, nb::arg("keys").noconvert(), nb::arg("found").noconvert())
         .def("scan", &table_scan, "cursor"_a, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
              nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert())

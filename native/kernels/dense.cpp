@@ -4,13 +4,9 @@
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
-void BlockLocks::update(const RuleStep& rule, float* values, float* state, const float* grads,
-                        std::size_t n) {
-    if (!rule.elementwise()) {  // one sum over the whole block: nothing to cut
-        const std::lock_guard<std::mutex> guard(mutexes_[0]);
-        rule.update_block(values, state, grads, n, n);
-        return;
-    }
+// work(begin, count) for every stretch, each under its lock.
+template <typename Work>
+void BlockLocks::by_stretch(std::size_t n, Work&& work) {
     // Whole cache lines, so that neighbours do not write to the same one.
     const std::size_t stretch = ((n + kStretches - 1) / kStretches + 15) / 16 * 16;
     std::size_t start;
@@ -30,10 +26,34 @@ void BlockLocks::update(const RuleStep& rule, float* values, float* state, const
                 lock.lock();
             else if (!lock.try_lock())
                 continue;
-            rule.update_block(values + begin, state + begin, grads + begin, count, n);
+            work(begin, count);
             done[s] = true;
         }
     }
+}
+
+void BlockLocks::update(const RuleStep& rule, float* values, float* state, const float* grads,
+                        std::size_t n) {
+    if (!rule.elementwise()) {  // one sum over the whole block: nothing to cut
+        const std::lock_guard<std::mutex> guard(mutexes_[0]);
+        rule.update_block(values, state, grads, n, n);
+        return;
+    }
+    by_stretch(n, [&](std::size_t begin, std::size_t count) {
+        rule.update_block(values + begin, state + begin, grads + begin, count, n);
+    });
+}
+
+void BlockLocks::shift(const RuleStep& rule, float* values, float* state, const float* deltas,
+                       std::size_t n) {
+    if (!rule.elementwise()) {  // updates of such a rule hold the first lock for the whole block
+        const std::lock_guard<std::mutex> guard(mutexes_[0]);
+        rule.shift_block(values, state, deltas, n, n);
+        return;
+    }
+    by_stretch(n, [&](std::size_t begin, std::size_t count) {
+        rule.shift_block(values + begin, state + begin, deltas + begin, count, n);
+    });
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
@@ -18,18 +19,6 @@ struct Sgd {
     void operator()(float* __restrict w, float*, const float* __restrict g, std::size_t n,
                     std::size_t) const {
         for (std::size_t i = 0; i < n; ++i) w[i] -= lr * (g[i] + decay * w[i]);
-    }
-};
-
-struct NotingSgd {
-    float lr, decay;
-    void operator()(float* __restrict w, float* __restrict p, const float* __restrict g, std::size_t n,
-                    std::size_t) const {
-        for (std::size_t i = 0; i < n; ++i) {
-            const float moved = w[i] - lr * (g[i] + decay * w[i]);
-            p[i] += moved - w[i];
-            w[i] = moved;
-        }
     }
 };
 
@@ -98,7 +87,31 @@ struct Ftrl {
             w[i] = std::fabs(sum) <= l1 ? 0.0f : shrunk / scale;
         }
     }
+    // Somebody else has moved the value. The next step makes it of z alone, so z becomes what gives it. Where
+    // l1 holds the value at 0, a target of a rounding error must not undo what z has gathered.
+    void follow(float& w, float& z, float squares, float target) const {
+        if (target != w && lr > 0.0f) {
+            const float sum = target * ((beta + std::sqrt(squares)) / lr + l2);
+            if (std::fabs(z) > l1 || std::fabs(sum) > l1 * 0x1p-10f)
+                z = target == 0.0f ? std::copysign(l1, z) : -(sum + std::copysign(l1, target));
+        }
+        w = target;
+    }
 };
+
+// Value i becomes target(i, what it is); all state but FTRL's stays as it is.
+template <typename Rule, typename Target>
+void follow_others(const Rule& rule, float* __restrict w, float* __restrict s, std::size_t n,
+                   std::size_t segment, Target&& target) {
+    for (std::size_t i = 0; i < n; ++i) {
+        if constexpr (std::is_same_v<Rule, Ftrl>)
+            rule.follow(w[i], s[i], s[segment + i], target(i, w[i]));
+        else
+            w[i] = target(i, w[i]);
+    }
+}
+
+constexpr std::size_t kShortRow = 64;
 
 // The widths that people use get a loop of known length; the compiler unrolls it and leaves no remainder to
 // test for.
@@ -137,8 +150,8 @@ void with_dim(std::size_t dim, F&& f) {
 }  // namespace
 
 RuleStep::RuleStep(int kind, double lr, const double (&hyper)[kHyperCount], std::uint64_t step)
-    : kind_(static_cast<RuleKind>(kind)), lr_(lr) {
-    if (kind < 0 || kind > static_cast<int>(RuleKind::kNotingSgd))
+    : kind_(static_cast<RuleKind>(kind & ~kNoting)), notes_((kind & kNoting) != 0), lr_(lr) {
+    if (kind < 0 || static_cast<int>(kind_) > static_cast<int>(RuleKind::kFtrl))
         throw std::invalid_argument("rule kind " + std::to_string(kind) + " does not exist");
     if (step == 0) throw std::invalid_argument("step must be 1 or above");
     for (std::size_t i = 0; i < kHyperCount; ++i) hyper_[i] = hyper[i];
@@ -148,12 +161,11 @@ RuleStep::RuleStep(int kind, double lr, const double (&hyper)[kHyperCount], std:
     }
 }
 
-std::size_t RuleStep::state_width(std::size_t dim) const {
+std::size_t RuleStep::own_width(std::size_t dim) const {
     switch (kind_) {
         case RuleKind::kSgd:
             return 0;
         case RuleKind::kAdagrad:
-        case RuleKind::kNotingSgd:
             return dim;
         case RuleKind::kRowwiseAdagrad:
             return 1;
@@ -189,14 +201,12 @@ void RuleStep::visit(Visitor&& visitor) const {
         case RuleKind::kFtrl:
             visitor(Ftrl{f(lr_), f(h[0]), f(h[1]), f(h[2])});
             break;
-        case RuleKind::kNotingSgd:
-            visitor(NotingSgd{f(lr_), f(h[0])});
-            break;
     }
 }
 
 void RuleStep::update_rows(float* const* rows, const float* const* grads, std::size_t count,
                            std::size_t dim) const {
+    if (notes_) return update_noting_rows(rows, grads, count, dim);
     visit([&](const auto& rule) {
         with_dim(dim, [&](auto width) {
             for (std::size_t i = 0; i < count; ++i) rule(rows[i], rows[i] + width, grads[i], width, width);
@@ -204,9 +214,48 @@ void RuleStep::update_rows(float* const* rows, const float* const* grads, std::s
     });
 }
 
+void RuleStep::update_noting_rows(float* const* rows, const float* const* grads, std::size_t count,
+                                  std::size_t dim) const {
+    const std::size_t own = own_width(dim);
+    float short_row[kShortRow];
+    std::vector<float> long_row(dim > kShortRow ? dim : 0);
+    float* __restrict before = dim > kShortRow ? long_row.data() : short_row;
+    visit([&](const auto& rule) {
+        with_dim(dim, [&](auto width) {
+            for (std::size_t i = 0; i < count; ++i) {
+                float* __restrict w = rows[i];
+                float* __restrict noted = w + width + own;
+                for (std::size_t d = 0; d < width; ++d) before[d] = w[d];
+                rule(rows[i], rows[i] + width, grads[i], width, width);
+                for (std::size_t d = 0; d < width; ++d) noted[d] += w[d] - before[d];
+            }
+        });
+    });
+}
+
+void RuleStep::rebase_rows(float* const* rows, const float* const* there, std::size_t count,
+                           std::size_t dim) const {
+    const std::size_t own = own_width(dim);
+    visit([&](const auto& rule) {
+        for (std::size_t i = 0; i < count; ++i) {
+            const float *base = there[i], *noted = rows[i] + dim + own;
+            follow_others(rule, rows[i], rows[i] + dim, dim, dim,
+                          [=](std::size_t d, float) { return base[d] + noted[d]; });
+        }
+    });
+}
+
 void RuleStep::update_block(float* values, float* state, const float* grads, std::size_t n,
                             std::size_t segment) const {
     visit([&](const auto& rule) { rule(values, state, grads, n, segment); });
+}
+
+void RuleStep::shift_block(float* values, float* state, const float* deltas, std::size_t n,
+                           std::size_t segment) const {
+    visit([&](const auto& rule) {
+        follow_others(rule, values, state, n, segment,
+                      [=](std::size_t i, float value) { return value + deltas[i]; });
+    });
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

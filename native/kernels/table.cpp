@@ -110,13 +110,17 @@ void by_window(const Shard& shard, const Group& group, std::size_t row_bytes, Wo
 
 }  // namespace
 
-RowTable::RowTable(std::size_t dim, std::size_t state_width, const Initializer& init, float initial_state)
+RowTable::RowTable(std::size_t dim, std::size_t state_width, const Initializer& init, float initial_state,
+                   bool notes)
     : layout_(dim, state_width),
       init_(init),
       initial_state_(initial_state),
+      notes_(notes),
       arena_(layout_.chunk_bytes),
       aside_arena_(Aside::chunk_bytes(layout_.row_bytes)),
       shards_(new Shard[kShards]) {
+    if (notes && state_width < dim)
+        throw std::invalid_argument("a table that notes needs a float of state for each value");
     for (std::size_t s = 0; s < kShards; ++s) shards_[s].attach(&layout_, &arena_);
 }
 
@@ -218,9 +222,8 @@ void RowTable::by_locked_window(const std::uint64_t* keys, std::size_t count, Wo
 
 void RowTable::push(const std::uint64_t* keys, std::size_t count, const float* grads,
                     const std::uint32_t* occurrences, const RuleStep& rule, std::uint32_t clock) {
+    expect_rule(rule);
     const std::size_t dim = layout_.dim;
-    if (rule.state_width(dim) != layout_.state_width)
-        throw std::invalid_argument("this rule needs another state width than the table has");
     by_locked_window(
         keys, count,
         [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, std::uint32_t* rows) {
@@ -252,7 +255,9 @@ std::uint32_t RowTable::find_or_create(Shard& shard, std::uint64_t place, std::u
     *row_touched(shard.row(number)) = clock;
     float* values = row_values(shard.row(number));
     init_row(init_, key, values, layout_.dim);
-    std::fill(values + layout_.dim, values + layout_.dim + layout_.state_width, initial_state_);
+    float *state = values + layout_.dim, *end = state + layout_.state_width;
+    std::fill(state, notes_ ? end - layout_.dim : end, initial_state_);
+    if (notes_) std::fill(end - layout_.dim, end, 0.0f);
     return number;
 }
 
@@ -278,8 +283,15 @@ void RowTable::insert(const std::uint64_t* keys, std::size_t count, const float*
 }
 
 void RowTable::expect_noted() const {
-    if (layout_.state_width != layout_.dim)
-        throw std::invalid_argument("this table does not note what was changed");
+    if (!notes_) throw std::invalid_argument("this table does not note what was changed");
+}
+
+void RowTable::expect_rule(const RuleStep& rule) const {
+    if (rule.state_width(layout_.dim) != layout_.state_width)
+        throw std::invalid_argument("this rule needs another state width than the table has");
+    if (rule.notes() != notes_)
+        throw std::invalid_argument(notes_ ? "this table notes what was changed; the rule does not"
+                                           : "this table does not note what was changed; the rule does");
 }
 
 void RowTable::take(const std::uint64_t* keys, std::size_t count, float shares, float* out,
@@ -300,7 +312,7 @@ void RowTable::take(const std::uint64_t* keys, std::size_t count, float shares, 
                 std::byte* row = shard.row(rows[i]);
                 told = *row_seen(row);
                 *row_seen(row) = 0;
-                float* noted = row_values(row) + dim;
+                float* noted = row_values(row) + layout_.state_width;  // the last of the row
                 for (std::size_t d = 0; d < dim; ++d) {
                     to[d] = noted[d] / shares;
                     noted[d] -= to[d];
@@ -309,20 +321,28 @@ void RowTable::take(const std::uint64_t* keys, std::size_t count, float shares, 
         });
 }
 
-void RowTable::rebase(const std::uint64_t* keys, std::size_t count, const float* values, bool create) {
+void RowTable::rebase(const std::uint64_t* keys, std::size_t count, const float* values, bool create,
+                      const RuleStep& rule) {
     expect_noted();
+    expect_rule(rule);
     const std::size_t dim = layout_.dim;
     by_locked_window(
         keys, count,
         [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, std::uint32_t* rows) {
-            for (std::size_t i = 0; i < n; ++i) {
-                if (rows[i] == Shard::kNone && create)
-                    rows[i] = find_or_create(shard, items[i].place, items[i].key, 0);
-                if (rows[i] == Shard::kNone) continue;
-                float* here = row_values(shard.row(rows[i]));
-                const float* there = values + (first + items[i].position) * dim;
-                for (std::size_t d = 0; d < dim; ++d) here[d] = there[d] + here[dim + d];
+            if (create) {  // first of all: a row that is created may move the others
+                for (std::size_t i = 0; i < n; ++i)
+                    if (rows[i] == Shard::kNone)
+                        rows[i] = find_or_create(shard, items[i].place, items[i].key, 0);
             }
+            float* here[kWindow];
+            const float* there[kWindow];
+            std::size_t found = 0;
+            for (std::size_t i = 0; i < n; ++i) {
+                if (rows[i] == Shard::kNone) continue;
+                here[found] = row_values(shard.row(rows[i]));
+                there[found++] = values + (first + items[i].position) * dim;
+            }
+            rule.rebase_rows(here, there, found, dim);
         });
 }
 

@@ -256,7 +256,6 @@ SHAPES = {
     "--hidden 8,8": ["tower.layers"],
     "--optimizer sgd": ["saved with optimizer adam; the model's is sgd"],
     "--sparse-feature-dim 0": ["another schema: sparse_feature_dim is 1000001 there, 0 here"],
-    "--mode geo": ["was trained with optimizer adam; --mode geo works with SGD only: resume in another mode, such as"],
 }
 
 

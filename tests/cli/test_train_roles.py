@@ -43,12 +43,21 @@ def test_geo_with_two_servers_and_two_trainers_and_no_script(shell: CommandLine,
     assert "2 trainers together: 2,000 rows" in done.stderr
     checkpoint = Checkpoint.open(latest(shell.folder / "model"))
     assert str(checkpoint.location) == result["model"]
-    assert [table.rule["name"] for table in checkpoint.manifest.tables] == ["sgd"]
+    (table,) = checkpoint.manifest.tables
+    assert (table.rule["name"], table.rule["state"], table.state_width) == ("adam", "elsewhere", 0)
     assert (shell.folder / "model" / "metrics.jsonl").exists()
 
     again = shell.result("infer", "model", "--data", small_clicks / "test")
     assert again["auc"] == result["test_auc"], "what the trainers scored on the servers is what was saved"
     assert again["logloss"] == pytest.approx(result["test_logloss"], rel=1e-12)
+
+    on = shell.run(*train(small_clicks, *job, "--resume", "model", "--epochs", 2))
+    assert on.returncode == 0, on.stderr
+    assert "adam begins without state: in mode geo every trainer keeps its own" in " ".join(on.stderr.split())
+    assert json.loads(on.stdout)["steps"] == 2 * result["steps"]
+    alone = shell.run(*train(small_clicks, "--resume", "model", "--epochs", 3))
+    assert alone.returncode == 1
+    assert "is of a job in mode geo, whose trainers keep adam's state themselves" in " ".join(alone.stderr.split())
 
 
 def test_the_first_worker_tells_where_its_time_went(shell: CommandLine, small_clicks: Path) -> None:
@@ -171,7 +180,6 @@ def test_a_trainer_that_fails_by_itself_ends_the_job_in_every_mode(shell: Comman
         (["--servers", "2"], "--servers and --workers go together"),
         (["--servers", "0", "--workers", "1"], "--servers 0 must be 1 or above"),
         (["--servers", "1", "--workers", "1", "--mode", "geoo"], "choose sync, half_async, async or geo"),
-        (["--servers", "1", "--workers", "1", "--mode", "geo", "--optimizer", "adam"], "geo works with SGD only"),
         (["--servers", "1", "--workers", "2", "--max-merge", "0"], "max_merge=0 must be 1 or above"),
         (["--servers", "1", "--workers", "1", "--lost-trainer", "wait"], "choose error or drop"),
         (["--servers", "1", "--workers", "1", "--k-steps", "5"], "--k-steps does nothing in mode async: it belongs to"),

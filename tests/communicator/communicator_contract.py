@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,11 +39,14 @@ def senders(store: ParameterStore) -> list[tuple[object, str]]:
     return [(store, "push_step"), (store.rounds, "push"), (store.geo, "exchange")]
 
 
-def parameters_in(store: ParameterStore, rule: UpdateRule | None = None) -> Parameters:
+def parameters_in(
+    store: ParameterStore, rule: UpdateRule | None = None, kept: Callable[[UpdateRule], UpdateRule] = lambda rule: rule
+) -> Parameters:
+    """kept: the rule as the store is to have it."""
     rule = rule or optim.SGD(1.0)
     spec, values = TableSpec("ads", 2, rule, Constant(0.0)), np.zeros(3, np.float32)
-    store.create_table(spec)
-    store.create_dense("dense", values, rule, [("w", (3,))])
+    store.create_table(replace(spec, rule=kept(rule)))
+    store.create_dense("dense", values, kept(rule), [("w", (3,))])
     return Parameters({"ads": spec}, "dense", values, rule)
 
 

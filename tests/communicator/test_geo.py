@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -20,12 +21,12 @@ from communicator_contract import (
 from small_jobs import cluster
 
 from sparsefleet import optim
-from sparsefleet.communicator import CommunicatorConfig, GeoCommunicator
-from sparsefleet.core.errors import ConfigError, StoreError
-from sparsefleet.core.initializer import Constant
+from sparsefleet.communicator import CommunicatorConfig, DirectCommunicator, GeoCommunicator, StepGradients
+from sparsefleet.core.errors import StoreError
+from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store import LocalStore
 from sparsefleet.store.base import RunFacts
-from sparsefleet.table import TableSpec, WorkingCopy
+from sparsefleet.table import TableSpec
 
 
 class TestGeo(OnServers, CommunicatorContract):
@@ -127,15 +128,144 @@ def test_threads_lose_nothing_while_one_exchanges():
         np.testing.assert_allclose(communicator.parameters.dense_values, 200, rtol=1e-5)
 
 
-def test_only_sgd_is_taken():
+RULES = [
+    optim.SGD(0.1, weight_decay=0.01),
+    optim.Adagrad(0.1, initial_accumulator=0.1),
+    optim.RowwiseAdagrad(0.1),
+    optim.Adam(0.1),
+    optim.FTRL(0.1),
+]
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+
+
+def drawn(steps, seed=1):
+    """Gradients of so many steps on rows 0 to 9."""
+    random = np.random.default_rng(seed)
+    for _ in range(steps):
+        keys = random.permutation(10)[:4].astype(np.uint64)
+        rows = KeyedRows(keys, random.standard_normal((4, 2)).astype(np.float32))
+        yield StepGradients({"ads": rows}, random.standard_normal(3).astype(np.float32))
+
+
+def pushed(lane, steps):
+    for step in steps:
+        lane.pull("ads", step.sparse["ads"].keys).wait()
+        lane.push(step)
+
+
+def in_one_process(rule, steps):
+    """Rows 0 to 9, and the dense block."""
+    store = LocalStore()
+    communicator = DirectCommunicator(store)
+    parameters = parameters_in(store, rule)
+    communicator.start(parameters)
+    pushed(*communicator.begin_epoch(0, 1), steps)
+    return store.pull("ads", np.arange(10, dtype=np.uint64)).wait(), parameters.dense_values
+
+
+def on_servers(communicator):
+    dense = np.zeros(3, np.float32)
+    communicator.store.pull_dense("dense", dense).wait()
+    return communicator.store.pull("ads", np.arange(10, dtype=np.uint64)).wait(), dense
+
+
+def assert_same(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@each_rule
+@pytest.mark.parametrize("k_steps", [1, 7])
+def test_one_trainer_does_what_one_process_does(rule, k_steps):
+    with cluster(2) as fleet:
+        communicator = GeoCommunicator(fleet.store(), CommunicatorConfig(k_steps=k_steps))
+        communicator.start(parameters_in(communicator.store, rule, optim.values_only))
+        pushed(*communicator.begin_epoch(0, 1), drawn(40))
+        communicator.flush()
+        assert_same(on_servers(communicator), in_one_process(rule, drawn(40)))
+        for server in fleet.servers:  # the state is the trainer's
+            assert [table.state_width for table in server.state.holdings.tables()] == [0]
+            assert [len(block.table.state) for block in server.state.holdings.blocks()] == [0]
+
+
+@each_rule
+def test_another_fit_goes_on_with_the_state(rule):
     with cluster(1) as fleet:
-        store = fleet.store()
-        parameters = parameters_in(store, optim.Adam())
-        with pytest.raises(ConfigError, match="geo works with SGD only, but table 'ads' has adam; use sgd, or another"):
-            GeoCommunicator(store).start(parameters)
-        spec = replace(parameters.tables["ads"], rule=optim.SGD(1.0))
-        with pytest.raises(ConfigError, match="geo works with SGD only, but the dense block has adam"):
-            GeoCommunicator(store).start(replace(parameters, tables={"ads": spec}))
+        communicator = GeoCommunicator(fleet.store(), CommunicatorConfig(k_steps=3))
+        parameters, steps = parameters_in(communicator.store, rule, optim.values_only), list(drawn(40))
+        for part, done in ((steps[:25], 0), (steps[25:], 25)):
+            with communicator:
+                communicator.start(parameters, done)
+                pushed(*communicator.begin_epoch(0, 1), part)
+        assert_same(on_servers(communicator), in_one_process(rule, steps))
+
+
+@pytest.mark.parametrize("how", ["loaded", "failed"])
+def test_state_begins_afresh_after_a_load_and_after_a_failure(how, tmp_path, caplog):
+    """Adam's own clock too: it would else take its young moments for old ones, and go six times too far."""
+    rule = optim.Adam(0.1)
+    with cluster(1) as fleet:
+        communicator = GeoCommunicator(fleet.store(), CommunicatorConfig(k_steps=1))
+        parameters = parameters_in(communicator.store, rule, optim.values_only)
+        with contextlib.suppress(KeyboardInterrupt), communicator:
+            communicator.start(parameters)
+            pushed(*communicator.begin_epoch(0, 1), drawn(25))
+            if how == "failed":
+                raise KeyboardInterrupt
+        if how == "loaded":
+            communicator.store.save(str(tmp_path / "c"), RunFacts())
+            communicator.store.load(str(tmp_path / "c"))
+        before = on_servers(communicator)
+        communicator.start(parameters, 25)
+        assert "adam begins without state: in mode geo every trainer keeps its own" in caplog.text
+        (lane,) = communicator.begin_epoch(0, 1)
+        pushed(lane, [gradients(3.0, *range(10))])
+        communicator.flush()
+        for one, other in zip(on_servers(communicator), before, strict=True):
+            np.testing.assert_allclose(one - other, -0.1, rtol=1e-4)
+
+
+@each_rule
+def test_what_others_change_moves_values_and_leaves_the_state(rule):
+    """Two trainers: the second's steps are as long as they would be without the first's change."""
+    if rule.name in ("sgd", "ftrl"):  # their steps depend on where the values are (weight decay; FTRL's shrinking)
+        rule = replace(rule, weight_decay=0.0) if rule.name == "sgd" else replace(rule, beta=0.0)
+    with cluster(1) as fleet:
+        made = []
+        for worker in range(2):
+            communicator = GeoCommunicator(fleet.store(worker, 2), CommunicatorConfig(k_steps=1, trainers=2))
+            communicator.start(parameters_in(communicator.store, rule, optim.values_only))
+            made.append((communicator, *communicator.begin_epoch(0, 1)))
+        (a, lane_a), (b, lane_b) = made
+        pushed(lane_b, [gradients(1.0, 5)] * 3)
+        b.flush()
+        here = local(lane_b, 5)
+        pushed(lane_a, [gradients(-2.0, 5)] * 2)
+        a.flush()
+        there = rows_of(a.store, 5)[0]
+        assert there > here
+        pushed(lane_b, [gradients(0.0, 9)])  # brings the news
+        moved = local(lane_b, 5)
+        np.testing.assert_allclose(moved, there, rtol=1e-4)
+        pushed(lane_b, [gradients(1.0, 5)])
+        b.flush()
+        steps = [*[gradients(1.0, 5)] * 3, gradients(0.0, 9), gradients(1.0, 5)]
+        alone = in_one_process(rule, steps[:-1])[0][5, 0] - in_one_process(rule, steps)[0][5, 0]
+        if rule.name != "ftrl":
+            np.testing.assert_allclose(moved - rows_of(b.store, 5)[0], alone, rtol=1e-4)
+
+
+def test_servers_that_keep_state_are_for_other_modes():
+    with cluster(1) as fleet:
+        communicator = GeoCommunicator(fleet.store(), CommunicatorConfig(k_steps=1))
+        communicator.start(parameters_in(communicator.store, optim.Adam()))
+        (lane,) = communicator.begin_epoch(0, 1)
+        with pytest.raises(StoreError, match=r"'ads' has adam's state on this server.*optim.values_only"):
+            pushed(lane, drawn(2))
+        store = communicator.store
+        store.create_table(TableSpec("others", 2, optim.values_only(optim.Adam())))
+        with pytest.raises(StoreError, match="gradients cannot be applied here: these values are of a job in mode geo"):
+            store.push("others", u64(1), np.ones((1, 2), np.float32)).wait()
 
 
 def test_one_process_has_nobody_to_meet():
@@ -179,8 +309,3 @@ def test_the_learning_rate_goes_on_where_the_run_stood():
             seen.append((*rows_of(store, 3), dense(communicator)))
         rates = np.cumsum([rule.rate(step) for step in (3, 4, 5)])
         np.testing.assert_allclose(seen, np.stack([rates, rates], axis=1), rtol=1e-5)
-
-
-def test_a_copy_is_for_sgd_only():
-    with pytest.raises(StoreError, match="adam keeps state; a working copy is for sgd only"):
-        WorkingCopy(TableSpec("ads", 2, optim.Adam(), Constant(0.0)))

@@ -22,7 +22,7 @@ RULES = {
     "sync": (optim.Adam(1e-2), optim.FTRL(1e-1)),
     "half_async": (optim.Adam(1e-2), optim.SGD(2e-3)),
     "async": (optim.Adam(1e-2), optim.Adagrad(2e-2)),
-    "geo": (optim.SGD(2e-3), optim.SGD(2e-3, weight_decay=1e-3)),
+    "geo": (optim.SGD(2e-3), optim.Adam(1e-2)),
 }
 STRATEGIES = {mode: DistributedStrategy(mode=mode, k_steps=5) for mode in RULES}
 

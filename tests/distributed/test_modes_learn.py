@@ -95,6 +95,11 @@ def test_geo(small):
     assert small.job(SGD, mode="geo") == pytest.approx(small.one_process(SGD), abs=0.015)
 
 
+@pytest.mark.parametrize("k_steps", [2, 10])
+def test_geo_with_adam(small, k_steps):
+    assert small.job(ADAM, mode="geo", k_steps=k_steps) == pytest.approx(small.one_process(ADAM), abs=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 class TestFourHundredThousandRows:
@@ -111,6 +116,10 @@ class TestFourHundredThousandRows:
         runs = [said("async", large.job(ADAM, mode="async")) for _ in range(3)]
         assert runs == pytest.approx([large_adam] * 3, abs=0.005)
         assert max(runs) - min(runs) < 0.003
+
+    @pytest.mark.parametrize(("k_steps", "within"), [(10, 0.005), (100, 0.01)])
+    def test_geo_with_adam(self, large, large_adam, k_steps, within):
+        assert said(f"geo, k = {k_steps}", large.job(ADAM, mode="geo", k_steps=k_steps)) > large_adam - within
 
     def test_geo(self, large):
         sgd = said("one process, SGD", large.one_process(SGD))

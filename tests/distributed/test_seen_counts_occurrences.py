@@ -77,7 +77,7 @@ def test_two_servers_and_two_trainers_of_two_threads(settings, size):
     with cluster(2) as servers:
         servers.train(
             [Given(data[0::2]), Given(data[1::2])],
-            optim.SGD(0.01) if settings["mode"] == "geo" else optim.Adam(0.01),
+            optim.Adam(0.01),
             DistributedStrategy(**settings),
             test=[Given(batches(2, seed=worker)) for worker in (5, 6)],
             threads=2,

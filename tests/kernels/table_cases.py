@@ -13,15 +13,16 @@ from level_faces import others
 from sparsefleet.kernels import table as native
 from sparsefleet.kernels.reference import table as reference
 
-SGD, ADAGRAD, ROWWISE, ADAM, FTRL, NOTING_SGD = range(6)
-HYPER = {
+SGD, ADAGRAD, ROWWISE, ADAM, FTRL = PLAIN = range(5)
+NOTING_SGD, NOTING_ADAGRAD, NOTING_ROWWISE, NOTING_ADAM, NOTING_FTRL = NOTED = [native.NOTING + kind for kind in PLAIN]
+_HYPER = {
     SGD: [0.01],
     ADAGRAD: [1e-10, 0.01],
     ROWWISE: [1e-8, 0.01],
     ADAM: [0.9, 0.999, 1e-8, 0.01],
     FTRL: [0.05, 0.1, 1.0],
-    NOTING_SGD: [0.01],
 }
+HYPER = _HYPER | {native.NOTING + kind: numbers for kind, numbers in _HYPER.items()}
 UNIFORM, NORMAL, CONSTANT = range(3)
 BOTH = pytest.mark.parametrize(
     "kernels", [pytest.param(native, id="native"), *others("table"), pytest.param(reference, id="reference")]
@@ -33,11 +34,13 @@ keys_of = st.lists(
 
 
 def width(kind: int, dim: int) -> int:
-    return {SGD: 0, ADAGRAD: dim, ROWWISE: 1, ADAM: 2 * dim, FTRL: 2 * dim, NOTING_SGD: dim}[kind]
+    if kind in NOTED:
+        return width(kind - native.NOTING, dim) + dim
+    return {SGD: 0, ADAGRAD: dim, ROWWISE: 1, ADAM: 2 * dim, FTRL: 2 * dim}[kind]
 
 
 def make(kernels: ModuleType, dim: int, kind: int, initial_state: float = 0.0):
-    return kernels.RowTable(dim, width(kind, dim), 11, UNIFORM, -0.5, 0.5, initial_state)
+    return kernels.RowTable(dim, width(kind, dim), 11, UNIFORM, -0.5, 0.5, initial_state, notes=kind in NOTED)
 
 
 def u64(values) -> np.ndarray:

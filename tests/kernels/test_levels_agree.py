@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from level_faces import EVERY_LEVEL, face
-from table_cases import HYPER, NORMAL, UNIFORM, all_rows, hyper, make, width
+from table_cases import HYPER, NORMAL, NOTED, PLAIN, UNIFORM, all_rows, hyper, make, width
 from test_text import criteo
 from test_tower_kernel import passes
 
@@ -34,12 +34,15 @@ def test_rows_of_tables(level, kind, dim):
         table = make(face("table", each), dim, kind, 0.1)
         for step, (chosen, grads) in enumerate(rounds, 1):
             table.push(chosen, grads, kind, 0.05, hyper(kind), step)
+            if kind in NOTED:
+                table.take(chosen[:100], 3.0, np.empty((100, dim), np.float32), np.empty(100, np.uint32))
+                table.rebase(chosen[50:], grads[50:], step % 2 == 0, kind, 0.05, hyper(kind), step)
         found.append(all_rows(table))
     assert found[0] == found[1]
 
 
 @each_level
-@pytest.mark.parametrize("kind", sorted(HYPER))
+@pytest.mark.parametrize("kind", PLAIN)
 def test_blocks_of_dense_parameters(level, kind):
     rng = np.random.default_rng(kind)
     values, grads = rng.standard_normal((2, 1003)).astype(np.float32)
@@ -49,6 +52,7 @@ def test_blocks_of_dense_parameters(level, kind):
         now, state = values.copy(), np.zeros(width(kind, len(values)), np.float32)
         for step in (1, 2, 3):
             table.apply_rule(kind, 0.05, hyper(kind), step, now, state, grads, table.BlockLocks())
+            table.shift_block(kind, 0.05, hyper(kind), step, now, state, grads[::-1].copy(), table.BlockLocks())
         found.append((now, state))
     same(*found)
 

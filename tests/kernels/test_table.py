@@ -118,7 +118,7 @@ def test_rows_are_touched_when_they_are_pushed_or_made(kernels):
     table.push(u64([2]), grads, NOTING_SGD, 0.1, hyper(NOTING_SGD), 1, clock=2**32 - 1)
     table.push(u64([3]), grads, NOTING_SGD, 0.1, hyper(NOTING_SGD), 1, clock=9)
     table.take(u64([3]), 1.0, out, np.empty(1, np.uint32))
-    table.rebase(u64([3, 4]), np.ones((2, 2), np.float32), True)
+    table.rebase(u64([3, 4]), np.ones((2, 2), np.float32), True, NOTING_SGD, 0.1, hyper(NOTING_SGD), 1)
     assert {key: row[3] for key, row in all_rows(table).items()} == {1: 7, 2: 2**32 - 1, 3: 9, 4: 0}
 
 

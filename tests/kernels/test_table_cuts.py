@@ -13,7 +13,7 @@ from table_cases import (
     BOTH,
     CONSTANT,
     HYPER,
-    NOTING_SGD,
+    NOTED,
     SGD,
     all_rows,
     hyper,
@@ -55,10 +55,10 @@ def change(table, call, keys, kind, step, rng):
     elif call == "insert":
         state = np.abs(rng.standard_normal((len(keys), width(kind, table.dim)))).astype(np.float32)
         table.insert(keys, values, state, *[np.full(len(keys), step, np.uint32)] * 2)
-    elif call == "take" and kind == NOTING_SGD:
+    elif call == "take" and kind in NOTED:
         table.take(keys, 2.0, np.empty_like(values), np.empty(len(keys), np.uint32))
-    elif call == "rebase" and kind == NOTING_SGD:
-        table.rebase(keys, values, True)
+    elif call == "rebase" and kind in NOTED:
+        table.rebase(keys, values, True, kind, 0.05, hyper(kind), step)
     else:
         pulled(table, keys)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from sparsefleet import optim
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.kernels import table as native
 from sparsefleet.kernels.reference import table as reference
-from sparsefleet.kernels.table import NOTING_SGD
+from sparsefleet.kernels.table import NOTING
 from sparsefleet.optim import schedule
 from sparsefleet.table import SparseTable, TableSpec
 
@@ -69,7 +69,29 @@ def test_all_rules_are_tried_here():
 def test_every_rule_has_a_kernel_of_its_own():
     kinds = [rule.kind for rule in optim.RULES.values()]
     assert len(set(kinds)) == len(kinds)
-    assert NOTING_SGD not in kinds
+    assert max(kinds) < NOTING
+
+
+def test_the_usual_rate_of_sgd_falls_with_the_rows_of_an_update():
+    assert [optim.usual_rate("sgd", rows) for rows in (1, 100, 1000, 5000)] == pytest.approx([1e-3, 1e-3, 3e-4, 6e-5])
+    assert [optim.usual_rate(name, rows) for name in ("adam", "ftrl") for rows in (1, 5000)] == [1e-3] * 4
+    with pytest.raises(ConfigError, match="an update is of 1 row or more; got rows=0"):
+        optim.usual_rate("sgd", 0)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_whose_state_is_elsewhere(rule):
+    """As the servers of a geo job have it: values alone, under the rule's own name."""
+    kept = optim.values_only(rule)
+    assert (kept.name, kept.state_width(7)) == (rule.name, 0)
+    assert optim.from_dict(json.loads(json.dumps(kept.to_dict()))) == kept
+    assert (kept == rule) == (rule.name == "sgd"), "a rule without state is kept as it is"
+    assert kept.for_dense() == optim.values_only(rule.for_dense())
+    if kept != rule:
+        with pytest.raises(StoreError, match=f"gradients cannot be applied here.*apply {rule.name} and keep its state"):
+            kept.rate(1)
+        with pytest.raises(ConfigError, match="state is where it is used, or elsewhere"):
+            optim.from_dict({**kept.to_dict(), "state": "nowhere"})
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

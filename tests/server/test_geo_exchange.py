@@ -59,11 +59,21 @@ def test_dense_deltas_add_up(fleet):
     np.testing.assert_array_equal(stores[1].geo.exchange({}, {"net": one}).wait().dense["net"], 2 * one)
 
 
-def test_only_sgd(fleet):
+def test_tables_that_keep_state_are_not_added_to(fleet):
     store = fleet.start(1).store()
     store.create_table(TableSpec("ads", 2, optim.Adam()))
-    with pytest.raises(StoreError, match="geo works with SGD only; 'ads' has adam"):
+    with pytest.raises(StoreError, match="geo adds differences to values, but 'ads' has adam's state on this server"):
         store.geo.exchange({"ads": rows([1], 1.0)}).wait()
+
+
+@pytest.mark.parametrize("rule", [optim.Adam(), optim.Adagrad(), optim.RowwiseAdagrad(), optim.FTRL()])
+def test_differences_add_up_whatever_rule_made_them(fleet, rule):
+    store, spec = fleet.start(2).store(), TableSpec("ads", 2, optim.values_only(rule), Uniform(-1, 1))
+    store.create_table(spec)
+    first = SparseTable(SPEC).pull(np.arange(10, dtype=np.uint64))
+    for times in (1, 2):
+        answer = store.geo.exchange({"ads": rows(range(10), 0.5)}).wait()
+        np.testing.assert_allclose(answer.sent["ads"], first + np.float32(0.5) * times, rtol=1e-6)
 
 
 def subscribed(store):

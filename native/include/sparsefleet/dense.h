@@ -17,7 +17,13 @@ class BlockLocks {
     // Applies `rule` to values[n] with state laid out in segments of n floats.
     void update(const RuleStep& rule, float* values, float* state, const float* grads, std::size_t n);
 
+    // Adds deltas[n] that are not of this rule's making; the state follows (RuleStep::shift_block).
+    void shift(const RuleStep& rule, float* values, float* state, const float* deltas, std::size_t n);
+
   private:
+    template <typename Work>
+    void by_stretch(std::size_t n, Work&& work);
+
     std::mutex mutexes_[kStretches];
     std::mutex start_mutex_;
     std::size_t next_start_ = 0;

@@ -12,9 +12,10 @@
 //   4 FTRL-Proximal    z, n       l1, l2, beta              z += g - (sqrt(n+g^2)-sqrt(n))/lr w; n += g^2;
 //                                                           w = |z| <= l1 ? 0
 //                                                             : (sign(z) l1 - z) / ((beta+sqrt(n))/lr + l2)
-//   5 noting SGD       p          weight_decay              w as SGD; p += the change of w
 //
-// The last is for a trainer's own copy of rows (RowTable::take, rebase): p is what nobody else knows of yet.
+// kind + 16, any of them, notes what it does: p += the change of w, where p is D floats behind the rule's own
+// state. That is for a trainer's own copy of rows (RowTable::take, rebase): p is what nobody else knows of
+// yet.
 //
 // All arithmetic on rows is IEEE float32 in the order written in rules.cpp, compiled without contraction to
 // fused multiply-adds, but that denormals are zero, operands and results (float_mode.h; the caller sets it):
@@ -26,14 +27,9 @@
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
-enum class RuleKind : int {
-    kSgd = 0,
-    kAdagrad = 1,
-    kRowwiseAdagrad = 2,
-    kAdam = 3,
-    kFtrl = 4,
-    kNotingSgd = 5
-};
+enum class RuleKind : int { kSgd = 0, kAdagrad = 1, kRowwiseAdagrad = 2, kAdam = 3, kFtrl = 4 };
+
+inline constexpr int kNoting = 16;  // added to a kind
 
 inline constexpr std::size_t kHyperCount = 6;
 
@@ -44,7 +40,8 @@ class RuleStep {
     // a kind that does not exist or step 0.
     RuleStep(int kind, double lr, const double (&hyper)[kHyperCount], std::uint64_t step);
 
-    std::size_t state_width(std::size_t dim) const;
+    std::size_t state_width(std::size_t dim) const { return own_width(dim) + (notes_ ? dim : 0); }
+    bool notes() const { return notes_; }
 
     // rows[i] points at the values of a row, its state right behind them; grads[i] at its gradient.
     void update_rows(float* const* rows, const float* const* grads, std::size_t count, std::size_t dim) const;
@@ -54,14 +51,25 @@ class RuleStep {
     void update_block(float* values, float* state, const float* grads, std::size_t n,
                       std::size_t segment) const;
 
+    // Others have changed the values. Rows of a rule that notes become there[i] plus what they have noted; a
+    // block grows by deltas. State stays, but where values are made of it alone: then it becomes what gives
+    // them.
+    void rebase_rows(float* const* rows, const float* const* there, std::size_t count, std::size_t dim) const;
+    void shift_block(float* values, float* state, const float* deltas, std::size_t n,
+                     std::size_t segment) const;
+
     // True when elements do not depend on each other, so that a block may be updated piece by piece.
     bool elementwise() const { return kind_ != RuleKind::kRowwiseAdagrad; }
 
   private:
     template <typename Visitor>
     void visit(Visitor&& visitor) const;
+    std::size_t own_width(std::size_t dim) const;  // without what is noted
+    void update_noting_rows(float* const* rows, const float* const* grads, std::size_t count,
+                            std::size_t dim) const;
 
     RuleKind kind_;
+    bool notes_;
     double lr_;
     double hyper_[kHyperCount];
     double correction1_ = 1.0, correction2_ = 1.0;  // Adam: 1 - b^t

@@ -6,6 +6,7 @@
 // counts how often the key was met in training and stops at the largest count. `touched` is the clock of the
 // last push, or of the row's creation: whoever calls gives it, in a unit of his own (a table's step, a
 // server's record number), modulo 2^32, so it is compared by difference. `take` and `rebase` leave it.
+// In a table that notes, the last D floats of the state are p, what was changed and not yet told (rules.h).
 //
 // 64 shards, chosen by the top bits of a mixed key, each hold rows in chunks (chunks.h) and find them through
 // an open-addressing index of 32-bit entries: 7 bits of the key's mix, so that almost every probe that hits
@@ -45,7 +46,10 @@ class RowTable {
   public:
     static constexpr std::size_t kShards = 64;
 
-    RowTable(std::size_t dim, std::size_t state_width, const Initializer& init, float initial_state);
+    // notes: the last `dim` floats of state are what rules that note have changed; they begin at 0, all other
+    // state at `initial_state`.
+    RowTable(std::size_t dim, std::size_t state_width, const Initializer& init, float initial_state,
+             bool notes);
     ~RowTable();
     RowTable(const RowTable&) = delete;
     RowTable& operator=(const RowTable&) = delete;
@@ -67,14 +71,16 @@ class RowTable {
     void insert(const std::uint64_t* keys, std::size_t count, const float* values, const float* state,
                 const std::uint32_t* seen, const std::uint32_t* touched);
 
-    // For a copy of rows that are kept elsewhere; its state is p, what was changed here and not yet told
-    // there (rules.h, noting SGD). take: out[U, D] = p / shares, and p loses it; occurrences[U] = seen, which
-    // becomes 0: here it counts what was not yet told either. Zeros where there is no row.
+    // For a copy of rows that are kept elsewhere, with p, what was changed here and not yet told there; both
+    // throw std::invalid_argument where the table does not note. take: out[U, D] = p / shares, and p loses
+    // it; occurrences[U] = seen, which becomes 0: here it counts what was not yet told either. Zeros where
+    // there is no row.
     void take(const std::uint64_t* keys, std::size_t count, float shares, float* out,
               std::uint32_t* occurrences);
-    // rebase: a row becomes what it is there plus p. Missing rows are created, or with create = false left
-    // out.
-    void rebase(const std::uint64_t* keys, std::size_t count, const float* values, bool create);
+    // rebase: a row becomes what it is there plus p, and its state what `rule` makes of that
+    // (RuleStep::rebase_rows). Missing rows are created, or with create = false left out.
+    void rebase(const std::uint64_t* keys, std::size_t count, const float* values, bool create,
+                const RuleStep& rule);
 
     // found[i] = 1 where keys[i] has a row, else 0.
     void contains(const std::uint64_t* keys, std::size_t count, std::uint8_t* found) const;
@@ -99,6 +105,7 @@ class RowTable {
 
   private:
     void expect_noted() const;
+    void expect_rule(const RuleStep& rule) const;
     void copy_out(const std::byte* row, const RowArrays& out, std::size_t at) const;
     template <typename Visit>
     void by_shard(const std::uint64_t* keys, std::size_t count, Visit&& visit) const;
@@ -112,6 +119,7 @@ class RowTable {
     const RowLayout layout_;
     const Initializer init_;
     const float initial_state_;
+    const bool notes_;
     ChunkArena arena_;
     ChunkArena aside_arena_;
     std::unique_ptr<Shard[]> shards_;

@@ -17,6 +17,7 @@ from sparsefleet.checkpoint.storage.base import reading
 from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import CheckpointError
 from sparsefleet.core.table_rows import TableRows
+from sparsefleet.optim.values_only import ELSEWHERE, ValuesOnly
 
 if TYPE_CHECKING:
     from sparsefleet.optim.base import UpdateRule
@@ -202,8 +203,13 @@ def _check_rule(what: str, info: TableInfo | BlockInfo, rule: UpdateRule, width:
     saved = info.rule["name"]
     if saved != rule.name:
         raise CheckpointError(f"{what} was saved with optimizer {saved}; the model's is {rule.name}. {RESUME}")
-    if info.state_width == width:
+    if info.state_width == width or isinstance(rule, ValuesOnly):  # trainers keep the state, and begin it afresh
         return
+    if info.rule.items() >= ELSEWHERE.items():
+        raise CheckpointError(
+            f"{what} is of a job in mode geo, whose trainers keep {saved}'s state themselves: it holds none. Resume in "
+            f"mode geo (--mode geo), or {VALUES_ONLY}"
+        )
     if info.state_width == 0:
         raise CheckpointError(
             f"{what} was saved without its optimizer's state: for scoring (sparsefleet infer), not to be resumed. "

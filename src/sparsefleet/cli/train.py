@@ -63,8 +63,14 @@ def train(
         int | None,
         _training("Training threads (Hogwild) of a process, each with its reader thread; default 2, with workers 1."),
     ] = None,
-    optimizer: Annotated[str | None, _training(f"{', '.join(optim.RULES)}; default adam, in mode geo sgd.")] = None,
-    learning_rate: Annotated[float | None, _training("Step size; default 1e-3 (sgd, and preset paddle: 1e-4).")] = None,
+    optimizer: Annotated[str, _training(f"{', '.join(optim.RULES)}.")] = "adam",
+    learning_rate: Annotated[
+        float | None,
+        _training(
+            f"Step size; default 1e-3; for sgd {optim.SGD_RATE} divided by the rows that an update sums over (the "
+            f"batch), at most {optim.SGD_MOST:g}; preset paddle: 1e-4."
+        ),
+    ] = None,
     lr_decay: Annotated[float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")] = None,
     lr_decay_steps: Annotated[int, _training("Steps between decays.")] = 1000,
     warmup_steps: Annotated[int, _training("Raise the learning rate from zero over this many steps.")] = 0,
@@ -135,20 +141,23 @@ def train(
     from sparsefleet.train.reporting.jsonl import plain_numbers
     from sparsefleet.train.reporting.tensorboard import writer_type
 
-    name = optimizer or ("sgd" if mode == "geo" else "adam")
-    rule = train_parts.rule(name, learning_rate, preset, lr_decay, lr_decay_steps, warmup_steps)
+    alone = role.kind == "single" and not servers
+    if threads is None:
+        threads = 2 if alone else 1
+    joint = train_parts.rows_of_an_update(
+        batch_size, "" if alone else mode, threads, workers or role.worker_num, max_merge
+    )
+    rule = train_parts.rule(optimizer, learning_rate, preset, joint, lr_decay, lr_decay_steps, warmup_steps)
     fleet.init(role)
     job = fleet.distributed_optimizer(rule, strategy)
     rows = schema_for(data, schema, sparse_feature_dim)
-    if threads is None:
-        threads = 2 if role.kind == "single" and not workers else 1
     trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile)
     torch.manual_seed(seed)
     model = train_parts.network(rows, preset, embedding_size, hidden, init_range)
     reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
     if resume and role.is_first_worker:
-        train_checks.look_at_resumed(resume, epochs, mode)
+        train_checks.look_at_resumed(resume, epochs, mode, alone=alone)
     if save and not resume and role.kind == "single":
         train_checks.look_at_used_folder(save)
     if servers and workers:

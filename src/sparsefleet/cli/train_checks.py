@@ -65,16 +65,16 @@ def check_folder(option: str, path: str) -> None:
             raise ConfigError(f"{option} {path}: {place} is a file; give a folder, new or of an earlier run")
 
 
-def look_at_resumed(resume: str, epochs: int, mode: str) -> None:
-    """Refuse a checkpoint that the mode cannot go on from; where a run has come to its end, say how to go on."""
+def look_at_resumed(resume: str, epochs: int, mode: str, *, alone: bool) -> None:
+    """Say what a job in mode geo does not go on with; where a run has come to its end, say how to go on."""
     from sparsefleet.checkpoint import Checkpoint, latest
 
     checkpoint = Checkpoint.open(latest(resume))
     rules = {str(table.rule.get("name")) for table in checkpoint.manifest.tables} - {"sgd"}
-    if mode == "geo" and rules:
-        raise ConfigError(
-            f"{checkpoint.location} was trained with optimizer {', '.join(sorted(rules))}; --mode geo works with SGD "
-            f"only: resume in another mode, such as --mode async, or train a new model in mode geo"
+    if mode == "geo" and rules and not alone:
+        say(
+            f"[yellow]{', '.join(sorted(rules))} begins without state[/]: in mode geo every trainer keeps its own, and "
+            "takes none from a checkpoint; rows, dense parameters, steps and positions go on"
         )
     done = epochs_done(checkpoint.manifest.extra)
     if epochs <= done:

@@ -46,11 +46,20 @@ def network(
     return CTRDNN(schema.slot_names, len(schema.dense), config)
 
 
-def rule(name: str, rate: float | None, preset: str, decay: float | None, decay_steps: int, warmup: int) -> UpdateRule:
+def rows_of_an_update(batch: int, mode: str, threads: int, workers: int, max_merge: int) -> int:
+    """Rows that the gradients of one update are summed over, in a job's mode; "": in one process."""
+    merged = {"sync": threads * workers, "half_async": threads, "async": max_merge}
+    return max(1, batch * merged.get(mode, 1))  # a size that is none is refused by whoever reads
+
+
+def rule(
+    name: str, rate: float | None, preset: str, rows: int, decay: float | None, decay_steps: int, warmup: int
+) -> UpdateRule:
+    """rows: that the gradients of one update are summed over."""
     schedule: Schedule = Constant() if decay is None else ExponentialDecay(decay_steps, decay)
     if warmup:
         schedule = LinearWarmup(warmup, schedule)
-    default = 1e-4 if preset == "paddle" or name == "sgd" else 1e-3
+    default = 1e-4 if preset == "paddle" else optim.usual_rate(name, rows)
     return optim.by_name(name, default if rate is None else rate, schedule=schedule)
 
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import ConfigError
@@ -98,6 +98,9 @@ class Lane(ABC):
 
 
 class Communicator(ABC):
+    keeps_state: ClassVar[bool] = False
+    """Whether the optimizers' state is here, and not in the store: then one communicator serves all calls of `fit`."""
+
     def __init__(
         self, store: ParameterStore, config: CommunicatorConfig | None = None, crew: Crew | None = None
     ) -> None:

@@ -1,4 +1,4 @@
-"""Geo: each trainer updates a local copy with SGD; every k steps it sends what it changed and takes in what others did.
+"""Geo: each trainer trains a local copy; every k steps it sends what it changed and takes in what others did.
 
 For a row and for the dense block alike, with `old` = what the server had when we last spoke:
     send    delta = (local - old) / trainers;  old += delta
@@ -10,6 +10,10 @@ holds back: else a rare feature, met by one trainer, would keep only 1/trainers 
 epoch, and before a checkpoint, all that is held back goes out, and the dense block becomes the servers' own, the same
 for all.
 
+The update rule runs here, on the local copy, and its state stays here: what travels is the difference of values,
+whatever rule has made it. Others' changes move values and leave the state, but FTRL's (`table/working_copy.py`).
+Servers hold values alone, and so do checkpoints: state outlives a call of `fit`, not the process, and not a load.
+
 Only the rows a trainer has met are copied. Where training began from nothing, a row that is met for the first time is
 made here, as the servers would make it, and what others have learnt of it comes with the next exchange; else it is
 fetched from the servers. Steps go on while an exchange is under way: whatever they add meanwhile stays in `local` and
@@ -18,22 +22,23 @@ goes out with the next delta.
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import numpy as np
 
 from sparsefleet.communicator.base import Communicator, Lane, Parameters, StepGradients
 from sparsefleet.core.batch import F32, U64
-from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.kernels.rows import unique_keys
-from sparsefleet.optim import SGD
 from sparsefleet.store.base import Done, Pending
 from sparsefleet.store.geo import GeoAnswer, GeoStore
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.spec import TableSpec
 from sparsefleet.table.working_copy import WorkingCopy
+
+logger = logging.getLogger("sparsefleet.communicator")
 
 LATE_STEPS, LATE_SHARE = 8, 10
 """Steps, and at most which part of `k_steps`, that go on before an exchange's answer is waited for."""
@@ -41,21 +46,51 @@ _NO_KEYS: U64 = np.empty(0, np.uint64)
 
 
 class GeoCommunicator(Communicator):
+    keeps_state = True
+    _well = False
+    """Whether the last `fit` has ended well: then the next one goes on with its copies and their state."""
+    _loads = 0
+
     def start(self, parameters: Parameters, done: int = 0) -> None:
-        rules = [(f"table {name!r}", spec.rule) for name, spec in parameters.tables.items()]
-        for what, rule in [*rules, ("the dense block", parameters.dense_rule)]:
-            if not isinstance(rule, SGD):
-                raise ConfigError(f"geo works with SGD only, but {what} has {rule.name}; use sgd, or another mode")
-        super().start(parameters, done)
-        fetch = not self.store.geo.begins_empty()
-        self._copies = {name: _LocalCopy(spec, self.store.geo, fetch, done) for name, spec in parameters.tables.items()}
-        self._dense = DenseTable(parameters.dense_name, parameters.dense_values, parameters.dense_rule)
-        self._dense.step = done
-        self._old_dense = parameters.dense_values.copy()
+        geo = self.store.geo
         self._steps = self._flushed = 0
         self._under_way: Pending[GeoAnswer] | None = None
         self._answer_after = min(LATE_STEPS, self.config.k_steps // LATE_SHARE)
         self._counting, self._exchanging = threading.Lock(), threading.Lock()
+        loads = geo.loads()
+        if self._well and self.parameters is parameters and self._loads == loads:
+            self._go_on()
+            return
+        super().start(parameters, done)
+        fetch, self._loads = not geo.begins_empty(), loads
+        if fetch:
+            self._tell_what_begins_afresh()
+        self._copies = {name: _LocalCopy(spec, geo, fetch, done) for name, spec in parameters.tables.items()}
+        self._dense = DenseTable(parameters.dense_name, parameters.dense_values, parameters.dense_rule)
+        self._dense.begin_at(done)
+        self._old_dense = parameters.dense_values.copy()
+        self._well = True
+
+    def _tell_what_begins_afresh(self) -> None:
+        rules = {spec.rule for spec in self.parameters.tables.values()} | {self.parameters.dense_rule}
+        names = sorted({rule.name for rule in rules if rule.state_width(1)})
+        if names and self.crew.index == self.crew.first():
+            logger.warning(
+                "%s begins without state: in mode geo every trainer keeps its own, and no checkpoint holds it "
+                "(docs/distributed.md)",
+                ", ".join(names),
+            )
+
+    def _go_on(self) -> None:
+        """Take in what others have changed since the last call of `fit`; rows not met before are theirs to tell."""
+        for copy in self._copies.values():
+            copy.fetch = True
+        np.copyto(self.parameters.dense_values, self._old_dense)
+        self._send(1, rows=False)
+        self._take_in()
+
+    def abandon(self) -> None:
+        self._well = False
 
     def begin_epoch(self, number: int, lanes: int) -> list[Lane]:
         return [_GeoLane(self) for _ in range(lanes)]
@@ -132,7 +167,7 @@ class _LocalCopy:
 
     def __init__(self, spec: TableSpec, geo: GeoStore, fetch: bool, done: int) -> None:
         """fetch: ask the servers for rows that are met for the first time; else they begin as the spec says."""
-        self._geo, self._name, self._dim, self._fetch = geo, spec.name, spec.dim, fetch
+        self._geo, self._name, self._dim, self.fetch = geo, spec.name, spec.dim, fetch
         self._rows = WorkingCopy(spec, done)
         self._touched: list[U64] = []
         self._held_back = _NO_KEYS
@@ -142,7 +177,7 @@ class _LocalCopy:
         self._fetching, self._touching = threading.Lock(), threading.Lock()
 
     def pull(self, keys: U64) -> F32:
-        if self._fetch and not self._rows.contains(keys).all():
+        if self.fetch and not self._rows.contains(keys).all():
             with self._fetching:  # once is enough, for all threads
                 missing = keys[~self._rows.contains(keys)]
                 if len(missing):

@@ -13,7 +13,7 @@ from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.crew import Crew, CrewOfOne
 from sparsefleet.fleet.roles import Role
 from sparsefleet.fleet.strategy import Resolved
-from sparsefleet.optim import SGD
+from sparsefleet.optim import values_only
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store import LocalStore, ParameterStore
 from sparsefleet.store.remote import RemoteStore
@@ -29,6 +29,7 @@ class FleetWorkplace(Workplace):
         self._single = role.kind == "single"
         self._store: ParameterStore | None = LocalStore() if self._single else None
         self._crew: Crew = CrewOfOne()
+        self._last: Communicator | None = None
         self._config = CommunicatorConfig(
             max_merge=strategy.max_merge,
             send_queue_size=strategy.send_queue_size,
@@ -56,13 +57,18 @@ class FleetWorkplace(Workplace):
         # In one process nothing crosses a network: async has nothing to hide, and geo nobody to meet.
         alone = self._single and self._strategy.mode in ("async", "geo")
         kind = DirectCommunicator if alone else MODES[self._strategy.mode]
-        return kind(self.store, self._config, self.crew)
+        if not kind.keeps_state:
+            return kind(self.store, self._config, self.crew)
+        if self._last is None:  # what it keeps, the next call of fit goes on with
+            self._last = kind(self.store, self._config, self.crew)
+        return self._last
+
+    def kept_by_store(self, rule: UpdateRule) -> UpdateRule:
+        return values_only(rule) if self._strategy.mode == "geo" and not self._single else rule
 
 
 class DistributedOptimizer:
     def __init__(self, rule: UpdateRule, strategy: Resolved, role: Role) -> None:
-        if strategy.mode == "geo" and not isinstance(rule, SGD):
-            raise ConfigError(f"geo works with SGD only; the optimizer is {rule.name}. Use SGD, or another mode")
         self.strategy = strategy
         self.workplace = FleetWorkplace(rule, strategy, role)
         self.trainer: Trainer | None = None

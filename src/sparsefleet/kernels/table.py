@@ -20,8 +20,9 @@ F64 = npt.NDArray[np.float64]
 U32 = npt.NDArray[np.uint32]
 Bools = npt.NDArray[np.bool_]
 
-NOTING_SGD = 5
-"""The kind of rule that does as SGD (kind 0) and notes each change in the row's state, for `RowTable.take`."""
+NOTING = 16
+"""Added to a rule's kind: the rule does the same and notes each change at the end of the row's state, for
+`RowTable.take`."""
 
 
 class Scanned(NamedTuple):
@@ -62,14 +63,30 @@ def apply_rule(
     _native.apply_rule(kind, lr, hyper, step, values, state, grads, locks.native)
 
 
+def shift_block(
+    kind: int, lr: float, hyper: F64, step: int, values: F32, state: F32, deltas: F32, locks: BlockLocks
+) -> None:
+    """Add `deltas` [n] that are not of the rule's making, in place; state stays, but FTRL's follows the values."""
+    _native.shift_block(kind, lr, hyper, step, values, state, deltas, locks.native)
+
+
 class RowTable:
     """Rows by 64-bit key; any number of threads may call anything at any time. Its layout: native table.h."""
 
     def __init__(
-        self, dim: int, state_width: int, seed: int, kind: int, a: float, b: float, initial_state: float = 0.0
+        self,
+        dim: int,
+        state_width: int,
+        seed: int,
+        kind: int,
+        a: float,
+        b: float,
+        initial_state: float = 0.0,
+        notes: bool = False,
     ) -> None:
+        """notes: the last `dim` floats of the state, which begin at 0, are what rules of `NOTING` have changed."""
         self.dim, self.state_width = dim, state_width
-        self._native = _native.RowTable(dim, state_width, seed, kind, a, b, initial_state)
+        self._native = _native.RowTable(dim, state_width, seed, kind, a, b, initial_state, notes)
 
     def pull(self, keys: U64, out: F32, create: bool, clock: int = 0) -> int:
         """Fill `out` [U, D]; missing rows are created, touched at `clock`, or read as zeros. Returns their number."""
@@ -104,9 +121,13 @@ class RowTable:
         """
         self._native.take(keys, shares, out, counts)
 
-    def rebase(self, keys: U64, values: F32, create: bool) -> None:
-        """Rows become `values` [U, D] plus the changes noted; missing ones are created, or else left out."""
-        self._native.rebase(keys, values, create)
+    def rebase(self, keys: U64, values: F32, create: bool, kind: int, lr: float, hyper: F64, step: int) -> None:
+        """Rows become `values` [U, D] plus the changes noted; missing ones are created, or else left out.
+
+        Their state stays, but where the rule (`kind`, of `NOTING`) makes values of its state alone, FTRL's: then it
+        becomes what gives these values.
+        """
+        self._native.rebase(keys, values, create, kind, lr, hyper, step)
 
     def contains(self, keys: U64) -> Bools:
         found = np.empty(len(keys), np.uint8)

@@ -17,7 +17,6 @@ from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.kernels.rows import unique_keys
 from sparsefleet.kernels.subscriptions import Subscriptions
-from sparsefleet.optim import SGD
 from sparsefleet.server.holdings import Bound, BoundDense, BoundRows
 from sparsefleet.store.wire.parts import DENSE, ROWS
 from sparsefleet.table.sparse import SparseTable
@@ -102,8 +101,11 @@ class Geo:
     def check(self, parts: Sequence[Bound]) -> None:
         for part in parts:
             rule = part.table.spec.rule if isinstance(part, BoundRows) else part.block.table.rule
-            if not isinstance(rule, SGD):
-                raise StoreError(f"geo works with SGD only; {part.name!r} has {rule.name}")
+            if rule.state_width(1):
+                raise StoreError(
+                    f"geo adds differences to values, but {part.name!r} has {rule.name}'s state on this server: it was "
+                    "made for another mode; for geo, make it with optim.values_only(rule)"
+                )
 
     def stats(self) -> dict[str, dict[str, int]]:
         with self._lock:

@@ -35,6 +35,10 @@ class GeoStore(ABC):
         """
 
     @abstractmethod
+    def loads(self) -> int:
+        """How often a checkpoint has taken the place of all there was: what trainers knew of it is void then."""
+
+    @abstractmethod
     def pull(self, table: str, keys: U64) -> Pending[F32]:
         """Rows as `ParameterStore.pull` gives them; from now on this trainer is told when others change them."""
 

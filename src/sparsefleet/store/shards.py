@@ -181,7 +181,9 @@ def load_table(
 
 def _fill_table(checkpoint: Checkpoint, table: SparseTable, share: Share | None, values_only: bool) -> None:
     table.clear()
-    for rows in _rows_of(checkpoint, table.spec.name, share, not values_only):
+    # State that the table has no place for, because trainers keep it (geo), is left in the files.
+    read_state = not values_only and table.state_width > 0
+    for rows in _rows_of(checkpoint, table.spec.name, share, read_state):
         table.insert(_with_fresh_state(rows, table) if values_only else rows)
     table.step = 0 if values_only else checkpoint.manifest.table(table.spec.name).step
 
@@ -208,7 +210,8 @@ def load_block(checkpoint: Checkpoint, block: HeldBlock, *, values_only: bool = 
     """Replace one block's values and state by the checkpoint's."""
     table = block.table
     checkpoint.check_block(table.name, block.layout, table.rule, reset_optimizer=values_only)
-    piece = checkpoint.dense_cut(table.name, block.start, block.start + len(table), read_state=not values_only)
+    read_state = not values_only and len(table.state) > 0
+    piece = checkpoint.dense_cut(table.name, block.start, block.start + len(table), read_state=read_state)
     table.values[:] = piece.values
     table.state[:] = table.rule.initial_state() if values_only else piece.state
     table.step = 0 if values_only else checkpoint.manifest.block(table.name).step

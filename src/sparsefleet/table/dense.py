@@ -52,7 +52,7 @@ class DenseTable:
         self._hyper = np.array(self.rule.hyperparameters(), np.float64)
         self._locks = kernels.BlockLocks()
         self._step_lock = threading.Lock()
-        self._step = 0
+        self._step = self._fresh_at = 0
 
     def __len__(self) -> int:
         return len(self.values)
@@ -69,6 +69,10 @@ class DenseTable:
         with self._step_lock:
             self._step = step
 
+    def begin_at(self, step: int) -> None:
+        """The schedule goes on from this step, with state that begins here: its own clock, Adam's, begins at 0."""
+        self.step = self._fresh_at = step
+
     @property
     def memory_bytes(self) -> int:
         return self.values.nbytes + self.state.nbytes
@@ -78,11 +82,16 @@ class DenseTable:
         return DenseCut(self.name, self.rule, self.values.copy(), self.state.copy(), self.step)
 
     def add(self, deltas: F32) -> None:
-        """Add to the values, none of the others' updates lost; no step. Only for rules without state."""
+        """Add what others have changed to the values, none of the other updates lost; no step.
+
+        State stays, but FTRL's, which values are made of: it follows them.
+        """
         if len(self.state):
-            raise StoreError(f"dense block {self.name!r}: {self.rule.name} keeps state; values cannot just be added to")
-        hyper = np.empty(0, np.float64)
-        kernels.apply_rule(SGD.kind, 1.0, hyper, 1, self.values, self.state, -deltas, self._locks)
+            rule, step = self.rule, max(self._step, 1)
+            kind, rate, hyper = rule.kind, rule.rate(step), self._hyper
+        else:
+            kind, rate, hyper, step = SGD.kind, 0.0, np.empty(0, np.float64), 1
+        kernels.shift_block(kind, rate, hyper, step, self.values, self.state, deltas, self._locks)
 
     def push(self, grads: F32) -> None:
         """One step of the rule."""
@@ -100,7 +109,7 @@ class DenseTable:
             rule.kind,
             rule.rate(step),
             self._hyper,
-            step,
+            step - self._fresh_at,
             self.values,
             self.state,
             np.ascontiguousarray(grads),

@@ -3,7 +3,9 @@
 Legend: U keys, D values a row.
 
 A row here is always what the server had when we last heard of it plus what was changed here since and not sent: so
-neither needs to be kept beside it. Safe for many threads at once.
+neither needs to be kept beside it. The rule's state of a row is this trainer's alone: made of its own gradients, never
+sent, and left as it is when others change the row's values (but for FTRL's z, which values are made of: it becomes what
+gives the new ones). Safe for many threads at once.
 """
 
 from __future__ import annotations
@@ -13,27 +15,36 @@ import threading
 import numpy as np
 
 from sparsefleet.core.batch import F32, U64
-from sparsefleet.core.errors import StoreError
-from sparsefleet.kernels.table import NOTING_SGD, U32, Bools, RowTable
-from sparsefleet.optim.sgd import SGD
+from sparsefleet.kernels.table import NOTING, U32, Bools, RowTable
 from sparsefleet.table.sparse import row_seed
 from sparsefleet.table.spec import TableSpec
 
 
 class WorkingCopy:
     def __init__(self, spec: TableSpec, step: int = 0) -> None:
-        """step: where the rule's clock goes on; learning rates may depend on it."""
-        if not isinstance(spec.rule, SGD):
-            raise StoreError(f"table {spec.name!r}: {spec.rule.name} keeps state; a working copy is for sgd only")
+        """step: where the learning rate's schedule goes on. State begins here, and so does its clock (Adam's)."""
         self.spec = spec
-        a, b = spec.initializer.numbers
-        self._rows = RowTable(spec.dim, spec.dim, row_seed(spec), spec.initializer.kind, a, b)
-        self._hyper = np.array(spec.rule.hyperparameters(), np.float64)
+        rule, (a, b) = spec.rule, spec.initializer.numbers
+        self._rows = RowTable(
+            spec.dim,
+            rule.state_width(spec.dim) + spec.dim,
+            row_seed(spec),
+            spec.initializer.kind,
+            a,
+            b,
+            rule.initial_state(),
+            notes=True,
+        )
+        self._kind, self._hyper = rule.kind + NOTING, np.array(rule.hyperparameters(), np.float64)
         self._counting = threading.Lock()
-        self._step = step
+        self._step = self._fresh_at = step
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._rows.memory_bytes()
 
     def contains(self, keys: U64) -> Bools:
         return self._rows.contains(keys)
@@ -45,11 +56,12 @@ class WorkingCopy:
         return out
 
     def push(self, keys: U64, grads: F32, counts: U32 | None = None) -> None:
-        """One step of SGD on these rows. counts [U]: how often each key occurs in the samples; by default once."""
+        """One step of the rule on these rows. counts [U]: how often each key occurs in the samples; by default once."""
         with self._counting:
             self._step += 1
             step = self._step
-        self._rows.push(keys, grads, NOTING_SGD, self.spec.rule.rate(step), self._hyper, step, counts)
+        rate = self.spec.rule.rate(step)
+        self._rows.push(keys, grads, self._kind, rate, self._hyper, step - self._fresh_at, counts)
 
     def take(self, keys: U64, shares: int, out: F32, counts: U32) -> None:
         """Fill `out` [U, D] with one of so many shares of what is not sent yet, and `counts` [U] with all occurrences.
@@ -60,4 +72,6 @@ class WorkingCopy:
 
     def hear(self, keys: U64, values: F32, *, create: bool = False) -> None:
         """The server has these values [U, D] now. Rows that are not here are made, or else left out."""
-        self._rows.rebase(keys, np.ascontiguousarray(values), create)
+        step = max(self._step, 1)
+        rate = self.spec.rule.rate(step)
+        self._rows.rebase(keys, np.ascontiguousarray(values), create, self._kind, rate, self._hyper, step)

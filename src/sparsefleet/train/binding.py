@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -79,17 +79,25 @@ class SharedModel:
 class BoundModel(SharedModel):
     """A model bound to a store: its tables and its block are there, and updates show in the model."""
 
-    def __init__(self, model: nn.Module, store: ParameterStore, optimizer: UpdateRule, seed: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        store: ParameterStore,
+        optimizer: UpdateRule,
+        seed: int,
+        kept: Callable[[UpdateRule], UpdateRule] = lambda rule: rule,
+    ) -> None:
+        """kept: a rule as the store is to have it (`Workplace.kept_by_store`)."""
         specs = {
             name: TableSpec(name, users[0].dim, users[0].optimizer or optimizer, users[0].initializer, seed)
             for name, users in tables(model).items()
         }
         for spec in specs.values():
-            store.create_table(spec)
+            store.create_table(replace(spec, rule=kept(spec.rule)))
         super().__init__(model)
         self._store = store
         layout = [(piece.name, piece.shape) for piece in self.block.pieces]
-        store.create_dense(DENSE, self.block.values, optimizer, layout)
+        store.create_dense(DENSE, self.block.values, kept(optimizer), layout)
         if buffers := store.start_buffers():
             self.load_buffers(buffers)
         self.parameters = Parameters(specs, DENSE, self.block.values, optimizer)

@@ -447,7 +447,8 @@ class Trainer:
     def _bind(self, model: nn.Module) -> BoundModel:
         """The one place where model, store and crew come together: the trainer's model is in the store from here on."""
         if self._bound is None or self._bound.model is not model:
-            self._bound = BoundModel(model, self.store, self.workplace.rule, self.seed)
+            work = self.workplace
+            self._bound = BoundModel(model, self.store, work.rule, self.seed, work.kept_by_store)
         return self._bound
 
     def _to_score(self, model: nn.Module) -> SharedModel:

@@ -38,7 +38,11 @@ class Workplace(ABC):
 
     @abstractmethod
     def communicator(self) -> Communicator:
-        """A new communicator for one call of `fit`."""
+        """The communicator for one call of `fit`: a new one, or one that goes on from the last call."""
+
+    def kept_by_store(self, rule: UpdateRule) -> UpdateRule:
+        """The rule of a table or block as the store is to have it."""
+        return rule
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.kernels.float_mode import flushed
-from sparsefleet.kernels.table import F64, U32, Bools, Scanned
+from sparsefleet.kernels.table import F64, NOTING, U32, Bools, Scanned
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -79,32 +79,52 @@ def _ftrl(w: F32, s: F32, g: F32, lr: np.float32, f: Sequence[np.float32]) -> No
     w[...] = np.where(np.abs(z) <= l1, np.float32(0), moved)
 
 
-def _noting_sgd(w: F32, p: F32, g: F32, lr: np.float32, f: Sequence[np.float32]) -> None:
-    moved = w - lr * (g + f[0] * w)
-    p += moved - w
-    w[...] = moved
-
-
 RULES: dict[int, Callable[[F32, F32, F32, np.float32, Sequence[np.float32]], None]] = {
     0: _sgd,
     1: _adagrad,
     2: _rowwise_adagrad,
     4: _ftrl,
-    5: _noting_sgd,
 }
-ADAM = 3
+ADAM, FTRL = 3, 4
+
+
+def _check(kind: int, step: int) -> None:
+    if kind < 0 or (kind & ~NOTING) not in {*RULES, ADAM}:
+        raise ValueError(f"rule kind {kind} does not exist")
+    if step < 1:
+        raise ValueError("step must be 1 or above")
 
 
 def _update(kind: int, lr: float, hyper: F64, step: int, w: F32, s: F32, g: F32) -> None:
-    if step < 1:
-        raise ValueError("step must be 1 or above")
+    _check(kind, step)
     with flushed():
-        if kind == ADAM:
+        if kind & NOTING:
+            before, own, noted = w.copy(), s[:, : s.shape[1] - w.shape[1]], s[:, s.shape[1] - w.shape[1] :]
+            _update(kind & ~NOTING, lr, hyper, step, w, own, g)
+            noted += w - before
+        elif kind == ADAM:
             _adam(w, s, g, lr, hyper, step)
-        elif kind in RULES:
-            RULES[kind](w, s, g, np.float32(lr), [*np.asarray(hyper, np.float32), *[np.float32(0)] * 6])
         else:
-            raise ValueError(f"rule kind {kind} does not exist")
+            RULES[kind](w, s, g, np.float32(lr), _constants(hyper))
+
+
+def _constants(hyper: F64) -> list[np.float32]:
+    return [*np.asarray(hyper, np.float32), *[np.float32(0)] * 6]
+
+
+def _follow(kind: int, lr: float, hyper: F64, w: F32, s: F32, target: F32) -> None:
+    """Values [U, D] become what others made of them. FTRL makes values of z alone: it becomes what gives them."""
+    rate = np.float32(lr)
+    if kind & ~NOTING == FTRL and rate > 0:
+        dim, (l1, l2, beta) = w.shape[1], _constants(hyper)[:3]
+        z, n = s[:, :dim], s[:, dim : 2 * dim]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            total = target * ((beta + np.sqrt(n)) / rate + l2)
+        # Where l1 holds a value at 0, a target of a rounding error must not undo what z has gathered.
+        moved = (target != w) & ((np.abs(z) > l1) | (np.abs(total) > l1 * np.float32(2.0**-10)))
+        settled = np.where(target == 0, np.copysign(l1, z), -(total + np.copysign(l1, target)))
+        z[...] = np.where(moved, settled, z)
+    w[...] = target
 
 
 def _adam(w: F32, s: F32, g: F32, lr: float, hyper: F64, step: int) -> None:
@@ -130,6 +150,14 @@ def apply_rule(
         _update(kind, lr, hyper, step, values[None], state[None], grads[None])
 
 
+def shift_block(
+    kind: int, lr: float, hyper: F64, step: int, values: F32, state: F32, deltas: F32, locks: BlockLocks
+) -> None:
+    _check(kind, step)
+    with locks.lock, flushed():
+        _follow(kind, lr, hyper, values[None], state[None], (values + deltas)[None])
+
+
 @dataclass
 class _Row:
     values: F32
@@ -144,9 +172,19 @@ class RowTable:
     """A dictionary from key to row number, and rows in lists."""
 
     def __init__(
-        self, dim: int, state_width: int, seed: int, kind: int, a: float, b: float, initial_state: float = 0.0
+        self,
+        dim: int,
+        state_width: int,
+        seed: int,
+        kind: int,
+        a: float,
+        b: float,
+        initial_state: float = 0.0,
+        notes: bool = False,
     ) -> None:
-        self.dim, self.state_width, self.initial_state = dim, state_width, initial_state
+        if notes and state_width < dim:
+            raise ValueError("a table that notes needs a float of state for each value")
+        self.dim, self.state_width, self.initial_state, self._notes = dim, state_width, initial_state, notes
         self._init = (seed, kind, a, b)
         self._lock = threading.Lock()
         self._rows: dict[int, _Row] = {}
@@ -160,6 +198,8 @@ class RowTable:
         seed, kind, a, b = self._init
         values = init_rows(seed, np.array([key], np.uint64), self.dim, kind, a, b)
         state = np.full((1, self.state_width), self.initial_state, np.float32)
+        if self._notes:
+            state[:, -self.dim :] = 0
         return self._rows.setdefault(key, _Row(values, state, 0, clock))
 
     def pull(self, keys: U64, out: F32, create: bool, clock: int = 0) -> int:
@@ -182,6 +222,7 @@ class RowTable:
         counts: U32 | None = None,
         clock: int = 0,
     ) -> None:
+        self._expect_rule(kind)
         with self._lock:
             for i, key in enumerate(keys.tolist()):
                 row = self._row(key, clock)
@@ -202,23 +243,34 @@ class RowTable:
                 out[i] = counts[i] = 0
                 if key in self._rows:
                     counts[i], self._rows[key].seen = self._rows[key].seen, 0
-                    noted = self._rows[key].state
+                    noted = self._rows[key].state[:, -self.dim :]
                     with flushed():
                         out[i] = noted[0] / np.float32(shares)
                         noted[0] -= out[i]
 
-    def rebase(self, keys: U64, values: F32, create: bool) -> None:
+    def rebase(self, keys: U64, values: F32, create: bool, kind: int, lr: float, hyper: F64, step: int) -> None:
         self._expect_noted()
+        self._expect_rule(kind)
+        _check(kind, step)
         with self._lock:
             for i, key in enumerate(keys.tolist()):
                 if create or key in self._rows:
                     row = self._row(key, 0)
                     with flushed():
-                        row.values[0] = values[i] + row.state[0]
+                        target = values[i : i + 1] + row.state[:, -self.dim :]
+                        _follow(kind, lr, hyper, row.values, row.state, target)
 
     def _expect_noted(self) -> None:
-        if self.state_width != self.dim:
+        if not self._notes:
             raise ValueError("this table does not note what was changed")
+
+    def _expect_rule(self, kind: int) -> None:
+        if bool(kind & NOTING) != self._notes:
+            raise ValueError(
+                "this table notes what was changed; the rule does not"
+                if self._notes
+                else "this table does not note what was changed; the rule does"
+            )
 
     def contains(self, keys: U64) -> Bools:
         return np.array([key in self._rows for key in keys.tolist()], np.bool_)

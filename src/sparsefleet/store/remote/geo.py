@@ -21,8 +21,14 @@ class RemoteGeo(GeoStore):
         self._calls = calls
 
     def begins_empty(self) -> bool:
-        servers = [link.action("stats", {}) for link in self._calls.connection.links]
+        servers = self._stats()
         return not self._calls.has_sent and not any(stats["loaded"] or stats["used_before"] for stats in servers)
+
+    def loads(self) -> int:
+        return sum(int(stats["loads"]) for stats in self._stats())
+
+    def _stats(self) -> list[dict[str, Any]]:
+        return [link.action("stats", {}) for link in self._calls.connection.links]
 
     def pull(self, table: str, keys: U64) -> Pending[F32]:
         return self._calls.pull(table, keys, {"op": "pull", "create": True, "subscribe": True})
