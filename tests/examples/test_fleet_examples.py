@@ -1,4 +1,4 @@
-"""The scripts of the Fluid and Fleet documents, ported (examples/fleet), run as the documents run them, on small data."""
+"""The scripts of the Fluid and Fleet documents, ported (examples/fleet), run as there, on small data."""
 
 from __future__ import annotations
 

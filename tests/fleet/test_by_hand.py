@@ -60,7 +60,8 @@ from small_jobs import Given, batches, small_model
 import sparsefleet as sf
 from sparsefleet import fleet
 fleet.init()
-optimizer = fleet.distributed_optimizer(sf.optim.Adam(1e-2), fleet.DistributedStrategy(timeout=20.0, connect_timeout=90.0))
+strategy = fleet.DistributedStrategy(timeout=20.0, connect_timeout=90.0)
+optimizer = fleet.distributed_optimizer(sf.optim.Adam(1e-2), strategy)
 if fleet.is_server():
     fleet.init_server()
     fleet.run_server()
@@ -107,7 +108,7 @@ def job_of(endpoints, workers=2) -> list[Role]:
     ("work", "status", "words"),
     [
         (FIT, 0, ""),
-        ("trainer = sf.Trainer(optimizer, quiet=True)\ntrainer.infer_from_dataset(small_model(), Given(batches(2)))", 0, ""),
+        ("sf.Trainer(optimizer, quiet=True).infer_from_dataset(small_model(), Given(batches(2)))", 0, ""),
         ("pass", 3, "this trainer ends without fleet.stop_worker()"),
     ],
 )
