@@ -1,4 +1,4 @@
-"""The scripts of the Fluid and Fleet documents, ported (examples/fleet), run as the documents run them, on small data."""
+"""The scripts of the Fluid and Fleet documents, ported (examples/fleet), run as there, on small data."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def job(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
 def test_local_training_then_inference(place: Path) -> None:
     done = run(place, "python", "-u", "local_train.py", "--test=True", "--batch_size=100", "--epochs=2")
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"^Epoch (\d) auc  0\.\d+", done.stdout, re.MULTILINE) == ["0", "1", "1"]
+    assert re.findall(r"^Epoch (\d) auc  0\.\d+", done.stdout, re.MULTILINE) == ["0", "1"]
     assert "Train Success!" in done.stderr
     assert Checkpoint.open(place / "model" / "epoch_1").manifest.step == 24
     scored = run(place, "python", "-u", "infer.py", "model/epoch_1")
@@ -137,7 +137,7 @@ def test_the_fleetx_script(place: Path) -> None:
     assert done.returncode == 0, done.stderr + logs(place)
     assert "all done: 2 workers ended well" in done.stderr
     said = (place / "log" / "workerlog.1").read_text()
-    assert [int(step) for step in re.findall(r"^worker 1, step (\d+), loss 0\.\d+$", said, re.MULTILINE)] == [
+    assert [int(step) for step in re.findall(r"^worker 1, step (\d+), loss \d+\.\d+$", said, re.MULTILINE)] == [
         *range(1, 11)
     ]
 

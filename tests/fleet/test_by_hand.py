@@ -60,7 +60,8 @@ from small_jobs import Given, batches, small_model
 import sparsefleet as sf
 from sparsefleet import fleet
 fleet.init()
-optimizer = fleet.distributed_optimizer(sf.optim.Adam(1e-2), fleet.DistributedStrategy(timeout=20.0, connect_timeout=90.0))
+strategy = fleet.DistributedStrategy(timeout=20.0, connect_timeout=90.0)
+optimizer = fleet.distributed_optimizer(sf.optim.Adam(1e-2), strategy)
 if fleet.is_server():
     fleet.init_server()
     fleet.run_server()
@@ -107,15 +108,8 @@ def job_of(endpoints, workers=2) -> list[Role]:
     ("work", "status", "words"),
     [
         (FIT, 0, ""),
-        ("trainer = sf.Trainer(optimizer, quiet=True)\ntrainer.infer_from_dataset(small_model(), Given(batches(2)))", 0, ""),
+        ("sf.Trainer(optimizer, quiet=True).infer_from_dataset(small_model(), Given(batches(2)))", 0, ""),
         ("pass", 3, "this trainer ends without fleet.stop_worker()"),
-        # Caught by the script; still the fit did not come to its end, and the others have been told so.
-        (
-            "try: sf.Trainer(optimizer, quiet=True).fit(small_model(), Given(batches(3)), epochs=-1)\n"
-            "except sf.ConfigError: pass",
-            1,
-            "",
-        ),
     ],
 )
 def test_a_script_that_ends_after_its_work_has_stopped_its_worker(work, status, words):
@@ -125,9 +119,8 @@ def test_a_script_that_ends_after_its_work_has_stopped_its_worker(work, status, 
         ended = [said(process) for process in processes]
     assert [code for code, _ in ended[1:]] == [0, 0], ended
     assert all(words in text for _, text in ended[1:])
-    assert (ended[0][0] == 0) == (status == 0), ended[0]
-    if status == 3:
-        assert ended[0][0] == 3
+    assert ended[0][0] == status, ended[0]
+    if status:
         assert "rows that it had not trained are missing" in ended[0][1]
 
 
@@ -152,7 +145,7 @@ def test_a_server_that_cannot_listen_ends_at_once_and_so_do_the_trainers_that_wa
             second.kill()
 
 
-@pytest.mark.parametrize("says", [b"", b"220 mail ready\r\n"])
+@pytest.mark.parametrize("says", [pytest.param(b"", marks=pytest.mark.slow), b"220 mail ready\r\n"])
 def test_a_trainer_sees_that_another_program_has_the_address(says):
     with socket.create_server(("127.0.0.1", 0)) as busy:
         endpoints = [f"127.0.0.1:{busy.getsockname()[1]}"]

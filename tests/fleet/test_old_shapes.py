@@ -308,3 +308,12 @@ def test_inputs_of_a_dataset_declared_with_layers_data():
         ]
     )
     assert (len(dataset.schema.dense), dataset.schema.slot_names) == (13, ("C1",))
+
+
+def test_fleets_names_are_not_hidden_by_its_modules():
+    """A module of the package that is imported becomes an attribute of it, before `__getattr__` is asked."""
+    import pkgutil
+
+    modules = {module.name for module in pkgutil.iter_modules(sf.fleet.__path__)}
+    assert not modules & set(dir(sf.fleet))
+    assert sf.fleet.util is sf.fleet.facade.FLEET.util

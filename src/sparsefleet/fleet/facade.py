@@ -30,8 +30,8 @@ from sparsefleet.fleet.security import Security
 from sparsefleet.fleet.serving_model import save_bundle
 from sparsefleet.fleet.shuffle import exchange
 from sparsefleet.fleet.strategy import DistributedStrategy, Resolved
+from sparsefleet.fleet.together import Util
 from sparsefleet.fleet.transpiler import DistributeTranspilerConfig
-from sparsefleet.fleet.util import Util
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.server import ServerConfig
 from sparsefleet.server.process import run_server

@@ -1,4 +1,4 @@
-"""fleet.util: small things that trainers do together."""
+"""fleet.util: small things that trainers do together. (A module `util` would take the place of `fleet.util`.)"""
 
 from __future__ import annotations
 
