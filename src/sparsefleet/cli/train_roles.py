@@ -47,10 +47,20 @@ def check_inputs(paths: Sequence[str | None], workers: int, cuttable: bool) -> N
 
 
 def launch_roles(
-    context: typer.Context, servers: int, workers: int, strategy: Resolved, log_dir: Path
+    context: typer.Context,
+    servers: int,
+    workers: int,
+    strategy: Resolved,
+    log_dir: Path,
+    *,
+    words: Sequence[str] = ("train",),
+    more: Sequence[str] = (),
 ) -> tuple[int, dict[str, Any]]:
-    """Run this very command once per role. The exit status, and what the trainers say of the whole job."""
-    command = [sys.executable, "-m", "sparsefleet", "train", *handed_on(context), "--json"]
+    """Run this very command once per role. The exit status, and what the trainers say of the whole job.
+
+    words: the command's own. more: options that the parent has for its processes besides those it was given.
+    """
+    command = [sys.executable, "-m", "sparsefleet", *words, *handed_on(context), *more, "--json"]
     settings = launch.RunSettings(log_dir=log_dir, timeout=strategy.timeout + REPORT_SECONDS)
     logs = [log_dir / f"workerlog.{index}" for index in range(workers)]
     for log in logs:
@@ -58,7 +68,7 @@ def launch_roles(
             log.unlink(missing_ok=True)  # of an earlier job: its result is not ours
         except OSError as error:
             raise ConfigError(f"log_dir={str(log_dir)!r} cannot be used: {error.strerror}; give a folder") from None
-    view = view_for(program="sparsefleet train", show_result=False)
+    view = view_for(program=f"sparsefleet {' '.join(words)}", show_result=False)
     save, resume, epochs = (context.params.get(name) for name in ("save", "resume", "epochs"))
     before = _newest(save)
     outcome = launch.run_local(lambda role: command, servers, workers, settings, view=view)
@@ -80,7 +90,10 @@ def handed_on(context: typer.Context) -> list[str]:
         source = context.get_parameter_source(name)
         if source is None or source.name != "COMMANDLINE" or name in ("servers", "workers", "json_output"):
             continue
-        arguments.append(parameter.opts[0] if value is True else f"{parameter.opts[0]}={value}")
+        if isinstance(value, list | tuple):  # an option that may be given several times
+            arguments += [f"{parameter.opts[0]}={each}" for each in value]
+        else:
+            arguments.append(parameter.opts[0] if value is True else f"{parameter.opts[0]}={value}")
     return arguments
 
 

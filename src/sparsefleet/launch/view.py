@@ -30,7 +30,7 @@ _DISPENSABLE = tuple(
         r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d+)?\s+(INFO )?",
         r"(?<=\S) +(?= )",
         r" window auc \S+",
-        r" [\d,]+ rows(?= )",
+        r" [\d,]+ (rows|words)(?= )",
         r" [\d:]+ left$",
     )
 )

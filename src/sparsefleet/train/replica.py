@@ -20,6 +20,7 @@ from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.direct_pass import direct_pass
 from sparsefleet.nn.embedding import attach as attach_source
 from sparsefleet.nn.objective import Judged, named_outputs, probabilities_of
+from sparsefleet.nn.own_pass import BatchPass, BringsPass
 from sparsefleet.train.row_source import BatchRows, Pull
 
 SCORED_ROWS = 64
@@ -35,9 +36,13 @@ class Replica:
         self.model, self._lane = model, lane
         self._rows = BatchRows(model, lane.pull, training=True)
         self._dense = block.gradients_for(model)
-        half = precisions.is_half(precision) and precisions.this_machine().tower
-        direct = direct_pass(model, self._rows, self._dense, half=half)
-        self._pass = direct or AutogradPass(model, self._dense, precision)
+        self._pass: BatchPass
+        if isinstance(model, BringsPass):
+            self._pass = model.own_pass(self._rows)
+        else:
+            half = precisions.is_half(precision) and precisions.this_machine().tower
+            direct = direct_pass(model, self._rows, self._dense, half=half)
+            self._pass = direct or AutogradPass(model, self._dense, precision)
         attach_source(model, self._rows)
 
     def step(self, batch: Batch) -> Judged:

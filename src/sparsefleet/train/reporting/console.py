@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -18,15 +18,24 @@ from sparsefleet.train.reporting.base import Look, Reporter
 logger = logging.getLogger("sparsefleet.train")
 
 
-def console_reporter(console: Console | None = None, log_seconds: float = 10.0) -> Reporter:
-    """The one that fits where the console writes to: standard error, unless told."""
+Describe = Callable[[Snapshot], str]
+
+
+def console_reporter(
+    console: Console | None = None, log_seconds: float = 10.0, describe: Describe | None = None
+) -> Reporter:
+    """The one that fits where the console writes to: standard error, unless told.
+
+    `describe`: what to tell of a moment, where samples and AUC are not what the run is about.
+    """
     console = console or Console(stderr=True, highlight=False)
-    return BarReporter(console) if console.is_terminal else LogReporter(console, log_seconds)
+    describe = describe or describe_training
+    return BarReporter(console, describe) if console.is_terminal else LogReporter(console, log_seconds, describe)
 
 
-def describe(snapshot: Snapshot) -> str:
+def with_time_left(text: str, snapshot: Snapshot) -> str:
     left = time_left(snapshot)
-    return describe_training(snapshot) + (f"  {left}" if left else "")
+    return text + (f"  {left}" if left else "")
 
 
 def describe_training(snapshot: Snapshot) -> str:
@@ -67,8 +76,8 @@ class _Bar(Progress):
 
 
 class BarReporter(Reporter):
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, describe: Describe | None = None) -> None:
+        self._console, self._describe = console, describe or describe_training
         self._bar = _Bar(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TaskProgressColumn(),
             TextColumn("{task.fields[left]}"), console=console, transient=True,
@@ -87,14 +96,15 @@ class BarReporter(Reporter):
             self._task,
             description=f"epoch {snapshot.epoch + 1}/{snapshot.epochs}",
             completed=snapshot.share or 0.0,
-            text=describe_training(snapshot),
+            text=self._describe(snapshot),
             left=time_left(snapshot),
         )
         self._bar.start()
 
     def epoch_end(self, snapshot: Snapshot) -> None:
         self._hide()
-        self._console.print(f"[bold]epoch {snapshot.epoch + 1}/{snapshot.epochs}[/]  {describe(snapshot)}")
+        told = with_time_left(self._describe(snapshot), snapshot)
+        self._console.print(f"[bold]epoch {snapshot.epoch + 1}/{snapshot.epochs}[/]  {told}")
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         self._console.print(f"[bold]test[/]  {describe_metrics(values)}")
@@ -113,8 +123,8 @@ class BarReporter(Reporter):
 
 
 class LogReporter(Reporter):
-    def __init__(self, console: Console, seconds: float) -> None:
-        self._console, self._seconds = console, seconds
+    def __init__(self, console: Console, seconds: float, describe: Describe | None = None) -> None:
+        self._console, self._seconds, self._describe = console, seconds, describe or describe_training
         self._next = time.monotonic() + seconds
 
     def tick(self, look: Look) -> None:
@@ -122,16 +132,19 @@ class LogReporter(Reporter):
             self._next = time.monotonic() + self._seconds
             snapshot = look()
             share = "" if snapshot.share is None else f" {snapshot.share:4.0%}"
-            self._say(f"epoch {snapshot.epoch + 1}/{snapshot.epochs}{share}  {describe(snapshot)}")
+            self._say(f"epoch {snapshot.epoch + 1}/{snapshot.epochs}{share}  {self._tell(snapshot)}")
 
     def epoch_end(self, snapshot: Snapshot) -> None:
-        self._say(f"epoch {snapshot.epoch + 1}/{snapshot.epochs} done  {describe(snapshot)}")
+        self._say(f"epoch {snapshot.epoch + 1}/{snapshot.epochs} done  {self._tell(snapshot)}")
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         self._say(f"test  {describe_metrics(values)}")
 
     def saved(self, path: str, step: int) -> None:
         self._say(f"saved {path}")
+
+    def _tell(self, snapshot: Snapshot) -> str:
+        return with_time_left(self._describe(snapshot), snapshot)
 
     def _say(self, text: str) -> None:
         now = time.strftime("%Y-%m-%d %H:%M:%S")

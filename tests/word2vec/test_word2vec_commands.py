@@ -1,0 +1,121 @@
+"""`sparsefleet word2vec …` as a user runs it, in one process and in many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine, command_line
+from topical_text import TOPICS
+from typer.testing import CliRunner
+
+from sparsefleet.cli.app import app
+from sparsefleet.word2vec import WordVectors
+
+SMALL = ("--dim", "12", "--window", "4", "--subsample", "0", "--learning-rate", "0.05", "--batch-size", "250")
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[CommandLine]:
+    with command_line(tmp_path) as made:
+        yield made
+
+
+def run(*words: object):
+    return CliRunner().invoke(app, ["word2vec", *map(str, words)], terminal_width=200)
+
+
+@pytest.fixture(scope="module")
+def saved(text, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "model"
+    done = run("train", "--text", text, *SMALL, "--epochs", 3, "--save", folder, "--json")
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["vocabulary"], summary["words"], summary["trained"]) == (24, 72_000, 72_000)
+    assert summary["words_per_s"] > 0
+    assert summary["loss"] < 4.0, "ln 2 for each of six outputs is where it begins"
+    return folder
+
+
+def test_training_tells_words_and_loss(saved, text, tmp_path):
+    done = run("train", "--text", text, *SMALL, "--epochs", 1, "--save", tmp_path / "m")
+    assert "vocabulary 24 words of 24,000 in the text" in done.output
+    assert "words/s  loss" in done.output
+
+
+def test_evaluating(saved, tmp_path):
+    questions = tmp_path / "questions"
+    questions.write_text(": topics\nship sail bread butter\nship sail bread nothing\n")
+    done = run("eval", saved, "--questions", questions, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["asked"], told["skipped"]) == (1, 1)
+    shown = run("eval", saved, "--questions", questions)
+    assert "topics" in shown.stdout
+    assert "1 questions were skipped" in shown.output
+    questions.write_text("x y z w\n")
+    refused = run("eval", saved, "--questions", questions)
+    assert refused.exit_code == 1
+    assert "none of the 1 questions" in refused.output
+
+
+def test_neighbours_and_export(saved, tmp_path):
+    told = json.loads(run("neighbours", saved, "ship", "--count", 3, "--json").stdout)
+    assert [word for word, _ in told["neighbours"]] == [w for w, _ in WordVectors.load(saved).neighbours("ship", 3)]
+    assert "not in the vocabulary" in run("neighbours", saved, "submarine").output
+    out = tmp_path / "vectors.txt"
+    done = run("export", saved, "--format", "word2vec", "--output", out)
+    assert done.exit_code == 0, done.output
+    assert out.read_text().startswith("24 12\n")
+    assert run("export", saved, "--format", "word2vec", "--binary", "--output", out).exit_code == 0
+    assert "choose word2vec" in run("export", saved, "--format", "glove", "--output", out).output
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path, text, saved):
+    empty, binary, few = (tmp_path / name for name in ("empty", "binary", "few"))
+    empty.write_bytes(b"")
+    binary.write_bytes(bytes(range(256)) * 30)
+    few.write_text("each word once only")
+    for words, why in (
+        (("--text", empty), "the file is empty"),
+        (("--text", binary), "binary data"),
+        (("--text", few), "the vocabulary is empty"),
+        (("--text", text, "--dim", "0"), "dim=0 must be"),
+        (("--text", text, "--k-steps", "3"), "--k-steps does nothing in one process"),
+        (("--text", text, "--resume", saved), "trained with other settings: dim was 12 then, is 100 now"),
+        (("--text", tmp_path / "none"), "no such file"),
+    ):
+        done = run("train", *words, "--save", tmp_path / "m")
+        assert done.exit_code == 1, done.output
+        assert why in done.output.replace("\n", " ")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_run_is_resumed(saved, text, tmp_path):
+    first = ("train", "--text", text, *SMALL, "--threads", 1, "--save", tmp_path / "m", "--json")
+    assert run(*first, "--epochs", 1).exit_code == 0
+    done = run(*first, "--epochs", 3, "--resume", tmp_path / "m")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout.splitlines()[-1])["words"] == 48_000, "what was missing"
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param("sync", marks=pytest.mark.slow), pytest.param("half_async", marks=pytest.mark.slow), "async", "geo"],
+)
+def test_two_servers_and_two_trainers(shell: CommandLine, text: Path, mode: str) -> None:
+    job = ("--servers", 2, "--workers", 2, "--mode", mode, *(("--k-steps", 10) if mode == "geo" else ()))
+    result = shell.result("word2vec", "train", "--text", text, *SMALL, "--epochs", 3, "--save", "model", *job)
+    assert shell.left() == []
+    assert (result["trainers"], result["words"], result["trained"]) == (2, 72_000, 72_000)
+    topics = {word: name for name, words in TOPICS.items() for word in words}
+    vectors = WordVectors.load(shell.folder / "model")
+    near = [topics[other] == topics[word] for word in topics for other, _ in vectors.neighbours(word, 3)]
+    assert sum(near) / len(near) > 0.9
+    if mode == "async":  # what many have trained, one goes on with, in its own mode and vocabulary
+        more = shell.result(
+            "word2vec", "train", "--text", text, *SMALL, "--epochs", 4, "--save", "more", "--resume", "model"
+        )
+        assert more["words"] == 24_000
