@@ -133,7 +133,7 @@ def train_command(
     if resume:
         check_resumed(resume, config)
         if role.is_first_worker:
-            train_checks.look_at_resumed(resume, epochs, mode)
+            train_checks.look_at_resumed(resume, epochs, mode, alone=role.kind == "single" and not workers)
     elif role.kind == "single":
         train_checks.look_at_used_folder(save)
     if servers and workers:

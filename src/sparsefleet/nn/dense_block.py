@@ -17,7 +17,6 @@ from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.nn.tower import GRADIENT_TARGET
 
-
 CACHE_LINE = 64
 """Bytes."""
 
