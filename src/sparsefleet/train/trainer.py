@@ -353,6 +353,7 @@ class Trainer:
         """The one place where model, store and crew come together: the trainer's model is in the store from here on."""
         if self._bound is None or self._bound.model is not model:
             self._bound = BoundModel(model, self.store, self.workplace.rule, self.seed)
+            self._trained_on.learn_saved("the checkpoint that the servers started from", self.store.start_inputs())
         return self._bound
 
     def _to_score(self, model: nn.Module) -> SharedModel:
