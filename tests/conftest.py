@@ -99,10 +99,12 @@ def children() -> Iterator[Children]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A run that never met a real Redis must not look like one that did."""
-    skipped = [
-        report for report in terminalreporter.stats.get("skipped", []) if "no redis-server" in str(report.longrepr)
-    ]
-    if skipped:
-        terminalreporter.section("NOT TESTED: rows in Redis", sep="!", red=True, bold=True)
-        terminalreporter.line(f"{len(skipped)} tests were skipped: there is no redis-server (make redis installs it)")
+    """A run that never met a real Redis, or an S3 server, must not look like one that did."""
+    for what, reason, missing in (
+        ("rows in Redis", "no redis-server", "there is no redis-server (make redis installs it)"),
+        ("data on S3", "no moto", "there is no moto (pip install -e '.[test]' installs it)"),
+    ):
+        skipped = [report for report in terminalreporter.stats.get("skipped", []) if reason in str(report.longrepr)]
+        if skipped:
+            terminalreporter.section(f"NOT TESTED: {what}", sep="!", red=True, bold=True)
+            terminalreporter.line(f"{len(skipped)} tests were skipped: {missing}")

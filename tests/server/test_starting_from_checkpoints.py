@@ -12,7 +12,9 @@ from torch import nn
 
 from sparsefleet import optim
 from sparsefleet.checkpoint import Checkpoint
-from sparsefleet.core.errors import StoreError
+from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.core.inputs import Inputs
+from sparsefleet.core.schema import CRITEO
 from sparsefleet.store import LocalStore
 from sparsefleet.store.base import RunFacts
 from sparsefleet.table import TableSpec
@@ -96,3 +98,27 @@ def test_buffers_of_the_checkpoint_reach_the_trainers(tmp_path):
     assert other.norm.num_batches_tracked == 10
     for name, tensor in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor), name
+
+
+class Read(Given):
+    """Batches that say how their samples were read."""
+
+    def __init__(self, given, word: str) -> None:
+        super().__init__(given)
+        self._inputs = Inputs.of_schema("pipe" if word == "ready" else "criteo", CRITEO, word)
+
+    def inputs(self) -> Inputs:
+        return self._inputs
+
+
+def test_trainers_hear_how_its_samples_were_read(tmp_path):
+    trainer, model = Trainer(optim.SGD(1e-3)), small_model()
+    trainer.fit(model, Read(batches(2), "ready"))
+    trainer.save(str(tmp_path / "model"))
+    with cluster(2, load_from=str(tmp_path / "model")) as fleet:
+        again = Trainer(store=fleet.store(), optimizer=optim.SGD(1e-3))
+        with pytest.raises(ConfigError, match="the checkpoint that the servers started from was trained on"):
+            again.fit(small_model(), Read(batches(2), "raw"))
+        again.fit(small_model(), Read(batches(2), "ready"))
+    with cluster(1) as fleet:
+        Trainer(store=fleet.store(), optimizer=optim.SGD(1e-3)).fit(small_model(), Read(batches(2), "raw"))

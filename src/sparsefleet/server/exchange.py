@@ -200,6 +200,9 @@ class Exchange:
         described, body = pack_arrays(self._state.holdings.start_buffers())
         return {"arrays": described}, body
 
+    def _start_inputs(self, frame: Frame, number: int) -> Answer:
+        return {"inputs": self._state.holdings.start_inputs()}, EMPTY
+
     def _put_letter(self, frame: Frame, number: int) -> Answer:
         letter = Letter(self._account.worker, _flag(frame, "last", False), frame.body)
         to = _whole_number(frame, "to")
@@ -277,6 +280,7 @@ OPERATIONS: dict[str, Operation] = {
     "geo": Exchange._geo,
     "create_dense": Exchange._create_dense,
     "start_buffers": Exchange._start_buffers,
+    "start_inputs": Exchange._start_inputs,
     "put_letter": Exchange._put_letter,
     "take_letter": Exchange._take_letter,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,6 +237,10 @@ class Holdings:
     def start_buffers(self) -> dict[str, npt.NDArray[Any]]:
         """What the checkpoint that this server starts from holds besides tables and blocks; nothing without one."""
         return dict(self._checkpoint.buffers()) if self._checkpoint is not None else {}
+
+    def start_inputs(self) -> Mapping[str, Any] | None:
+        """How the samples were read that this checkpoint was trained on; None where it is not known."""
+        return self._checkpoint.manifest.inputs if self._checkpoint is not None else None
 
     def stats(self) -> dict[str, Any]:
         return {

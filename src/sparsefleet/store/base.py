@@ -122,6 +122,10 @@ class ParameterStore(ABC):
         """Buffers of the checkpoint that the store itself started from; empty where it started from nothing."""
         return {}
 
+    def start_inputs(self) -> Mapping[str, Any] | None:
+        """How the samples of that checkpoint were read (`core/inputs.py`); None where it is not known."""
+        return None
+
     @abstractmethod
     def pull(self, table: str, keys: U64, *, create: bool = True) -> Pending[F32]:
         """Rows [U, D]. Missing ones are created, or with create=False read as zeros and counted as misses."""

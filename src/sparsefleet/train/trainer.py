@@ -449,6 +449,7 @@ class Trainer:
         if self._bound is None or self._bound.model is not model:
             work = self.workplace
             self._bound = BoundModel(model, self.store, work.rule, self.seed, work.kept_by_store)
+            self._trained_on.learn_saved("the checkpoint that the servers started from", self.store.start_inputs())
         return self._bound
 
     def _to_score(self, model: nn.Module) -> SharedModel:

@@ -73,6 +73,14 @@ class RemoteStore(ParameterStore):
         message: Message = ({"op": "start_buffers"}, EMPTY, LETTER_BYTES)
         return self._calls.send("buffers of the start", {0: message}, arrays).wait()
 
+    def start_inputs(self) -> Mapping[str, Any] | None:
+        def inputs(frames: list[Frame]) -> Mapping[str, Any] | None:
+            return frames[0].header.get("inputs")
+
+        return self._calls.send(
+            "inputs of the start", {0: ({"op": "start_inputs"}, EMPTY, LETTER_BYTES)}, inputs
+        ).wait()
+
     def create_dense(self, name: str, values: F32, rule: UpdateRule, layout: Layout) -> None:
         """The first trainer that reaches server 0 makes the block on all servers; the others take its values."""
         block = Block(name, len(values), self.servers)
