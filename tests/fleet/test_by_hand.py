@@ -108,7 +108,12 @@ def job_of(endpoints, workers=2) -> list[Role]:
     ("work", "status", "words"),
     [
         (FIT, 0, ""),
-        ("sf.Trainer(optimizer, quiet=True).infer_from_dataset(small_model(), Given(batches(2)))", 0, ""),
+        pytest.param(
+            "sf.Trainer(optimizer, quiet=True).infer_from_dataset(small_model(), Given(batches(2)))",
+            0,
+            "",
+            marks=pytest.mark.slow,
+        ),
         ("pass", 3, "this trainer ends without fleet.stop_worker()"),
     ],
 )
