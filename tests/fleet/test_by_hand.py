@@ -108,7 +108,12 @@ def job_of(endpoints, workers=2) -> list[Role]:
     ("work", "status", "words"),
     [
         (FIT, 0, ""),
-        ("sf.Trainer(optimizer, quiet=True).infer_from_dataset(small_model(), Given(batches(2)))", 0, ""),
+        pytest.param(
+            "sf.Trainer(optimizer, quiet=True).infer_from_dataset(small_model(), Given(batches(2)))",
+            0,
+            "",
+            marks=pytest.mark.slow,
+        ),
         ("pass", 3, "this trainer ends without fleet.stop_worker()"),
     ],
 )
@@ -129,8 +134,8 @@ def test_a_server_that_cannot_listen_ends_at_once_and_so_do_the_trainers_that_wa
     with socket.create_server(("127.0.0.1", 0)) as busy, HeldEndpoints.free(1) as held:
         endpoints = [f"127.0.0.1:{busy.getsockname()[1]}", *held.endpoints]
         with started(*job_of(endpoints)) as (first, second, *trainers):
-            began = time.monotonic()
             code, text = said(first)
+            known = time.monotonic()  # not from the start: four interpreters that import torch take their time
             assert code == 1
             assert text == (
                 f"error: server 0 cannot listen on {endpoints[0]}: Address already in use. Choose another address, or "
@@ -141,7 +146,7 @@ def test_a_server_that_cannot_listen_ends_at_once_and_so_do_the_trainers_that_wa
                 assert code == 1
                 assert "server 0 did not start: server 0 cannot listen on" in text, text
                 assert text.count("Traceback") == 1
-            assert time.monotonic() - began < 40
+            assert time.monotonic() - known < 30, "without a word they would wait for connect_timeout, 90 s"
             second.kill()
 
 

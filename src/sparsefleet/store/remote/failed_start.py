@@ -10,7 +10,7 @@ from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.remote.link import NOT_UP, ServerLink, on_all
 from sparsefleet.store.wire.stranger import Stranger
 
-TELL_SECONDS = 5.0
+TELL_SECONDS = 10.0
 """For so long, servers that have not come up yet are tried."""
 TRY_SECONDS = 1.0
 
