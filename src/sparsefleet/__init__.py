@@ -40,6 +40,7 @@ _HOMES = {
     "CTRDNN": "models.ctr_dnn",
     "CTRDNNConfig": "models.ctr_dnn",
     "Rebuildable": "models.base",
+    "WordVectors": "word2vec.vectors",
     "saved_model": "scoring.saved_model",
     # training
     "FetchHandler": "train.fetch",

@@ -49,6 +49,7 @@ from sparsefleet.train.row_source import attach
 from sparsefleet.train.run import FitResult
 from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.trainer import Trainer
+from sparsefleet.word2vec.vectors import WordVectors
 
 __version__: str
 
@@ -93,6 +94,7 @@ __all__ = [
     "TensorBoardReporter",
     "TrainConfigs",
     "Trainer",
+    "WordVectors",
     "__version__",
     "applications",
     "attach",

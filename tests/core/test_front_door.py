@@ -58,6 +58,7 @@ NAMES = [
     "TensorBoardReporter",
     "TrainConfigs",
     "Trainer",
+    "WordVectors",
     "attach",
     "console_reporter",
     "export_checkpoint",
