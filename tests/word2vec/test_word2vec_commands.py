@@ -103,7 +103,7 @@ def test_a_run_is_resumed(saved, text, tmp_path):
 
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param("sync", marks=pytest.mark.slow), pytest.param("half_async", marks=pytest.mark.slow), "async", "geo"],
+    [*(pytest.param(mode, marks=pytest.mark.slow) for mode in ("sync", "half_async", "async")), "geo"],
 )
 def test_two_servers_and_two_trainers(shell: CommandLine, text: Path, mode: str) -> None:
     job = ("--servers", 2, "--workers", 2, "--mode", mode, *(("--k-steps", 10) if mode == "geo" else ()))
