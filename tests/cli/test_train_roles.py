@@ -169,7 +169,9 @@ def test_a_trainer_that_fails_by_itself_ends_the_job_in_every_mode(shell: Comman
     done = shell.run("train", "--data", bad, *SMALL, *job)
     assert done.returncode == 1
     assert time.monotonic() - began < 60
-    assert re.search(r"worker (\d) failed \(exit status 1\); the others may go on for 70 s", done.stderr), done.stderr
+    # The other hears of it from the servers at once: it may have ended before the launcher looks again.
+    told = r"worker \d failed \(exit status 1\); the others may go on for 70 s|failed too: worker \d"
+    assert re.search(told, done.stderr), done.stderr
     assert "go on without it" not in done.stderr
     assert shell.left() == []
 
