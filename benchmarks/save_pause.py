@@ -95,7 +95,7 @@ def pause_of(steps: Steps) -> Pause:
 
 def train(store: ParameterStore, data: Path, folder: Path, rows: int) -> Pause:
     steps = Steps(folder)
-    steps.trainer = trainer = sf.Trainer(sf.optim.Adam(), threads=THREADS, store=store)
+    steps.trainer = trainer = sf.Trainer(sf.optim.Adam(), reporters=(), threads=THREADS, store=store)
     model = sf.CTRDNN()
     reader = sf.open_reader(data / "test", sf.CRITEO, batch_size=BATCH)
     trainer.evaluate(model, reader)  # makes the tables

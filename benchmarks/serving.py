@@ -58,7 +58,7 @@ def bundle(folder: Path, rows: int) -> tuple[Path, list[dict[str, Any]]]:
     data = criteo_files(folder, rows)
     torch.manual_seed(0)
     reader = open_reader(str(data / "train"), CRITEO, batch_size=1000)
-    Trainer(Adam(1e-3), threads=2).fit(CTRDNN(), reader, save=SavePolicy(str(folder / "run")))
+    Trainer(Adam(1e-3), reporters=(), threads=2).fit(CTRDNN(), reader, save=SavePolicy(str(folder / "run")))
     export_checkpoint(folder / "run", folder / "bundle")
     raw = []
     for file in sorted((data / "test").iterdir()):

@@ -80,7 +80,7 @@ def training(data: Path, steps: int) -> Calls:
     reader = open_reader(str(data / f"{steps}"), CRITEO, batch_size=BATCH)
     threading.setprofile(profile)  # of threads that start from now on
     try:
-        Trainer(optim.Adam(1e-3), threads=1).fit(CTRDNN(), reader)
+        Trainer(optim.Adam(1e-3), reporters=(), threads=1).fit(CTRDNN(), reader)
     finally:
         threading.setprofile(None)  # type: ignore[arg-type]
     del calls[threading.current_thread.__code__]  # our own

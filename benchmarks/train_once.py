@@ -13,7 +13,7 @@ from sparsefleet.train import Trainer
 
 def main(data: str, batch: int, precision: str, evaluate: bool) -> None:
     torch.manual_seed(0)
-    trainer = Trainer(Adam(1e-3), threads=2, precision=precision)
+    trainer = Trainer(Adam(1e-3), reporters=(), threads=2, precision=precision)
     test = open_reader(f"{data}/test", CRITEO, batch_size=1000) if evaluate else None
     result = trainer.fit(CTRDNN(), open_reader(f"{data}/train", CRITEO, batch_size=batch), test=test)
     print(result.samples_per_s, result.test["auc"] if result.test else 0.0)

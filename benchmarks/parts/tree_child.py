@@ -45,7 +45,7 @@ def training(data: Path, batch: int) -> Job:
         torch.manual_seed(0)
         reader = open_reader(str(data / "train"), CRITEO, batch_size=batch)
         begin = processor_seconds()
-        result = Trainer(optim.Adam(1e-3), threads=THREADS).fit(CTRDNN(), reader)
+        result = Trainer(optim.Adam(1e-3), reporters=(), threads=THREADS).fit(CTRDNN(), reader)
         return (processor_seconds() - begin) / result.rows * 1e6
 
     return job

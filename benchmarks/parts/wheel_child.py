@@ -94,7 +94,7 @@ def reading(data: Path) -> dict[str, Callable[[], None]]:
 def training(data: Path, batch: int, precision: str = "float32") -> dict[str, Callable[[], None]]:
     def train() -> None:
         torch.manual_seed(0)
-        Trainer(optim.Adam(1e-3), threads=1, precision=precision).fit(
+        Trainer(optim.Adam(1e-3), reporters=(), threads=1, precision=precision).fit(
             CTRDNN(), open_reader(str(data / "train"), CRITEO, batch_size=batch)
         )
 
