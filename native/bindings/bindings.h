@@ -43,6 +43,7 @@ void bind_rows(nb::module_& m);     // unique keys, pooling, metrics
 void bind_tower(nb::module_& m);    // dense layers
 void bind_table(nb::module_& m);    // sparse tables, update rules, initial values
 void bind_geo(nb::module_& m);      // who subscribes to which keys
+void bind_coarse(nb::module_& m);   // dense numbers in fewer bits
 void bind_words(nb::module_& m);    // word vectors
 void bind_bundle(nb::module_& m);   // rows files of bundles
 void bind_redis(nb::module_& m);    // rows of bundles in Redis

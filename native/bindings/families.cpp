@@ -8,6 +8,7 @@ void bind_families(nb::module_& m) {
     bind_rows(m);
     bind_table(m);
     bind_geo(m);
+    bind_coarse(m);
     bind_words(m);
     bind_bundle(m);
     bind_redis(m);

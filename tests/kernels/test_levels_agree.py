@@ -58,6 +58,21 @@ def test_blocks_of_dense_parameters(level, kind):
 
 
 @each_level
+def test_dense_numbers_in_fewer_bits(level):
+    values = np.random.default_rng(5).standard_normal(1003).astype(np.float32) * np.float32(1e-3)
+    found = []
+    for each in (POOREST, level):
+        coarse, rest = face("coarse", each), np.zeros(1003, np.float32)
+        halves, scales, bytes_ = np.empty(1003, np.uint16), np.empty(4, np.float32), np.empty(1003, np.int8)
+        coarse.to_bfloat16(values, halves)
+        coarse.to_int8(values, rest, scales, bytes_)
+        total = values.copy()
+        coarse.add_int8(scales, bytes_, total)
+        found.append((halves, scales, bytes_, rest, total))
+    same(*found)
+
+
+@each_level
 @pytest.mark.parametrize("kind", [UNIFORM, NORMAL])
 def test_first_values_of_rows(level, kind):
     keys = np.arange(1000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -103,6 +103,10 @@ def train(
     dense_refresh: Annotated[
         int, _many("async: messages between two reads of the dense parameters.")
     ] = _USUAL.dense_refresh,
+    dense_wire: Annotated[
+        str,
+        _many("float32, bfloat16 or int8: how dense parameters travel (not geo); fewer bits for a slow network."),
+    ] = _USUAL.dense_wire,
     timeout: Annotated[
         float, _many("Seconds without a sign of life after which a process counts as lost.")
     ] = _USUAL.timeout,
@@ -119,7 +123,7 @@ def train(
     train_checks.check_counts(servers, workers, role)
     strategy = fleet.DistributedStrategy(
         mode=mode, k_steps=k_steps, max_merge=max_merge, send_queue_size=send_queue_size, staleness=staleness,
-        dense_refresh=dense_refresh, timeout=timeout, lost_trainer=lost_trainer,
+        dense_refresh=dense_refresh, dense_wire=dense_wire, timeout=timeout, lost_trainer=lost_trainer,
     )  # fmt: skip
     train_checks.check_knobs(context, mode, alone=role.kind == "single" and not servers)
     if save_every is not None and not save:

@@ -13,7 +13,16 @@ from sparsefleet.cli.console import say
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.fleet.roles import TRAINING_ROLE, Role
 
-_FOR_MANY = ("k_steps", "max_merge", "send_queue_size", "staleness", "dense_refresh", "timeout", "lost_trainer")
+_FOR_MANY = (
+    "k_steps",
+    "max_merge",
+    "send_queue_size",
+    "staleness",
+    "dense_refresh",
+    "dense_wire",
+    "timeout",
+    "lost_trainer",
+)
 """Not `mode`: the same command is to work for one process and for many."""
 _OF_MODE = {
     "k_steps": "geo",

@@ -229,6 +229,7 @@ class Fleet:
             connect_timeout=strategy.connect_timeout,
             heartbeat=min(1.0, strategy.timeout / 5),
             shared_memory=strategy.shared_memory,
+            dense_wire=strategy.dense_wire,
             token=security.token,
             tls_root_certs=security.roots,
         )

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.store.wire.coarse import ENCODINGS
 
 MODES = ("sync", "half_async", "async", "geo")
 LEAVING_SECONDS = 6.0
@@ -37,6 +38,9 @@ class DistributedStrategy:
     """Seconds that trainers wait for servers to come up, and for each other to register."""
     shared_memory: bool = True
     """Exchange large bodies with servers of the same host through memory; False: through the network always."""
+    dense_wire: str = "float32"
+    """sync, half_async, async: how dense gradients and values travel. bfloat16 halves their bytes and int8 quarters
+    them, for a network between the hosts that is slow; on one host both only cost time."""
     lost_trainer: str | None = None
     """When a trainer is killed or cut off. error: the others stop and name it; drop: they go on without it. None: error
     in sync, drop otherwise. One that fails by an error of its own (a bad row, NaN) always stops the job.
@@ -58,6 +62,8 @@ class DistributedStrategy:
             raise ConfigError(f"mode={self.mode!r} is not a mode; choose {', '.join(MODES[:-1])} or {MODES[-1]}")
         if self.lost_trainer not in (None, "error", "drop"):
             raise ConfigError(f"lost_trainer={self.lost_trainer!r}: choose error or drop")
+        if self.dense_wire not in ENCODINGS:
+            raise ConfigError(f"dense_wire={self.dense_wire!r}: choose {', '.join(ENCODINGS)}")
         for name in ("timeout", "connect_timeout"):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and value > 0):
@@ -77,6 +83,11 @@ class DistributedStrategy:
         mode = self.mode
         if mode is None:
             mode = "sync" if not self.a_sync else "geo" if "k_steps" in given else "async"
+        if mode == "geo" and self.dense_wire != "float32":
+            raise ConfigError(
+                f"dense_wire={self.dense_wire!r} does nothing in mode geo, which sends differences every k_steps: "
+                "leave it out, or raise k_steps"
+            )
         return Resolved(
             mode=mode,
             max_merge=given.get("max_merge", self.max_merge),
@@ -87,6 +98,7 @@ class DistributedStrategy:
             timeout=self.timeout,
             connect_timeout=self.connect_timeout,
             shared_memory=self.shared_memory,
+            dense_wire=self.dense_wire,
             lost_trainer=self.lost_trainer or ("error" if mode == "sync" else "drop"),
         )
 
@@ -124,6 +136,7 @@ class Resolved:
     timeout: float
     connect_timeout: float
     shared_memory: bool
+    dense_wire: str
     lost_trainer: str
 
     @property

@@ -36,8 +36,9 @@ from sparsefleet.store.wire import (
     refusal,
 )
 from sparsefleet.store.wire.arrays import pack_arrays
+from sparsefleet.store.wire.coarse import EXACT, Encoding, Known, encoding_of
 from sparsefleet.store.wire.frames import EMPTY, Bytes, address_of
-from sparsefleet.store.wire.parts import PartSizes, new_bytes
+from sparsefleet.store.wire.parts import DENSE, Part, PartSizes, new_bytes
 from sparsefleet.store.wire.segment import SHARED_BYTES, Segment
 from sparsefleet.table.dense import DenseTable
 
@@ -60,6 +61,9 @@ class Exchange:
         self._room: Bytes = EMPTY
         """Where in the segment the answer to the present message may go."""
         self._begun = False
+        self._told: dict[str, tuple[int, Known]] = {}
+        """By dense block, what this stream's answers have told, where they tell differences: with the number of loads
+        at that time, for after a load nothing of it counts. Another stream begins with all of the values."""
 
     def run(self, reader: Any) -> None:
         self._write({"server": self._state.server_id, "segment": self._segment is not None})
@@ -147,7 +151,7 @@ class Exchange:
         if self._state.ledger.apply(record, lambda: apply_all(bound), self._on_wait):
             self._applied("push", number)
         self._note("push", bound, start)
-        return {}, self._joined([block.values for block in fresh])
+        return self._values(frame, fresh, number)
 
     def _sync(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
@@ -156,7 +160,8 @@ class Exchange:
         done = self._state.rounds.contribute(self._account, number, bound, batches, self._on_wait)
         self._applied("sync", number)
         self._note("sync", bound, start)
-        return {"round": done}, self._joined([block.values for block in fresh])
+        header, body = self._values(frame, fresh, number)
+        return {"round": done, **header}, body
 
     def _geo(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
@@ -233,8 +238,46 @@ class Exchange:
             raise WireError(f"fresh must list dense blocks; got {names!r}")
         return [self._state.holdings.block(name).table for name in names]
 
+    def _values(self, frame: Frame, blocks: Sequence[DenseTable], number: int) -> Answer:
+        """The blocks' present values, as the message asks for them."""
+        encoding = encoding_of(frame.header.get("dense", EXACT.name))
+        if encoding is EXACT or not blocks:
+            return {}, self._joined([block.values for block in blocks])
+        bases = frame.header.get("base")
+        if not isinstance(bases, list) or len(bases) != len(blocks):
+            raise WireError(f"base must have a number for each of {len(blocks)} blocks; got {bases!r:.80}")
+        loads, said = self._state.holdings.loads, []
+        for block, base in zip(blocks, bases, strict=True):
+            told_at, known = self._told.get(block.name, (-1, None))
+            # A trainer that missed an answer, or is told for the first time, hears all of the values.
+            follows = known is not None and told_at == loads and known.number == base
+            said.append((block, known if follows else None, encoding if follows or not encoding.differences else EXACT))
+        sizes = [one.words(len(block.values)) for block, _, one in said]
+        body, done = self._space(4 * sum(sizes)), 0
+        words = body.view(np.float32)
+        for (block, known, one), size in zip(said, sizes, strict=True):
+            part, done = words[done : done + size], done + size
+            values = block.values.copy()  # pushes of others go on: what is told must be what is remembered
+            if known is not None:
+                known.tell(one, values, part, number)
+            else:
+                one.write(values, values, part)
+                if encoding.differences:
+                    self._told[block.name] = (loads, Known(values, number))
+        return {"as": [one.name for _, _, one in said]}, body
+
+    def _decoded(self, part: Part, encoding: Encoding) -> Part:
+        """A dense part with its numbers as floats."""
+        if part.kind != DENSE:
+            return part
+        size = len(self._state.holdings.block(part.name).table.values)
+        return replace(part, floats=encoding.checked(f"dense block {part.name!r}", part.floats, size))
+
     def _bind(self, frame: Frame, *, with_values: bool) -> list[Bound]:
         parts = read_parts(frame.header, frame.body)
+        encoding = encoding_of(frame.header.get("dense", EXACT.name))
+        if encoding is not EXACT:
+            parts = [self._decoded(part, encoding) for part in parts]
         if frame.header.get("at") is not None:
             # The trainer can write there at any time, and tables read keys twice: had they changed in between, rows
             # would land outside of a table's arrays. Floats may change: they are only numbers.

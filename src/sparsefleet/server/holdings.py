@@ -71,7 +71,7 @@ class Holdings:
         self._checkpoint = Checkpoint.open(latest(load_from)) if load_from else None
         self.loaded = load_from is not None
         """Whether anything here came from a checkpoint."""
-        self._loads = 0
+        self.loads = 0
         """How often everything was replaced by a checkpoint's."""
         self.used_before = False
         """Whether rows may hold what a former job, or a former life of a trainer, has learnt."""
@@ -219,7 +219,7 @@ class Holdings:
                     check_fits(checkpoint, tables, blocks, values_only=values_only)
 
             def fill() -> None:
-                self.loaded, self._loads = True, self._loads + 1
+                self.loaded, self.loads = True, self.loads + 1
                 share = Share(self._index, servers)
                 if partial:
                     load_partially(checkpoint, tables, blocks, share=share)
@@ -245,7 +245,7 @@ class Holdings:
     def stats(self) -> dict[str, Any]:
         return {
             "loaded": self.loaded,
-            "loads": self._loads,
+            "loads": self.loads,
             "used_before": self.used_before,
             "tables": {table.spec.name: dict(table.stats()) for table in self.tables()},
             "dense": {

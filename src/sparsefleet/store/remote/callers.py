@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.store.remote.link import ServerLink
+from sparsefleet.store.remote.packing import Memory
 from sparsefleet.store.remote.stream import Call, Stream, Watchdog
 from sparsefleet.store.wire import Frame
 from sparsefleet.store.wire.frames import Bytes
@@ -62,6 +63,7 @@ class Caller:
         self._streams = [Stream(link, {**hello, "lane": number}, watchdog) for link in links]
         self._lock = threading.Lock()  # a caller is one thread's, but close() may come from another
         self._sequence = 0
+        self.memory = Memory()
 
     def room(self, server: int, size: int) -> Bytes:
         """Bytes to fill and send to this server as a body."""

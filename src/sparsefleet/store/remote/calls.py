@@ -18,6 +18,7 @@ from sparsefleet.store.remote.callers import Joined, Message
 from sparsefleet.store.remote.connection import Connection
 from sparsefleet.store.remote.packing import NOTHING, Block, DenseItem, Item, RowItem, WantedBlocks, floats_of, pack
 from sparsefleet.store.wire import Frame
+from sparsefleet.store.wire.coarse import ENCODINGS, EXACT
 from sparsefleet.store.wire.frames import Bytes
 from sparsefleet.table.spec import TableSpec
 
@@ -32,6 +33,9 @@ class Calls:
         self.blocks: dict[str, Block] = {}
         self.has_sent = False
         """Whether this trainer has changed anything on the servers."""
+        self.encoding = ENCODINGS[connection.config.dense_wire]
+        """How gradients and fresh values of dense blocks travel with a step."""
+        self._coarse = {} if self.encoding is EXACT else {"dense": self.encoding.name}
 
     def send(self, operation: str, messages: Mapping[int, Message], finish: Callable[[list[Frame]], T]) -> Pending[T]:
         """Send each server its message at once; `finish` makes the result of the answers, in the servers' order."""
@@ -66,7 +70,7 @@ class Calls:
         messages: dict[int, Message] = {}
         for server in range(self.servers):
             described, body = pack(items, server, self.room)
-            header = {"op": op, "parts": described, "steps": steps, **wanted.header}
+            header = {"op": op, "parts": described, "steps": steps, **self._coarse, **wanted.header(server)}
             messages[server] = (header, body, answer_bytes + wanted.bytes_of(server))
         return messages
 
@@ -74,7 +78,8 @@ class Calls:
         items: list[Item] = [self.row_item(table, rows.keys, rows.rows, rows.counts) for table, rows in sparse.items()]
         for name, gradients in (dense or {}).items():
             block = self.block(name)
-            items.append(DenseItem(block, block.checked("gradients", gradients)))
+            rest = self.connection.callers.mine().memory.rest(block) if self.encoding.differences else None
+            items.append(DenseItem(block, block.checked("gradients", gradients), self.encoding, rest))
         return items
 
     def row_item(self, table: str, keys: U64, values: F32 | None, counts: U32 | None = None) -> RowItem:
@@ -95,4 +100,6 @@ class Calls:
         blocks = [(self.block(name), out) for name, out in (fresh or {}).items()]
         for block, out in blocks:
             block.checked("out", out)
-        return WantedBlocks(blocks)
+        if self.encoding is EXACT or not blocks:
+            return WantedBlocks(blocks)
+        return WantedBlocks(blocks, self.encoding, self.connection.callers.mine().memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.store.wire.coarse import ENCODINGS
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class RemoteConfig:
     """Seconds between two signs of life of this trainer."""
     shared_memory: bool = True
     """Exchange large bodies with servers of this host through memory instead of the network."""
+    dense_wire: str = "float32"
+    """How dense gradients and values travel with a step: float32, bfloat16 or int8 (`store/wire/coarse.py`)."""
     token: str | None = field(default=None, repr=False)
     tls_root_certs: bytes | None = field(default=None, repr=False)
     """PEM; given, all connections are encrypted and the servers' certificates checked against it."""
@@ -39,6 +42,8 @@ class RemoteConfig:
             raise ConfigError(f"endpoints {', '.join(self.endpoints)}: a server is named twice")
         if not 0 <= self.worker < self.workers:
             raise ConfigError(f"worker={self.worker} must be 0 to {self.workers - 1}: there are {self.workers} workers")
+        if self.dense_wire not in ENCODINGS:
+            raise ConfigError(f"dense_wire={self.dense_wire!r}: choose {', '.join(ENCODINGS)}")
         for name in ("timeout", "connect_timeout", "heartbeat"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0 seconds")

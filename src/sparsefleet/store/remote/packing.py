@@ -14,6 +14,7 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import U32
 from sparsefleet.store.partition import KeySplit, dense_cut, split_keys
 from sparsefleet.store.wire import Frame, describe, layout_bytes
+from sparsefleet.store.wire.coarse import EXACT, Encoding, Known, encoding_of
 from sparsefleet.store.wire.frames import Bytes
 from sparsefleet.store.wire.parts import DENSE, ROWS, PartSizes, count_bytes
 
@@ -43,6 +44,20 @@ class DenseItem:
     block: Block
     values: F32 | None
     """Flat; None where only the answer matters."""
+    encoding: Encoding = EXACT
+    rest: F32 | None = None
+    """What former messages could not say of it; None where the encoding says all."""
+
+    def write(self, server: int, words: F32) -> None:
+        """This server's cut of the values, into the words of a message."""
+        if self.values is not None:
+            cut = slice(*self.block.cut(server))
+            values = self.values[cut]
+            self.encoding.write(values, values if self.rest is None else self.rest[cut], words)
+
+    def words(self, server: int) -> int:
+        start, stop = self.block.cut(server)
+        return 0 if self.values is None else self.encoding.words(stop - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +97,7 @@ def pack(items: Sequence[Item], server: int, room: Callable[[int, int], Bytes]) 
     sizes: list[PartSizes] = []
     for item in items:
         if isinstance(item, DenseItem):
-            start, stop = item.block.cut(server)
-            sizes.append(PartSizes(DENSE, item.block.name, 0, 0 if item.values is None else stop - start))
+            sizes.append(PartSizes(DENSE, item.block.name, 0, item.words(server)))
         else:
             count = item.split.counts[server]
             floats_there = 0 if item.values is None else count * item.dim
@@ -91,9 +105,7 @@ def pack(items: Sequence[Item], server: int, room: Callable[[int, int], Bytes]) 
     body, views = layout_bytes(sizes, lambda size: room(server, size))
     for item, (keys, floats, counts) in zip(items, views, strict=True):
         if isinstance(item, DenseItem):
-            if item.values is not None:
-                start, stop = item.block.cut(server)
-                floats[:] = item.values[start:stop]
+            item.write(server, floats)
             continue
         places = item.split.places(server)
         _gather(item.keys, places, keys)
@@ -110,30 +122,71 @@ def floats_of(frame: Frame, count: int) -> F32:
     return frame.body.view(np.float32)
 
 
+class Memory:
+    """What one caller and the servers remember of dense blocks between two messages, where an encoding needs it."""
+
+    def __init__(self) -> None:
+        self._rests: dict[str, F32] = {}
+        self._known: dict[tuple[int, str], Known] = {}
+        """By server and block."""
+
+    def rest(self, block: Block) -> F32:
+        if block.name not in self._rests or len(self._rests[block.name]) != block.size:
+            self._rests[block.name] = np.zeros(block.size, np.float32)
+        return self._rests[block.name]
+
+    def base(self, server: int, block: Block) -> int:
+        """The message whose answer this caller last heard of the block's cut there; 0: none."""
+        known = self._known.get((server, block.name))
+        return 0 if known is None else known.number
+
+    def hear(self, server: int, block: Block, encoding: Encoding, words: F32, number: int) -> F32:
+        """The block's values there, of an answer that tells them whole or as a difference."""
+        start, stop = block.cut(server)
+        if not encoding.differences:
+            values = encoding.checked(f"dense block {block.name!r}", words, stop - start)
+            self._known[server, block.name] = Known(values, number)
+            return values
+        known = self._known[server, block.name]
+        known.learn(encoding, words, number)
+        return known.values
+
+
 @dataclass(frozen=True, slots=True)
 class WantedBlocks:
     """Dense blocks whose values come with an answer, and the arrays that they go to."""
 
     blocks: Sequence[tuple[Block, F32]]
+    encoding: Encoding = EXACT
+    memory: Memory | None = None
+    """The caller's, where the encoding is not the exact one."""
 
-    @property
-    def header(self) -> dict[str, Any]:
-        return {"fresh": [block.name for block, _ in self.blocks]} if self.blocks else {}
+    def header(self, server: int) -> dict[str, Any]:
+        if not self.blocks:
+            return {}
+        asked: dict[str, Any] = {"fresh": [block.name for block, _ in self.blocks]}
+        if self.memory is not None:
+            asked["base"] = [self.memory.base(server, block) for block, _ in self.blocks]
+        return asked
 
     def bytes_of(self, server: int) -> int:
-        return 4 * self._count(server)
+        """At most: an encoding that tells differences tells all at first."""
+        cuts = [block.cut(server) for block, _ in self.blocks]
+        return 4 * sum(stop - start for start, stop in cuts)
 
     def fill(self, frames: Sequence[Frame]) -> None:
         for server, frame in enumerate(frames):
-            floats, done = floats_of(frame, self._count(server)), 0
-            for block, out in self.blocks:
-                start, stop = block.cut(server)
-                out[start:stop] = floats[done : done + stop - start]
-                done += stop - start
-
-    def _count(self, server: int) -> int:
-        cuts = [block.cut(server) for block, _ in self.blocks]
-        return sum(stop - start for start, stop in cuts)
+            names = frame.header.get("as") or [EXACT.name] * len(self.blocks)
+            encodings = [encoding_of(name) for name in names]
+            cuts = [block.cut(server) for block, _ in self.blocks]
+            sizes = [one.words(stop - start) for one, (start, stop) in zip(encodings, cuts, strict=True)]
+            words, done = floats_of(frame, sum(sizes)), 0
+            for (block, out), encoding, size, (start, stop) in zip(self.blocks, encodings, sizes, cuts, strict=True):
+                part, done = words[done : done + size], done + size
+                if self.memory is None:
+                    out[start:stop] = part
+                else:
+                    out[start:stop] = self.memory.hear(server, block, encoding, part, int(frame.header["seq"]))
 
 
 NOTHING = WantedBlocks(())
