@@ -36,7 +36,7 @@ def senders(store: ParameterStore) -> list[tuple[object, str]]:
     """The calls of a store that carry gradients: whose they are, and their names."""
     if isinstance(store, LocalStore):  # its rounds end in push_step, too
         return [(store, "push_step")]
-    return [(store, "push_step"), (store.rounds, "push"), (store.geo, "exchange")]
+    return [(store, "push_step"), (store.rounds, "push"), (store.geo, "exchange"), (store, "push_and_pull")]
 
 
 def parameters_in(

@@ -15,12 +15,15 @@ from communicator_contract import (
     rows_of,
     run_lanes,
 )
+from server_processes import servers
 from waiting import stands_waiting, wait_until
 
 from sparsefleet import optim
 from sparsefleet.communicator import AsyncCommunicator, CommunicatorConfig, Parameters, StepGradients
 from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store import LocalStore
+from sparsefleet.store.remote.callers import Caller
 
 
 class TestAsync(CommunicatorContract):
@@ -125,11 +128,46 @@ def test_a_thread_waits_at_its_staleness_bound(begun, staleness):
     assert sum(recorder.values) == 6 + (staleness > 0)
 
 
-def test_without_merging_every_step_is_sent_at_once(begun):
+def test_without_merging_a_step_goes_with_the_next_batchs_pull(begun):
     _, recorder, (lane,) = begun(CommunicatorConfig(max_merge=1))
     for count in range(1, 4):
         lane.push(gradients(1.0, 1))
+        assert len(recorder.sent) == count - 1
+        lane.pull("ads", np.array([5], np.uint64)).wait()
         assert len(recorder.sent) == count
+
+
+def test_a_step_and_the_next_pull_are_one_message(monkeypatch):
+    with servers() as fleet:
+        store = fleet.start(2).store()
+        communicator = AsyncCommunicator(store, CommunicatorConfig())
+        communicator.start(parameters_in(store))
+        (lane,) = communicator.begin_epoch(0, 1)
+        keys = np.arange(1, 50, dtype=np.uint64)
+        before = lane.pull("ads", keys).wait()
+        sent, send = [], Caller.send
+
+        def noted(self, operation, messages):
+            sent.append(operation)
+            return send(self, operation, messages)
+
+        monkeypatch.setattr(Caller, "send", noted)
+        for _ in range(3):
+            lane.push(StepGradients({"ads": KeyedRows(keys, np.full_like(before, -1.0))}, np.zeros(3, np.float32)))
+            after = lane.pull("ads", keys).wait()
+            np.testing.assert_allclose(after, before + 1)
+            before = after
+        assert sent == ["push of a step, and pull from 'ads'"] * 3
+        communicator.close()
+
+
+def test_a_thread_that_fails_still_hands_in_the_step_it_made(begun):
+    communicator, recorder, (lane,) = begun(CommunicatorConfig(max_merge=1))
+    lane.push(gradients(1.0, 1))
+    lane.give_up(ValueError("a bad row"))
+    assert len(recorder.sent) == 1
+    communicator.flush()
+    assert len(recorder.sent) == 1
 
 
 class Slow(LocalStore):
@@ -184,6 +222,7 @@ def test_dense_values_are_read_every_so_many_messages(begun):
     _, recorder, (lane,) = begun(CommunicatorConfig(max_merge=1, dense_refresh=3))
     for _ in range(7):
         lane.push(gradients(1.0, 1))
+    lane.leave()
     assert (len(recorder.sent), recorder.fresh) == (7, 2)
 
 

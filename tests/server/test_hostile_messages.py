@@ -97,6 +97,15 @@ def test_each_wrong_message_is_told_what_is_wrong(fleet, store):
         (message({"op": "pull", "seq": 1, "create": "yes", "parts": []}), "create must be true or false; got 'yes'"),
         (message({"op": "geo", "seq": 1, "parts": [["rows", "dogs", 0, 0]]}), "no table 'dogs'"),
         (message({"op": "create_dense", "seq": 1, "parts": []}), "create_dense needs one part"),
+        (message({**push, "pulls": 2, "parts": []}), "pulls=2 of 0 parts"),
+        (message({**push, "pulls": -1, "parts": []}), "pulls must be a whole number"),
+        (message({**push, "pulls": 1, "parts": [["dense", "net", 0, 0]]}), "by fresh, not as parts"),
+        (message({**push, "dense": "int4", "parts": []}), "one of float32, bfloat16, int8; got 'int4'"),
+        (
+            message({**push, "dense": "int8", "parts": [["dense", "net", 0, 6]]}, 6 * four),
+            "6 numbers as int8 are 3 words; 6 came",
+        ),
+        (message({**push, "dense": "int8", "fresh": ["net"], "parts": []}), "base must have a number for each"),
     ]:
         assert reason in raw.ask(bad)["error"], bad
     raw.close()

@@ -13,6 +13,7 @@ from sparsefleet import optim
 from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.core.errors import CheckpointError, StoreError
 from sparsefleet.core.initializer import Constant, Uniform
+from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store.base import ParameterStore, RunFacts
 from sparsefleet.table import SparseTable, TableSpec
 
@@ -84,6 +85,23 @@ class StoreContract:
         for count, (pushed, pulled) in enumerate(pending, start=1):
             pushed.wait(LIMIT)
             assert (pulled.wait(LIMIT) == count).all()
+
+    def test_a_push_and_a_pull_in_one_see_the_push(self, store):
+        store.create_table(SPEC)
+        values = np.zeros(7, np.float32)
+        store.create_dense("net", values, optim.SGD(1.0), [("w", (7,))])
+        pushed, asked, fresh = u64(*range(100)), u64(*range(50, 150)), values.copy()
+        step = {"ads": KeyedRows(pushed, np.full((100, 4), -1.0, np.float32))}
+        for count in (1, 2):
+            dense = {"net": np.full(7, -1.0, np.float32)}
+            rows = store.push_and_pull(step, dense, "ads", asked, steps=1, fresh={"net": fresh}).wait(LIMIT)
+            before = SparseTable(SPEC).pull(asked)
+            before[:50] += count
+            np.testing.assert_allclose(rows, before)
+            store.pull_dense("net", values).wait(LIMIT)
+            assert (values == count).all()
+        empty = store.push_and_pull(step, {}, "ads", u64(), steps=1).wait(LIMIT)
+        assert empty.shape == (0, 4)
 
     def test_rows_are_not_created_when_not_asked_for_and_misses_are_counted(self, store):
         store.create_table(replace(SPEC, initializer=Constant(1.0)))

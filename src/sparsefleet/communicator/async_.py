@@ -1,7 +1,9 @@
 """Async: every thread trains on its own; gradients go to the servers, dense values come back.
 
-Without merging (`max_merge` 1) a thread sends its step's gradients itself and goes on to ask for the rows of its next
-batch, on the same connection: when they are there, the step has been applied, and the dense values after it have come.
+Without merging (`max_merge` 1) a thread keeps its step's gradients until it knows the keys of its next batch, and sends
+both in one message: when the rows are there, the step has been applied, and the dense values after it have come. (With
+a message for each, sent one behind the other, a step of a hundred samples took a tenth more processor time.) A thread
+that has no next batch sends its last step alone.
 
 With merging a step's gradients go into a queue. The sender takes what has gathered there, at most `max_merge` steps,
 and merges it into one message.
@@ -9,6 +11,7 @@ and merges it into one message.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections import deque
@@ -17,7 +20,7 @@ from collections.abc import Callable, Sequence
 from sparsefleet.communicator.base import Communicator, CommunicatorConfig, Lane, Parameters, StepGradients
 from sparsefleet.communicator.merging import merged
 from sparsefleet.core.batch import F32, U64
-from sparsefleet.core.errors import StoreError
+from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.crew import Crew
 from sparsefleet.store.base import Done, ParameterStore, Pending
 
@@ -51,9 +54,16 @@ class AsyncCommunicator(Communicator):
     def send(self, parts: list[StepGradients]) -> Pending[None]:
         """Send the steps as one; waited for, they are applied and the dense values are those after them."""
         step = merged(parts, self.parameters)
-        fresh = self.parameters.fresh() if next(self._messages) % self.config.dense_refresh == 0 else {}
         dense = self.parameters.dense_part(step.dense)
-        return self.store.push_step(step.sparse, dense, steps=len(parts), fresh=fresh)
+        return self.store.push_step(step.sparse, dense, steps=len(parts), fresh=self._fresh())
+
+    def send_and_pull(self, step: StepGradients, table: str, keys: U64) -> Pending[F32]:
+        """Send one step and ask for the rows after it; when they are there, all is as `send` says."""
+        dense = self.parameters.dense_part(step.dense)
+        return self.store.push_and_pull(step.sparse, dense, table, keys, steps=1, fresh=self._fresh())
+
+    def _fresh(self) -> dict[str, F32]:
+        return self.parameters.fresh() if next(self._messages) % self.config.dense_refresh == 0 else {}
 
     def enqueue(self, lane: _MergingLane, gradients: StepGradients) -> None:
         """Wait for room in the queue, leave a copy there, then wait for the lane's own staleness bound."""
@@ -146,20 +156,35 @@ class _MergingLane(_AsyncLane):
 
 
 class _SendingLane(_AsyncLane):
+    """Keeps the last step until its thread asks for rows: the step's dense array is its own until then."""
+
     def __init__(self, owner: AsyncCommunicator) -> None:
         super().__init__(owner)
-        self._sent: Pending[None] = Done(None)
+        self._kept: StepGradients | None = None
+        self._sent: Pending[object] = Done(None)
+        self._lock = threading.Lock()  # a save settles all lanes from a thread of its own
 
     def pull(self, table: str, keys: U64) -> Pending[F32]:
-        return _Following(self, self._owner.store.pull(table, keys))
+        with self._lock:
+            kept, self._kept = self._kept, None
+            if kept is None:
+                return _Following(self, self._owner.store.pull(table, keys))
+            rows = self._owner.send_and_pull(kept, table, keys)
+            self._sent = rows
+            return _Following(self, rows)
 
     def push(self, gradients: StepGradients) -> None:
         self.settle()
-        self._sent, self.outstanding = self._owner.send([gradients]), 1
+        with self._lock:
+            self._kept, self.outstanding = gradients, 1
         if not self._owner.parameters.tables:
             self.settle()  # no pull will do it before the next step
 
     def settle(self) -> None:
+        with self._lock:
+            kept, self._kept = self._kept, None
+            if kept is not None:
+                self._sent = self._owner.send([kept])
         self._sent.wait()
         self.outstanding = 0
 
@@ -167,11 +192,16 @@ class _SendingLane(_AsyncLane):
         self.settle()
 
     def give_up(self, error: BaseException) -> None:
-        """Nobody waits for this thread, and what it sent last needs no one to wait for it."""
+        """Nobody waits for this thread. The step that it made before it failed is sent, if that can be done at once."""
+        with self._lock:
+            kept, self._kept = self._kept, None
+        if kept is not None:
+            with contextlib.suppress(SparseFleetError):
+                self._sent = self._owner.send([kept])
 
 
 class _Following:
-    """Rows that were asked for after a push; with them, the push has been applied."""
+    """Rows that were asked for with or after a push; with them, the push has been applied."""
 
     __slots__ = ("_lane", "_rows")
 

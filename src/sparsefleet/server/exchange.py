@@ -38,7 +38,7 @@ from sparsefleet.store.wire import (
 from sparsefleet.store.wire.arrays import pack_arrays
 from sparsefleet.store.wire.coarse import EXACT, Encoding, Known, encoding_of
 from sparsefleet.store.wire.frames import EMPTY, Bytes, address_of
-from sparsefleet.store.wire.parts import DENSE, Part, PartSizes, new_bytes
+from sparsefleet.store.wire.parts import DENSE, Part, Parts, PartSizes, new_bytes
 from sparsefleet.store.wire.segment import SHARED_BYTES, Segment
 from sparsefleet.table.dense import DenseTable
 
@@ -146,12 +146,21 @@ class Exchange:
 
     def _push(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
-        bound, fresh = self._bind(frame, with_values=True), self._fresh(frame)
+        parts, pulls = self._parts(frame), _whole_number(frame, "pulls", 0)
+        if pulls > len(parts):
+            raise WireError(f"pulls={pulls} of {len(parts)} parts")
+        own = len(parts) - pulls
+        bound, asked = self._state.holdings.bind(parts[:own], with_values=True), self._asked_rows(parts[own:])
+        fresh = self._fresh(frame)
         record = Record(PUSH, [self._step(frame, number)], bound)
         if self._state.ledger.apply(record, lambda: apply_all(bound), self._on_wait):
             self._applied("push", number)
         self._note("push", bound, start)
-        return self._values(frame, fresh, number)
+        start = time.perf_counter()
+        rows = [part.table.pull(part.keys, True).reshape(-1) for part in asked]
+        if asked:
+            self._note("pull", asked, start)
+        return self._values(frame, fresh, number, rows)
 
     def _sync(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
@@ -232,28 +241,29 @@ class Exchange:
         return Step(self._account, number, _whole_number(frame, "steps", 0))
 
     def _fresh(self, frame: Frame) -> list[DenseTable]:
-        """The blocks whose values a push asks for."""
+        """The blocks whose values a push asks for, checked before anything is applied."""
         names = frame.header.get("fresh", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise WireError(f"fresh must list dense blocks; got {names!r}")
+        bases = frame.header.get("base")
+        coarse = encoding_of(frame.header.get("dense", EXACT.name)) is not EXACT
+        if names and coarse and not (isinstance(bases, list) and len(bases) == len(names)):
+            raise WireError(f"base must have a number for each of {len(names)} blocks; got {bases!r:.80}")
         return [self._state.holdings.block(name).table for name in names]
 
-    def _values(self, frame: Frame, blocks: Sequence[DenseTable], number: int) -> Answer:
-        """The blocks' present values, as the message asks for them."""
+    def _values(self, frame: Frame, blocks: Sequence[DenseTable], number: int, rows: Sequence[F32] = ()) -> Answer:
+        """The blocks' present values, as the message asks for them, and then the rows."""
         encoding = encoding_of(frame.header.get("dense", EXACT.name))
         if encoding is EXACT or not blocks:
-            return {}, self._joined([block.values for block in blocks])
-        bases = frame.header.get("base")
-        if not isinstance(bases, list) or len(bases) != len(blocks):
-            raise WireError(f"base must have a number for each of {len(blocks)} blocks; got {bases!r:.80}")
+            return {}, self._joined([*(block.values for block in blocks), *rows])
         loads, said = self._state.holdings.loads, []
-        for block, base in zip(blocks, bases, strict=True):
+        for block, base in zip(blocks, frame.header["base"], strict=True):
             told_at, known = self._told.get(block.name, (-1, None))
             # A trainer that missed an answer, or is told for the first time, hears all of the values.
             follows = known is not None and told_at == loads and known.number == base
             said.append((block, known if follows else None, encoding if follows or not encoding.differences else EXACT))
         sizes = [one.words(len(block.values)) for block, _, one in said]
-        body, done = self._space(4 * sum(sizes)), 0
+        body, done = self._space(4 * (sum(sizes) + sum(map(len, rows)))), 0
         words = body.view(np.float32)
         for (block, known, one), size in zip(said, sizes, strict=True):
             part, done = words[done : done + size], done + size
@@ -264,6 +274,8 @@ class Exchange:
                 one.write(values, values, part)
                 if encoding.differences:
                     self._told[block.name] = (loads, Known(values, number))
+        if rows:
+            np.concatenate(rows, out=words[done:])
         return {"as": [one.name for _, _, one in said]}, body
 
     def _decoded(self, part: Part, encoding: Encoding) -> Part:
@@ -273,7 +285,18 @@ class Exchange:
         size = len(self._state.holdings.block(part.name).table.values)
         return replace(part, floats=encoding.checked(f"dense block {part.name!r}", part.floats, size))
 
+    def _asked_rows(self, parts: Parts) -> list[BoundRows]:
+        """The rows that a push wants to have with its answer."""
+        bound = self._state.holdings.bind(parts, with_values=False)
+        rows = [part for part in bound if isinstance(part, BoundRows)]
+        if len(rows) != len(bound):
+            raise WireError("a push asks for dense blocks by fresh, not as parts")
+        return rows
+
     def _bind(self, frame: Frame, *, with_values: bool) -> list[Bound]:
+        return self._state.holdings.bind(self._parts(frame), with_values=with_values)
+
+    def _parts(self, frame: Frame) -> Parts:
         parts = read_parts(frame.header, frame.body)
         encoding = encoding_of(frame.header.get("dense", EXACT.name))
         if encoding is not EXACT:
@@ -282,7 +305,7 @@ class Exchange:
             # The trainer can write there at any time, and tables read keys twice: had they changed in between, rows
             # would land outside of a table's arrays. Floats may change: they are only numbers.
             parts = [replace(part, keys=part.keys.copy()) for part in parts]
-        return self._state.holdings.bind(parts, with_values=with_values)
+        return parts
 
     def _note(self, operation: str, bound: Sequence[Bound], start: float) -> None:
         seconds = time.perf_counter() - start

@@ -149,6 +149,20 @@ class ParameterStore(ABC):
         fresh: by block, arrays to fill with its values after the step, as `pull_dense` does.
         """
 
+    def push_and_pull(
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None,
+        table: str,
+        keys: U64,
+        *,
+        steps: int = 0,
+        fresh: Mapping[str, F32] | None = None,
+    ) -> Pending[F32]:
+        """As `push_step`, then `pull` of these rows, which are those after the step: one message where it is remote."""
+        self.push_step(sparse, dense, steps=steps, fresh=fresh).wait()
+        return self.pull(table, keys)
+
     def push(self, table: str, keys: U64, grads: F32) -> Pending[None]:
         """A step of one table alone."""
         return self.push_step({table: KeyedRows(keys, grads)})

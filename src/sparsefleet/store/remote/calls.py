@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import U32, KeyedRows
 from sparsefleet.store.base import Pending
 from sparsefleet.store.remote.callers import Joined, Message
 from sparsefleet.store.remote.connection import Connection
-from sparsefleet.store.remote.packing import NOTHING, Block, DenseItem, Item, RowItem, WantedBlocks, floats_of, pack
+from sparsefleet.store.remote.packing import NOTHING, Block, DenseItem, Item, RowItem, WantedBlocks, pack
 from sparsefleet.store.wire import Frame
 from sparsefleet.store.wire.coarse import ENCODINGS, EXACT
 from sparsefleet.store.wire.frames import Bytes
@@ -54,24 +52,31 @@ class Calls:
                 messages[server] = ({**header, "parts": described}, body, 4 * count * item.dim)
 
         def rows(frames: list[Frame]) -> F32:
-            out = np.empty((len(item.keys), item.dim), np.float32)
-            for server, frame in zip(messages, frames, strict=True):
-                count = item.split.counts[server]
-                out[item.split.places(server)] = floats_of(frame, count * item.dim).reshape(count, item.dim)
-            return out
+            return item.joined(dict(zip(messages, frames, strict=True)))
 
         return self.send(f"pull from {table!r}", messages, rows)
 
     def messages(
-        self, op: str, items: Sequence[Item], *, steps: int = 0, answer_bytes: int = 0, wanted: WantedBlocks = NOTHING
+        self,
+        op: str,
+        items: Sequence[Item],
+        *,
+        steps: int = 0,
+        answer_bytes: int = 0,
+        wanted: WantedBlocks = NOTHING,
+        asked: RowItem | None = None,
     ) -> dict[int, Message]:
-        """A message to every server that changes what it holds."""
+        """A message to every server that changes what it holds. `asked`: rows to come with a push's answer."""
         self.has_sent = True
+        also: dict[str, Any] = {}
+        if asked is not None:
+            items, also = [*items, asked], {"pulls": 1}
         messages: dict[int, Message] = {}
         for server in range(self.servers):
             described, body = pack(items, server, self.room)
-            header = {"op": op, "parts": described, "steps": steps, **self._coarse, **wanted.header(server)}
-            messages[server] = (header, body, answer_bytes + wanted.bytes_of(server))
+            header = {"op": op, "parts": described, "steps": steps, **also, **self._coarse, **wanted.header(server)}
+            rows = 0 if asked is None else 4 * asked.split.counts[server] * asked.dim
+            messages[server] = (header, body, answer_bytes + wanted.bytes_of(server) + rows)
         return messages
 
     def step_items(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None) -> list[Item]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,14 @@ class RowItem:
         if counts is not None and (counts.dtype != np.uint32 or counts.shape != keys.shape):
             raise StoreError(f"table {name!r}: counts must be uint32 of shape [{len(keys)}]; got {_came(counts)}")
         return RowItem(name, dim, keys, values, split_keys(keys, servers), counts)
+
+    def joined(self, frames: Mapping[int, Frame]) -> F32:
+        """The rows [U, D] of the servers' answers, each at its keys' places; a server with no keys may be left out."""
+        out = np.empty((len(self.keys), self.dim), np.float32)
+        for server, frame in frames.items():
+            count = self.split.counts[server]
+            out[self.split.places(server)] = floats_of(frame, count * self.dim).reshape(count, self.dim)
+        return out
 
 
 Item = RowItem | DenseItem

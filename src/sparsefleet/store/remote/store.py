@@ -13,6 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import Layout, ParameterStore, Pending, RunFacts
@@ -128,6 +129,32 @@ class RemoteStore(ParameterStore):
         wanted = self._calls.wanted(fresh)
         messages = self._calls.messages("push", self._calls.step_items(sparse, dense), steps=steps, wanted=wanted)
         return self._calls.send("push of a step", messages, wanted.fill)
+
+    def push_and_pull(
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None,
+        table: str,
+        keys: U64,
+        *,
+        steps: int = 0,
+        fresh: Mapping[str, F32] | None = None,
+    ) -> Pending[F32]:
+        """One message per server."""
+        wanted, asked = self._calls.wanted(fresh), self._calls.row_item(table, keys, None)
+        items = self._calls.step_items(sparse, dense)
+        messages = self._calls.messages("push", items, steps=steps, wanted=wanted, asked=asked)
+
+        def rows(frames: list[Frame]) -> F32:
+            cut = [4 * count * asked.dim for count in asked.split.counts]
+            ends = [frame.body.nbytes - size for frame, size in zip(frames, cut, strict=True)]
+            if min(ends) < 0:
+                raise StoreError(f"an answer to a push and a pull from {table!r} lacks its rows")
+            wanted.fill([Frame(frame.header, frame.body[:end]) for frame, end in zip(frames, ends, strict=True)])
+            parts = [Frame(frame.header, frame.body[end:]) for frame, end in zip(frames, ends, strict=True)]
+            return asked.joined(dict(enumerate(parts)))
+
+        return self._calls.send(f"push of a step, and pull from {table!r}", messages, rows)
 
     # --- checkpoints
 
