@@ -234,6 +234,7 @@ def logistic_regression_auc(train: Block, test: Block, bits: int = 20, batch: in
     return float(roc_auc_score(test.labels, weights[hashed(test, bits)].sum(axis=1)))
 
 
+@pytest.mark.slow
 def test_hashed_logistic_regression_finds_it_as_hard_as_the_real_set(sample: Block) -> None:
     test = all_rows(list(PlantedModel(1).blocks(TEST, 60_000)))
     auc = logistic_regression_auc(sample, test)

@@ -47,6 +47,7 @@ def test_two_tables_learn(tmp_path):
     assert "table history: 500 rows" in output
 
 
+@pytest.mark.slow
 def test_two_tables_read_data_that_is_given_and_save(tmp_path):
     sys.path.insert(0, str(EXAMPLES))
     try:
@@ -76,7 +77,7 @@ def test_plain_python_learns_and_predicts(tmp_path):
     assert float(chance[1]) > 0.5  # music, Oslo and young: 0.8 by the rule that drew the rows
 
 
-@pytest.mark.parametrize("name", ["two_tables.py", "fetch_handler.py"])
+@pytest.mark.parametrize("name", [pytest.param("two_tables.py", marks=pytest.mark.slow), "fetch_handler.py"])
 def test_data_that_is_not_there_is_no_traceback(tmp_path, name):
     done = started(name, "--data", "nowhere", cwd=tmp_path)
     assert done.returncode == 1

@@ -77,13 +77,15 @@ fleet.init_worker()
             "raise ValueError('no such column')",
             r"the job has ended: worker 1 \(.*\) failed: no such column\. Once that",
         ),
-        (
+        pytest.param(
             "try: raise ValueError('no such column')\nfinally: fleet.stop_worker()",
             r"the job has ended: worker 1 \(.*\) failed: no such column\. Once that",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "try: sys.exit(3)\nfinally: fleet.stop_worker()",
             r"the job has ended: worker 1 \(.*\) failed: exit status 3\. Once that",
+            marks=pytest.mark.slow,
         ),
         (
             "sys.exit(3)",
@@ -123,7 +125,8 @@ def test_a_forked_child_that_ends_is_no_trainer_that_ends():
     "end",
     [
         "try: sys.exit(0)\nfinally: fleet.stop_worker()",
-        "try: raise OSError('busy')\nexcept OSError: fleet.stop_worker()",  # handled: nothing is wrong
+        # handled: nothing is wrong
+        pytest.param("try: raise OSError('busy')\nexcept OSError: fleet.stop_worker()", marks=pytest.mark.slow),
     ],
 )
 def test_stop_worker_on_the_way_out_of_a_script_that_ends_well(end):

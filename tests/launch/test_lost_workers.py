@@ -78,7 +78,7 @@ def job(launcher):
     return run
 
 
-@pytest.mark.parametrize(("mode", "killed"), [("async", 0), ("geo", 1)])
+@pytest.mark.parametrize(("mode", "killed"), [("async", 0), pytest.param("geo", 1, marks=pytest.mark.slow)])
 def test_the_rest_finish_and_the_model_is_saved(launcher, job, mode: str, killed: int) -> None:
     status, said = job(mode, killed)
     other = 1 - killed

@@ -27,7 +27,7 @@ def counts_in(checkpoint: Checkpoint) -> set[float]:
     return found | {float(value) for value in np.unique(checkpoint.dense_cut("net", 0, BLOCK).values)}
 
 
-@pytest.mark.parametrize("seconds", [8.0, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_saves_are_of_one_moment_and_pushes_count_once(fleet, tmp_path, seconds):
     fleet.start(3, script="faulty_server.py", env={"LOSE_SHARE": "0.03"})
     *pushing, saving = fleet.stores_of_all(3)

@@ -63,7 +63,7 @@ def registered_again(fleet, worker, workers):
 
 
 @pytest.mark.parametrize("pushes", [0, 2], ids=["reads its data", "trains"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_trainer_killed_between_two_servers_and_started_again_stops_no_checkpoint(
     fleet, tmp_path, caplog, workers, pushes
 ):

@@ -49,7 +49,9 @@ def strike(pid: int, how: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("call", ["pull", "push", "create", "stats"])
+@pytest.mark.parametrize(
+    "call", ["push", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pull", "create", "stats"))]
+)
 def test_a_server_that_is_gone_is_named_within_the_time_out(fleet, how, call):
     store = fleet.start(2).store(timeout=2.0)
     store.create_table(SPEC)
@@ -87,7 +89,7 @@ def test_a_server_that_was_silent_for_the_time_out_is_not_waited_for_so_long_aga
             assert time.monotonic() < deadline
 
 
-@pytest.mark.parametrize("rows", [60_000, 400_000])
+@pytest.mark.parametrize("rows", [60_000, pytest.param(400_000, marks=pytest.mark.slow)])
 def test_a_write_to_a_stopped_server_ends_too(fleet, rows):
     """On a cold connection over the network a message is larger than what the socket takes: the write itself blocks."""
     store = fleet.start(1).store(timeout=3.0, shared_memory=False)

@@ -46,8 +46,8 @@ def row_names(store, bundle):
 # -- what is read is what was exported ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("cache_mb", [0, 0.02, 10])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.slow), "int8"])
+@pytest.mark.parametrize("cache_mb", [0, 0.02, pytest.param(10, marks=pytest.mark.slow)])
 def test_rows_and_scores_are_those_of_the_mapped_file(trained, store, tmp_path, dtype, cache_mb):
     export_checkpoint(trained.checkpoint(3), tmp_path / "b", rows=dtype)
     bundle = opened(tmp_path / "b")
