@@ -3,7 +3,7 @@
     python examples/plain_python.py
 
 A sample is a dict: the label, raw dense values by name (normalised as the schema says), and per slot one value or a
-list of values. Text is hashed as the schema says; whole numbers are taken as keys.
+list of values. Text is hashed as the schema says; whole numbers as their decimal text.
 """
 
 from __future__ import annotations

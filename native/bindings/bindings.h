@@ -39,6 +39,7 @@ struct Reading {
 };
 
 void bind_text(nb::module_& m);     // hashing and parsing of samples
+void bind_records(nb::module_& m);  // samples whose values have names
 void bind_rows(nb::module_& m);     // unique keys, pooling, metrics
 void bind_tower(nb::module_& m);    // dense layers
 void bind_table(nb::module_& m);    // sparse tables, update rules, initial values

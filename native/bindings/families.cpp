@@ -5,6 +5,7 @@ namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 void bind_families(nb::module_& m) {
     bind_text(m);
+    bind_records(m);
     bind_rows(m);
     bind_table(m);
     bind_geo(m);

@@ -1,90 +1,16 @@
 // Finding lines in a block, and the loop over them that every text format shares.
 #include <cstring>
 
+#include "sparsefleet/byte_masks.h"
 #include "sparsefleet/text.h"
-
-#if defined(__AVX512BW__) || defined(__AVX2__)
-#include <immintrin.h>
-#elif defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
-namespace {
-
-// One bit per byte of a 64-byte stretch.
-struct Masks {
-    std::uint64_t tab, feed, suspect;
-};
-
-#if defined(__AVX512BW__)
-inline Masks masks_of(const char* p) {
-    const __m512i v = _mm512_loadu_si512(p);
-    return {_mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8('\t')),
-            _mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8('\n')),
-            _mm512_testn_epi8_mask(v, v) | _mm512_movepi8_mask(v)};
-}
-#elif defined(__AVX2__)
-inline Masks masks_of(const char* p) {
-    Masks m{0, 0, 0};
-    for (int half = 0; half < 2; ++half) {
-        const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + half);
-        const auto bits = [half](__m256i x) {
-            return static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm256_movemask_epi8(x)))
-                   << (32 * half);
-        };
-        m.tab |= bits(_mm256_cmpeq_epi8(v, _mm256_set1_epi8('\t')));
-        m.feed |= bits(_mm256_cmpeq_epi8(v, _mm256_set1_epi8('\n')));
-        m.suspect |= bits(_mm256_or_si256(v, _mm256_cmpeq_epi8(v, _mm256_setzero_si256())));
-    }
-    return m;
-}
-#elif defined(__SSE2__)
-inline Masks masks_of(const char* p) {
-    Masks m{0, 0, 0};
-    for (int part = 0; part < 4; ++part) {
-        const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + part);
-        const auto bits = [part](__m128i x) {
-            return static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm_movemask_epi8(x)))
-                   << (16 * part);
-        };
-        m.tab |= bits(_mm_cmpeq_epi8(v, _mm_set1_epi8('\t')));
-        m.feed |= bits(_mm_cmpeq_epi8(v, _mm_set1_epi8('\n')));
-        m.suspect |= bits(_mm_or_si128(v, _mm_cmpeq_epi8(v, _mm_setzero_si128())));
-    }
-    return m;
-}
-#else
-inline Masks masks_of(const char* p) {
-    Masks m{0, 0, 0};
-    for (int i = 0; i < 64; ++i) {
-        const auto c = static_cast<unsigned char>(p[i]);
-        m.tab |= static_cast<std::uint64_t>(c == '\t') << i;
-        m.feed |= static_cast<std::uint64_t>(c == '\n') << i;
-        m.suspect |= static_cast<std::uint64_t>(c == 0 || c > 0x7F) << i;
-    }
-    return m;
-}
-#endif
-
-// Positions of the set bits. Writes eight at a time whether they are there or not: guessing wrong costs more.
-inline void spread(std::uint64_t bits, std::uint32_t base, std::uint32_t* out, std::size_t count) {
-    for (std::size_t done = 0; done < count; done += 8) {
-        for (int i = 0; i < 8; ++i) {
-            out[done + i] = base + static_cast<std::uint32_t>(__builtin_ctzll(bits | (1ULL << 63)));
-            bits &= bits - 1;
-        }
-    }
-}
-
-}  // namespace
-
 LineScan scan_line(const char* p, const char* end, std::size_t max_line, std::uint32_t* tabs,
-                   std::size_t capacity) {
+                   std::size_t capacity, char delimiter, char quote) {
     LineScan scan;
     const auto available = static_cast<std::size_t>(end - p);
-    std::uint64_t suspect = 0;
+    std::uint64_t suspect = 0, quotes = 0;
     for (std::size_t at = 0;; at += 64) {
         if (at > max_line) {
             const void* feed = at < available ? std::memchr(p + at, '\n', available - at) : nullptr;
@@ -93,35 +19,40 @@ LineScan scan_line(const char* p, const char* end, std::size_t max_line, std::ui
             scan.length = feed ? static_cast<std::size_t>(static_cast<const char*>(feed) - p) : available;
             break;
         }
-        Masks m{0, 0, 0};
         std::size_t here = 64;
-        if (available - at >= 64) {
-            m = masks_of(p + at);
-        } else {
+        char tail[64];
+        const char* from = p + at;
+        if (available - at < 64) {
             here = available - at;
-            char tail[64];
-            std::memset(tail, ' ', sizeof tail);
-            std::memcpy(tail, p + at, here);
-            m = masks_of(tail);
+            std::memset(tail, '\n', sizeof tail);
+            std::memcpy(tail, from, here);
+            from = tail;
         }
-        if (m.feed || here < 64) {
-            const std::size_t length = m.feed ? static_cast<std::size_t>(__builtin_ctzll(m.feed)) : here;
+        const Bytes64 bytes(from);
+        const std::uint64_t feed = bytes.equal('\n') & (here < 64 ? (1ULL << here) - 1 : ~0ULL);
+        std::uint64_t found = bytes.equal(delimiter), odd = bytes.suspect();
+        std::uint64_t quoting = quote ? bytes.equal(quote) : 0;
+        if (feed || here < 64) {
+            const std::size_t length = feed ? static_cast<std::size_t>(__builtin_ctzll(feed)) : here;
             const std::uint64_t below = (1ULL << length) - 1;
-            m.tab &= below;
-            m.suspect &= below;
+            found &= below;
+            odd &= below;
+            quoting &= below;
             scan.length = at + length;
-            scan.ended = m.feed != 0;
+            scan.ended = feed != 0;
         }
-        const auto count = static_cast<std::size_t>(__builtin_popcountll(m.tab));
-        if (scan.tabs <= capacity) spread(m.tab, static_cast<std::uint32_t>(at), tabs + scan.tabs, count);
+        const auto count = static_cast<std::size_t>(__builtin_popcountll(found));
+        if (scan.tabs <= capacity) spread(found, static_cast<std::uint32_t>(at), tabs + scan.tabs, count);
         scan.tabs += count;
-        suspect |= m.suspect;
+        suspect |= odd;
+        quotes |= quoting;
         if (scan.ended || here < 64) {
             scan.overlong = scan.length > max_line;
             break;
         }
     }
     scan.suspect = suspect != 0;
+    scan.quoted = quotes != 0;
     return scan;
 }
 
@@ -180,13 +111,13 @@ LineParser::Refusal LineParser::bad_bytes(const char* line, std::size_t length, 
         if (at == length) return refusal;
         refusal.reason = kUtf8;
     }
-    // The field that holds the byte. Runs of spaces separate like one, tabs each for themselves.
+    // The field that holds the byte. Runs of spaces separate like one, anything else each for itself.
     refusal.column = 1;
     bool inside = false;
     if (separator == ' ') refusal.column = 0;
     for (std::size_t i = 0; i < at; ++i) {
-        if (separator == '\t') {
-            refusal.column += line[i] == '\t';
+        if (separator != ' ') {
+            refusal.column += line[i] == separator;
         } else {
             refusal.column += line[i] != ' ' && !inside;
             inside = line[i] != ' ';
@@ -199,6 +130,10 @@ LineParser::Refusal LineParser::bad_bytes(const char* line, std::size_t length, 
     refusal.begin = begin;
     refusal.end = end;
     return refusal;
+}
+
+LineScan LineParser::scan(const char* p, const char* end, bool) {
+    return scan_line(p, end, max_line_, tabs_.data(), tab_capacity());
 }
 
 Parsed LineParser::parse(const Block& block, const Columns& out) {
@@ -215,11 +150,15 @@ Parsed LineParser::parse(const Block& block, const Columns& out) {
     }
     while (at < block.size && at < block.stop && done.filled < out.capacity) {
         const char* const line = data + at;
-        LineScan scan = scan_line(line, end, max_line_, tabs_.data(), tab_capacity());
+        LineScan scan = this->scan(line, end, block.final);
         if (!scan.ended && !scan.overlong && !block.final) break;  // the rest of the line is yet to come
         const std::size_t next = at + scan.length + scan.ended;
         Refusal refusal;
-        if (scan.overlong) {
+        if (scan.reason != kFine) {
+            refusal.reason = scan.reason;
+            refusal.column = 1;
+            refusal.end = scan.length;
+        } else if (scan.overlong) {
             refusal.reason = kLongLine;
             refusal.column = 1;
             refusal.end = max_line_;

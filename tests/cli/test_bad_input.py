@@ -339,7 +339,7 @@ def test_a_model_of_the_users_own(refused, clicks, saved, tmp_path):
 OPTIONS = {
     "--optimizer lamb": "optimizer 'lamb' does not exist; choose sgd, adagrad",
     "--reader tape": "reader='tape' is not a reader; choose queue, memory, pyreader, feeder",
-    "--format csv": "format='csv' is not a format; choose auto, criteo",
+    "--format xml": "format='xml' is not a format; choose auto, csv",
     "--precision fp8": "precision='fp8' is not a precision; choose float32 or bf16",
     "--preset tensorflow": "--preset tensorflow: choose default or paddle",
     "--save-every 5": "--save-every needs --save FOLDER",
@@ -398,7 +398,7 @@ def test_the_mode_alone_is_taken_by_one_process(cli, clicks):
 
 BEFORE_A_JOB = {
     "--reader tape": "reader='tape' is not a reader",
-    "--format csv": "format='csv' is not a format",
+    "--format xml": "format='xml' is not a format",
     "--on-bad-row ignore": "on_bad_row='ignore' is not a policy",
     "--reader memory --on-bad-row ignore": "on_bad_row='ignore' is not a policy",
     "--reader feeder --on-bad-row ignore": "on_bad_row='ignore' is not a policy",

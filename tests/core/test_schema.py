@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.core.schema import CRITEO, DenseFeature, Schema, Slot, criteo_schema
+from sparsefleet.core.schema import CRITEO, CsvDialect, DenseFeature, Label, Schema, Slot, criteo_schema
 from sparsefleet.data.formats.base import BadSamples, Unit
 from sparsefleet.data.formats.criteo import CriteoFormat
 from sparsefleet.data.stable_hash import stable_hash
@@ -115,7 +115,7 @@ def test_a_file_and_back(tmp_path):
 
 HOSTILE = [
     ({"format": "parquet"}, "not a sparsefleet-schema document"),
-    ({"version": 2}, "schema version 2; this release reads version 1"),
+    ({"version": 3}, "schema version 3; this release reads versions 1 and 2"),
     ({"version": None}, "schema version None"),
     ({"dense": None}, "missing, surplus or mistyped"),
     ({"dense": [{"name": "a", "mean": 3}]}, "missing, surplus or mistyped"),
@@ -160,9 +160,10 @@ def test_hostile_files(tmp_path, raw):
         Schema.load(file)
 
 
-@pytest.mark.parametrize("field", ["dense", "slots", "label", "sparse_feature_dim", "hash_seed", "format", "version"])
-def test_a_missing_field(field):
-    data = CRITEO.to_dict()
+@pytest.mark.parametrize("field", ["dense", "slots", "label", "format", "version"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_missing_field(version, field):
+    data = {**CRITEO.to_dict(), "version": version}
     del data[field]
     with pytest.raises(ConfigError):
         Schema.from_dict(data)
@@ -171,3 +172,85 @@ def test_a_missing_field(field):
 def test_a_missing_file(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read schema .*none"):
         Schema.load(tmp_path / "none.json")
+
+
+# -- version 2 ---------------------------------------------------------------------------------------------------------
+
+FULL = Schema(
+    dense=(DenseFeature("price", 0.5, 2.0, clip=(0.0, 100.0), function="log1p", missing=1.0),),
+    slots=(
+        Slot("user", column="user id"),
+        Slot("item", lower=True, length=8, missing="none"),
+        Slot("history", split="|", first=20),
+        Slot("shop", keys=True),
+        Slot("hour", column="ts", derive="hour"),
+        Slot("price_range", column="price", buckets=(1.0, 10.0, 100.0)),
+        Slot("user_item", cross=("user", "item")),
+    ),
+    label="click",
+    more_labels=(Label("buy", "click"), Label("like")),
+    weight="importance",
+    group="user id",
+    time="ts",
+    time_format="milliseconds",
+    csv=CsvDialect("\t", header=False, columns=("a", "b")),
+)
+
+
+@pytest.mark.parametrize("schema", [CRITEO, FULL], ids=["Criteo", "everything"])
+@pytest.mark.parametrize("name", ["schema.json", "schema.toml"])
+def test_both_kinds_of_file_hold_the_same(tmp_path, schema, name):
+    schema.save(tmp_path / name)
+    assert Schema.load(tmp_path / name) == schema
+
+
+def test_labels_and_their_conditions():
+    assert CRITEO.labels == ("label",)
+    assert FULL.labels == ("click", "buy", "like")
+    assert FULL.label_conditions == {"buy": "click"}
+
+
+def test_fields_are_the_columns_that_features_are_made_of():
+    assert FULL.fields == ("price", "user id", "item", "history", "shop", "ts")
+    assert not FULL.plain
+    assert CRITEO.plain
+
+
+def test_a_document_of_version_1_keeps_its_meaning():
+    old = {**CRITEO.to_dict(), "version": 1}
+    schema = Schema.from_dict(old)
+    assert schema.version == 1
+    assert schema.takes_keys(schema.slots[0])
+    assert schema.to_dict() == old
+    assert not CRITEO.takes_keys(CRITEO.slots[0])
+    with pytest.raises(ConfigError, match="version 1 has no"):
+        Schema.from_dict({**old, "group": "C1"})
+
+
+WRONG = [
+    ({"name": "a", "split": "||"}, "split='||' must be one printable ASCII character"),
+    ({"name": "a", "first": 0}, "first=0 must be a whole number, 1 or above"),
+    ({"name": "a", "buckets": [2, 1]}, r"buckets=\[2, 1\] must rise"),
+    ({"name": "a", "derive": "minute"}, "derive='minute' is not known; choose hour, weekday, ln2"),
+    ({"name": "a", "cross": ["b"]}, "must name two or three slots"),
+    ({"name": "a", "cross": ["b", "c"]}, "cross has 'b', which is no slot"),
+    ({"name": "a", "keys": True, "lower": True}, "keys are taken as they are"),
+    ({"name": "a", "buckets": [1], "lower": True}, "lower is for values of text"),
+    ({"name": "a", "keys": True, "derive": "hour"}, "do not go together"),
+    ({"name": "a", "column": "label"}, "label 'label' is used as a feature too"),
+]
+
+
+@pytest.mark.parametrize(("slot", "said"), WRONG, ids=[str(slot) for slot, _ in WRONG])
+def test_settings_of_a_slot_that_make_no_sense(slot, said):
+    with pytest.raises(ConfigError, match=said):
+        Schema.from_dict({"format": "sparsefleet-schema", "version": 2, "label": "label", "dense": [], "slots": [slot]})
+
+
+def test_other_settings_that_make_no_sense():
+    with pytest.raises(ConfigError, match="where='sale' must be a label before it"):
+        Schema((), (Slot("a"),), more_labels=(Label("buy", "sale"),))
+    with pytest.raises(ConfigError, match="give `columns`"):
+        CsvDialect(header=False)
+    with pytest.raises(ConfigError, match="is not one of"):
+        CsvDialect("#")

@@ -24,7 +24,7 @@ from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.base import Reader
 from sparsefleet.data.formats.base import BadSamples, Chunk, Format, FormatOptions, Unit
 
-SCHEMA = Schema(dense=(DenseFeature("d0"), DenseFeature("d1")), slots=(Slot("a"), Slot("b")))
+SCHEMA = Schema(dense=(DenseFeature("d0"), DenseFeature("d1")), slots=(Slot("a", keys=True), Slot("b", keys=True)))
 
 
 def rows(first: int, stop: int) -> Batch:

@@ -406,10 +406,12 @@ def test_format_for(tmp_path: Path) -> None:
     assert isinstance(format_for("auto", CRITEO, files=[slots]), MultiSlotFormat)
     assert isinstance(format_for("criteo", CRITEO), CriteoFormat)
     odd = write(tmp_path / "odd", ["hello there"])
-    with pytest.raises(DataError, match=r"no known format .criteo: label, numbers .*'hello there'; name the format"):
+    with pytest.raises(
+        DataError, match=r"no known format .csv: a header.*criteo: label, numbers .*'hello there'; name the format"
+    ):
         guess_format(odd, CRITEO)
-    with pytest.raises(ConfigError, match="format='csv' is not a format; choose auto, criteo"):
-        format_for("csv", CRITEO)
+    with pytest.raises(ConfigError, match="format='xml' is not a format; choose auto, csv"):
+        format_for("xml", CRITEO)
     with pytest.raises(ConfigError, match="needs a pipe_command"):
         format_for("pipe", CRITEO)
     with pytest.raises(ConfigError, match="pipe_command is given, but format='criteo'"):
@@ -439,8 +441,8 @@ def test_a_format_from_outside_is_a_line_in_the_table(tmp_path: Path, monkeypatc
     monkeypatch.setitem(FORMATS, "commas", Commas)
     assert guess_format(file, CRITEO) == "commas"
     assert isinstance(format_for("commas", CRITEO), Commas)
-    assert format_help() == "auto, criteo, multislot, parquet or commas."
+    assert format_help() == "auto, csv, jsonl, criteo, multislot, parquet or commas."
     monkeypatch.delitem(FORMATS, "commas")
-    assert format_help() == "auto, criteo, multislot or parquet."
-    with pytest.raises(ConfigError, match="format='commas' is not a format; choose auto, criteo, multislot, pipe"):
+    assert format_help() == "auto, csv, jsonl, criteo, multislot or parquet."
+    with pytest.raises(ConfigError, match="format='commas' is not a format; choose auto, csv, jsonl"):
         format_class("commas")

@@ -305,12 +305,12 @@ def test_text_is_hashed_with_the_slots_prefix_and_folded() -> None:
 
 
 def test_keys_of_all_64_bits_pass() -> None:
-    schema = Schema(dense=(), slots=(Slot("a"),), sparse_feature_dim=0)
+    schema = Schema(dense=(), slots=(Slot("a", keys=True),), sparse_feature_dim=0)
     top = 2**64 - 1
     for bag in ([top, 0, 2**63], np.asarray([top, 0, 2**63], np.uint64)):
         assert batch_of_samples([{"a": bag}], schema).keys.tolist() == [top, 0, 2**63]
     assert batch_of_samples(
-        [{"a": [2000005]}], SCHEMA.folded(1000001).__class__(dense=(), slots=(Slot("a"),))
+        [{"a": [2000005]}], SCHEMA.folded(1000001).__class__(dense=(), slots=(Slot("a", keys=True),))
     ).keys == [3]
 
 

@@ -200,7 +200,7 @@ def test_sources_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     for source in (
         Reading().sound_reader(),
         Sound(),
-        [{"label": 1, "user": "text"}],
+        [{"label": 1, "user": 5}],
         lambda: iter([{"label": 1, "user": 3}]),
     ):
         assert find_hash(source) is None

@@ -105,8 +105,8 @@ def test_refuses_nonsense(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a folder; give one file"):
         show(tmp_path)
     (tmp_path / "a").write_text(FIRST_ROW)
-    with pytest.raises(ConfigError, match="--format 'csv' is not a format; choose auto, criteo, multislot or parquet"):
-        show(tmp_path / "a", format="csv")
+    with pytest.raises(ConfigError, match="--format 'xml' is not a format; choose auto, csv, jsonl, criteo"):
+        show(tmp_path / "a", format="xml")
     with pytest.raises(ConfigError, match="--rows -1 must be 0 or above"):
         show(tmp_path / "a", rows=-1)
     with pytest.raises(ConfigError, match="--format criteo does not go with --pipe-command"):

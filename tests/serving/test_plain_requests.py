@@ -73,7 +73,7 @@ def test_plain_ones(body):
         ROW.replace("20", "1e400"),
         ROW.replace("20", "NaN"),
         ROW.replace("20", "true"),
-        ROW.replace("12", "-12"),
+        ROW.replace("12", "-0"),
         ROW.replace("12", "12.0"),
         ROW.replace("12", "99999999999999999999"),
         ROW.replace("12", '["x"]'),

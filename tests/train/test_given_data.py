@@ -105,7 +105,7 @@ def test_what_readers_say_of_their_samples(clicks: Path) -> None:
     assert Inputs.from_dict(ready.to_dict(), "here") == ready
     through = sf.open_reader(clicks / "test", sf.CRITEO, kind="pyreader").inputs()
     assert through == raw
-    schema = sf.Schema((sf.DenseFeature("age"),), (sf.Slot("user"), sf.Slot("ad"), sf.Slot("tags")))
+    schema = sf.Schema((sf.DenseFeature("age"),), (sf.Slot("user"), sf.Slot("ad", keys=True), sf.Slot("tags")))
     mixed = sf.Feeder(schema, [{"label": 1, "age": 3, "user": "ann", "ad": [7]}])
     assert set(mixed.inputs().slots.values()) == {"either"}
     with mixed.epoch() as epoch:

@@ -110,8 +110,8 @@ def test_formats_resume_too(inputs, wanted, tmp_path, format, kind):
 def test_names_that_do_not_exist(inputs):
     with pytest.raises(ConfigError, match="reader='tape' is not a reader; choose queue, memory, pyreader, feeder"):
         opened(inputs, "criteo", "tape")
-    with pytest.raises(ConfigError, match="format='csv' is not a format; choose auto, criteo"):
-        opened(inputs, "criteo", "queue", format_name="csv")
+    with pytest.raises(ConfigError, match="format='xml' is not a format; choose auto, csv"):
+        opened(inputs, "criteo", "queue", format_name="xml")
     with pytest.raises(ConfigError, match="only the memory reader shuffles"):
         opened(inputs, "criteo", "queue", shuffle_seed=1)
     with pytest.raises(ConfigError, match="on_bad_row='ignore' is not a policy; choose error or skip"):

@@ -18,15 +18,16 @@ void bind_parser(nb::module_& m) {
         .def("__init__",
              [](RequestParser* self, std::vector<std::string> names, std::string label,
                 std::vector<double> minimum, std::vector<double> diff, const std::vector<nb::bytes>& prefixes,
-                std::uint64_t seed, std::uint64_t dim, std::size_t max_rows, std::size_t max_text,
-                std::size_t max_values, bool allow_missing) {
-                 expect(minimum.size() == diff.size() && names.size() == minimum.size() + prefixes.size(),
+                std::vector<bool> takes_keys, std::uint64_t seed, std::uint64_t dim, std::size_t max_rows,
+                std::size_t max_text, std::size_t max_values, bool allow_missing) {
+                 expect(minimum.size() == diff.size() && names.size() == minimum.size() + prefixes.size() &&
+                            takes_keys.size() == prefixes.size(),
                         "a name per dense feature and slot");
                  std::vector<std::string> texts;
                  for (const nb::bytes& prefix : prefixes) texts.emplace_back(prefix.c_str(), prefix.size());
-                 new (self)
-                     RequestParser(std::move(names), std::move(label), std::move(minimum), std::move(diff),
-                                   texts, seed, dim, {max_rows, max_text, max_values, allow_missing});
+                 new (self) RequestParser(std::move(names), std::move(label), std::move(minimum),
+                                          std::move(diff), texts, std::move(takes_keys), seed, dim,
+                                          {max_rows, max_text, max_values, allow_missing});
              })
         // Rows and keys found, or (-1, 0) where the request is not a plain one.
         .def("parse",

@@ -1,5 +1,5 @@
-// Parses samples from text (raw Criteo, MultiSlot) into arrays. Plain pointers; nothing here knows of
-// Python.
+// Parses samples from text (raw Criteo, MultiSlot; records.h has the others) into arrays. Plain pointers;
+// nothing here knows of Python.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +30,15 @@ enum Reason : int {
     kKey,
     kNegativeKey,
     kKeyOverflow,
+    kLabelMissing,
+    kQuote,
+    kOpenQuote,
+    kJson,
+    kKeyTwice,
+    kValueKind,
+    kTime,
+    kWeight,
+    kTooManyValues,
     kReasons,
 };
 
@@ -58,6 +67,11 @@ struct Columns {
     std::int64_t* counts;  // [kReasons] refused samples, added to
     double* numbers =
         nullptr;  // Criteo, where wanted: [capacity, n] numbers as they stand in the text; blank: NaN
+    // Records only. `labels` is then [capacity, L]; the others are null where the schema names no such
+    // column.
+    float* weights = nullptr;
+    std::uint64_t* groups = nullptr;
+    std::int64_t* times = nullptr;
 };
 
 struct Parsed {
@@ -81,11 +95,13 @@ struct LineScan {
     bool ended = false;      // a line feed was found
     bool overlong = false;
     bool suspect = false;  // holds NUL or a byte above 0x7F
+    bool quoted = false;   // holds the quote that was asked for
+    int reason = kFine;    // why no line could be found here
 };
 
-// Scans from `p` to the next line feed. `tabs` has room for capacity + 72 numbers.
+// Scans from `p` to the next line feed. `tabs` has room for capacity + 72 numbers; `quote` 0: none.
 LineScan scan_line(const char* p, const char* end, std::size_t max_line, std::uint32_t* tabs,
-                   std::size_t capacity);
+                   std::size_t capacity, char delimiter = '\t', char quote = 0);
 
 // Offset of the first byte that is not part of well-formed UTF-8, or `size`.
 std::size_t utf8_error(const char* p, std::size_t size);
@@ -106,6 +122,14 @@ void hash_strings(const char* data, const std::int64_t* offsets, std::size_t cou
 void hash_many(const std::uint64_t* first, const std::uint64_t* rest, std::size_t count, std::size_t head,
                std::uint64_t seed, std::uint64_t* out);
 
+// Why a sample is refused, and where.
+struct Refusal {
+    int reason = kFine;
+    std::int64_t column = 0;         // from 1
+    std::size_t begin = 0, end = 0;  // within the line
+    std::int64_t found = 0;
+};
+
 // Reads the lines of one format. An object keeps scratch space: one per thread.
 class LineParser {
   public:
@@ -115,25 +139,22 @@ class LineParser {
     Parsed parse(const Block& block, const Columns& out);
 
   protected:
-    struct Refusal {
-        int reason = kFine;
-        std::int64_t column = 0;
-        std::size_t begin = 0, end = 0;  // within the line
-        std::int64_t found = 0;
-    };
+    using Refusal = SPARSEFLEET_LEVEL::Refusal;
 
     // One line without its end, with 64 readable bytes behind it, into place `sample`. `scan.length` is the
     // line's length.
     virtual Refusal read_line(const char* line, const LineScan& scan, const Columns& out, std::size_t sample,
                               bool* full) = 0;
     virtual std::size_t tab_capacity() const = 0;
+    // The line at `p`. `final`: nothing comes after `end`.
+    virtual LineScan scan(const char* p, const char* end, bool final);
 
     static Refusal bad_bytes(const char* line, std::size_t length, char separator);
 
     std::vector<std::uint32_t> tabs_;
+    std::size_t max_line_;
 
   private:
-    std::size_t max_line_;
     std::vector<char> padded_;
 };
 

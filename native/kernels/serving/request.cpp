@@ -4,31 +4,20 @@
 #include <cstring>
 #include <limits>
 
+#include "sparsefleet/json_text.h"
 #include "sparsefleet/text.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
-namespace {
-
-// Sets the high bit of each byte that is a quote, a backslash, below 0x20 or above 0x7F. Only the lowest bit
-// that is set can be trusted.
-std::uint64_t special_bytes(std::uint64_t word) {
-    constexpr std::uint64_t kOnes = 0x0101010101010101ull, kHigh = 0x8080808080808080ull;
-    const std::uint64_t quote = word ^ (kOnes * '"'), backslash = word ^ (kOnes * '\\');
-    return (((quote - kOnes) & ~quote) | ((backslash - kOnes) & ~backslash) |
-            ((word - kOnes * 0x20) & ~word) | word) &
-           kHigh;
-}
-
-}  // namespace
-
 RequestParser::RequestParser(std::vector<std::string> names, std::string label, std::vector<double> minimum,
                              std::vector<double> diff, const std::vector<std::string>& prefixes,
-                             std::uint64_t seed, std::uint64_t dim, Limits limits)
+                             std::vector<bool> takes_keys, std::uint64_t seed, std::uint64_t dim,
+                             Limits limits)
     : names_(std::move(names)),
       label_(std::move(label)),
       minimum_(std::move(minimum)),
       diff_(std::move(diff)),
+      takes_keys_(std::move(takes_keys)),
       fold_(dim),
       limits_(limits),
       seen_(names_.size()),
@@ -243,13 +232,12 @@ bool RequestParser::dense_value(int field) {
 
 bool RequestParser::slot_value(int field) {
     const std::size_t slot = static_cast<std::size_t>(field) - minimum_.size();
-    const PrefixHash& hash = hashes_[slot];
     start_[slot] = values_.size();
     count_[slot] = 0;
     if (*p_ == 'n') return literal("null", 4);
     std::uint64_t key;
     if (*p_ != '[') {
-        if (!one_key(&key, hash)) return false;
+        if (!one_key(&key, slot)) return false;
         values_.push_back(key);
         count_[slot] = 1;
         return true;
@@ -258,22 +246,28 @@ bool RequestParser::slot_value(int field) {
     if (!space()) return false;
     if (*p_ == ']') return ++p_, true;
     do {
-        if (!space() || count_[slot] == limits_.values || !one_key(&key, hash)) return false;
+        if (!space() || count_[slot] == limits_.values || !one_key(&key, slot)) return false;
         values_.push_back(key);
         ++count_[slot];
     } while (take(','));
     return take(']');
 }
 
-bool RequestParser::one_key(std::uint64_t* key, const PrefixHash& hash) {
+bool RequestParser::one_key(std::uint64_t* key, std::size_t slot) {
+    const PrefixHash& hash = hashes_[slot];
+    const auto hashed = [&](const char* begin, std::size_t length) {
+        const bool room = static_cast<std::size_t>(end_ - begin) >= length + PrefixHash::kOverread;
+        return fold_(room ? hash.padded(begin, length) : hash.any(begin, length));
+    };
     if (*p_ == '"') {
         const char* begin;
         std::size_t length;
         if (!text(&begin, &length) || length > limits_.text) return false;
-        const bool room = static_cast<std::size_t>(end_ - begin) >= length + PrefixHash::kOverread;
-        *key = fold_(room ? hash.padded(begin, length) : hash.any(begin, length));
+        *key = hashed(begin, length);
         return true;
     }
+    const char* const from = p_;
+    if (*p_ == '-' && !takes_keys_[slot]) ++p_;
     const char* digits = p_;
     std::uint64_t whole = 0;
     for (; p_ < end_ && *p_ >= '0' && *p_ <= '9'; ++p_)
@@ -281,6 +275,11 @@ bool RequestParser::one_key(std::uint64_t* key, const PrefixHash& hash) {
     const std::ptrdiff_t count = p_ - digits;
     if (count < 1 || count > 19 || (count > 1 && *digits == '0')) return false;  // 19 digits fit 64 bits
     if (p_ < end_ && (*p_ == '.' || *p_ == 'e' || *p_ == 'E')) return false;
+    if (!takes_keys_[slot]) {
+        if (from != digits && *digits == '0') return false;  // -0 is 0, which Python says
+        *key = hashed(from, static_cast<std::size_t>(p_ - from));
+        return true;
+    }
     *key = fold_(whole);
     return true;
 }

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sparsefleet.cli.console import add_figures, console, errors_to_exit, figures, progress
+from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.formats import file_formats
 from sparsefleet.data.formats.base import BadSamples
 
+if TYPE_CHECKING:
+    from sparsefleet.datasets.prepare import PrepareSpec
+    from sparsefleet.datasets.synth import SynthSpec
+
 app = typer.Typer(help="Make, prepare, fetch and look at data.", no_args_is_help=True)
+
+
+class SynthKind(StrEnum):
+    criteo = "criteo"
+    events = "events"
 
 
 class OnBadRow(StrEnum):
@@ -36,12 +46,19 @@ def synth_command(
     parts: Annotated[int, typer.Option(help="Training part files.")] = 4,
     seed: Annotated[int, typer.Option(help="Another seed gives other rows and other effects.")] = 1,
     test_rows: Annotated[int | None, typer.Option(help="Held-out rows. [default: a tenth of --rows]")] = None,
+    kind: Annotated[
+        SynthKind,
+        typer.Option(help="criteo: lines as Criteo's. events: CSV with users, their histories, clicks and buys."),
+    ] = SynthKind.criteo,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write Criteo-like rows with labels from a known model, and say the best AUC any model could reach."""
+    """Write rows with labels from a known model, and say the best AUC any model could reach."""
     from sparsefleet.datasets.synth import SynthSpec, synth
 
     spec = SynthSpec(rows, rows // 10 if test_rows is None else test_rows, parts, seed)
+    if kind == SynthKind.events:
+        _synth_events(out, spec, overwrite)
+        return
     with progress("synth") as update:
         report = synth(out, spec, overwrite=overwrite, on_progress=update)
     print(f"training rows      {report.rows:,}, {100 * report.click_rate:.1f} % clicks, in {out / 'train'}")
@@ -58,11 +75,62 @@ def synth_command(
         print(f"best possible AUC  {report.best_auc:.4f} on the test rows (log loss {report.best_logloss:.4f})")
 
 
+def _synth_events(out: Path, spec: SynthSpec, overwrite: bool) -> None:
+    from sparsefleet.datasets.events import synth_events
+
+    with progress("synth") as update:
+        report = synth_events(out, spec, overwrite=overwrite, on_progress=update)
+    rates = f"{100 * report.click_rate:.1f} % clicks, {100 * report.buy_rate:.1f} % of them buys"
+    print(f"training rows      {report.rows:,} of {report.users:,} users, {rates}, in {out / 'train'}")
+    print(f"test rows          {report.test_rows:,}" + (f" in {out / 'test'}" if report.test_rows else ""))
+    if report.best_auc is not None:
+        print(f"best possible AUC  {report.best_auc:.4f} on the test rows (log loss {report.best_logloss:.4f})")
+    if report.best_buy_auc is not None:
+        print(f"of buys            {report.best_buy_auc:.4f} among clicked rows")
+    print(f"schema             {out / 'schema.toml'}")
+
+
+@app.command("inspect")
+@errors_to_exit
+def inspect_command(
+    files: Annotated[list[str], typer.Argument(help="Files, folders or patterns: CSV, TSV, JSON lines or Parquet.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Write the schema that this suggests to this .toml file, to be edited.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column that holds the label. [default: guessed]")] = None,
+    format: Annotated[str, typer.Option(help="auto, csv, jsonl or parquet.")] = "auto",
+    rows: Annotated[int, typer.Option(help="How many rows to look at, of all files together.")] = 100_000,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --out.")] = False,
+) -> None:
+    """Look at a table of events: what each column is, how it relates to the label, and a schema for it."""
+    from sparsefleet.cli.inspect_view import show_inspection
+    from sparsefleet.datasets.inspect import inspect
+
+    if out is not None and out.suffix != ".toml":
+        raise ConfigError(f"--out {out}: the schema is written as TOML; give a name that ends in .toml")
+    if out is not None and out.exists() and not overwrite:
+        raise ConfigError(f"--out {out} exists; give another name, or --overwrite to replace it")
+    found = inspect(files, label=label, format=format, rows=rows)
+    show_inspection(found)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(found.text())
+        print(f"schema  {out}")
+
+
 @app.command("prepare")
 @errors_to_exit
 def prepare_command(
-    raw: Annotated[Path, typer.Argument(help="A raw Criteo file, or a folder of them; .gz too.")],
-    out: Annotated[Path, typer.Option(help="Folder to write train/, test/ and schema.json to.")],
+    raw: Annotated[
+        Path, typer.Argument(help="A raw Criteo file, or a folder of them; .gz too. With --schema, any table.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write train/, test/ and the schema to.")],
+    schema: Annotated[
+        Path | None, typer.Option(help="Schema of CSV, JSON lines or Parquet files, as data inspect writes it.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option(help="With --schema: random, time (the latest) or group (whole groups).")
+    ] = "random",
     test_share: Annotated[float, typer.Option(help="Share of the rows to hold out.")] = 0.1,
     parts: Annotated[int, typer.Option(help="Training part files.")] = 8,
     seed: Annotated[int, typer.Option(help="Decides which rows are held out.")] = 1,
@@ -73,8 +141,16 @@ def prepare_command(
     on_bad_row: BadRowPolicy = OnBadRow.error,
     overwrite: Overwrite = False,
 ) -> None:
-    """Check raw Criteo rows, split them into train and test parts, and measure the normalisation."""
+    """Check rows and split them into train and test parts; of raw Criteo rows, measure the normalisation too."""
     from sparsefleet.datasets.prepare import PrepareReport, PrepareSpec, prepare
+
+    if schema is not None:
+        if keep_constants:
+            raise ConfigError("--keep-constants is for Criteo's lines; with --schema the schema says what is done")
+        _split_table(raw, out, schema, split, PrepareSpec(test_share, parts, seed, False, on_bad_row.value), overwrite)
+        return
+    if split != "random":
+        raise ConfigError(f"--split {split} needs --schema FILE, which names the column")
 
     def summary(report: PrepareReport) -> None:
         print(f"training rows  {report.train_rows:,} in {out / 'train'}")
@@ -94,6 +170,29 @@ def prepare_command(
     with progress("prepare", "bytes") as update:
         report = prepare(raw, out, spec, overwrite=overwrite, on_progress=update)
     summary(report)
+
+
+def _split_table(raw: Path, out: Path, schema: Path, split: str, spec: PrepareSpec, overwrite: bool) -> None:
+    from sparsefleet.datasets.split_table import split_table
+
+    with progress("prepare", "bytes") as update:
+        report = split_table(
+            str(raw),
+            out,
+            Schema.load(schema),
+            spec,
+            split=split,
+            schema_file=schema,
+            overwrite=overwrite,
+            on_progress=update,
+        )
+    print(f"training rows  {report.train_rows:,} in {out / 'train'}")
+    print(f"test rows      {report.test_rows:,}" + (f" in {out / 'test'}" if report.test_rows else ""))
+    if report.from_time is not None:
+        print(f"test rows are those from {report.from_time} on (seconds since 1970)")
+    for reason, count in report.skipped.items():
+        print(f"skipped        {count:,}: {reason}")
+    print(f"schema         {out / 'schema.toml'}")
 
 
 @app.command("download")

@@ -19,7 +19,7 @@ from typing import Any
 
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.core.json_fields import Fields, encodes, short
-from sparsefleet.core.schema import DenseFeature, Schema
+from sparsefleet.core.schema import DenseFeature, Schema, Slot
 
 RAW, READY, EITHER = "raw", "ready", "either"
 WORDS = (RAW, READY, EITHER)
@@ -47,6 +47,12 @@ class Inputs:
     def of_schema(format: str, schema: Schema, word: str, **more: Any) -> Inputs:
         """All slots and dense features alike."""
         return Inputs(format, dict.fromkeys(schema.slot_names, word), dict.fromkeys(schema.dense_names, word), **more)
+
+    @staticmethod
+    def raw(format: str, schema: Schema) -> Inputs:
+        """Raw, but for the slots that the schema marks as ready-made keys."""
+        words = {slot.name: READY if slot.keys else RAW for slot in schema.slots}
+        return Inputs(format, words, dict.fromkeys(schema.dense_names, RAW))
 
     def vouched(self) -> Inputs:
         """The same, where somebody says that it makes no difference how samples are read."""
@@ -108,9 +114,18 @@ class Inputs:
         )
 
     def served_schema(self, schema: Schema) -> Schema:
-        """The schema by which a request is read: numbers that came ready are taken as they are."""
+        """The schema by which a request is read: numbers and keys that came ready are taken as they are."""
         ready = set(self.ready_dense)
-        return replace(schema, dense=tuple(DenseFeature(f.name) if f.name in ready else f for f in schema.dense))
+        dense = tuple(DenseFeature(f.name) if f.name in ready else f for f in schema.dense)
+        return replace(self.with_ready_keys(schema), dense=dense)
+
+    def with_ready_keys(self, schema: Schema) -> Schema:
+        """The schema with the slots marked whose keys came ready. In version 1 whole numbers are keys in any case."""
+        keys = set(self.ready_slots)
+        if schema.version == 1 or not keys:
+            return schema
+        slots = tuple(Slot(s.name, s.hash_prefix, keys=True) if s.name in keys else s for s in schema.slots)
+        return replace(schema, slots=slots)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from sparsefleet.core.errors import DataError
+from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.core.filesystems import is_uri
-from sparsefleet.core.schema import CRITEO, FILE_NAME, Schema
+from sparsefleet.core.schema import CRITEO, FILE_NAME, TOML_NAME, Schema
 from sparsefleet.data.files import local_name, open_file
 from sparsefleet.data.split import parse_unit
 
@@ -18,7 +18,9 @@ from sparsefleet.data.split import parse_unit
 def schema_beside(
     data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], otherwise: Schema = CRITEO
 ) -> Schema:
-    """`schema.json` in the data's folder, or in the one above; where there is none, `otherwise`.
+    """`schema.json` or `schema.toml` in the data's folder, or in the one above; where there is none, `otherwise`.
+
+    Where both lie in one place, they must mean the same.
 
     data: a folder, a file, a pattern, or a list of files, of which the first counts.
     """
@@ -32,8 +34,14 @@ def schema_beside(
 def _local(data: Path, otherwise: Schema) -> Schema:
     folder = data if data.is_dir() else data.parent
     for place in (folder, folder.resolve().parent):
-        if (place / FILE_NAME).is_file():
-            return Schema.load(place / FILE_NAME)
+        files = [place / name for name in (FILE_NAME, TOML_NAME) if (place / name).is_file()]
+        found = [Schema.load(file) for file in files]
+        if len(found) == 2 and found[0] != found[1]:
+            raise ConfigError(
+                f"{place} has {FILE_NAME} and {TOML_NAME}, and they differ; say which one (--schema), or remove one"
+            )
+        if found:
+            return found[0]
     return otherwise
 
 
@@ -43,8 +51,14 @@ def _remote(data: str, otherwise: Schema) -> Schema:
     path = unquote(urlsplit(data).path)
     folder = path.rstrip("/") if kind_of(data) == "folder" else posixpath.dirname(path)
     for place in dict.fromkeys((folder, posixpath.dirname(folder))):
-        beside = with_name(data, posixpath.join(place or "/", FILE_NAME))
-        if kind_of(beside) == "file":
-            with open_file(beside) as file:
-                return Schema.from_text(file.read() or b"", beside)
+        found: list[Schema] = []
+        for name in (FILE_NAME, TOML_NAME):
+            beside = with_name(data, posixpath.join(place or "/", name))
+            if kind_of(beside) == "file":
+                with open_file(beside) as file:
+                    found.append(Schema.from_text(file.read() or b"", beside))
+        if len(found) == 2 and found[0] != found[1]:
+            raise ConfigError(f"{data}: beside it lie {FILE_NAME} and {TOML_NAME}, and they differ; remove one")
+        if found:
+            return found[0]
     return otherwise

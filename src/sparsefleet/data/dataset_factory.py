@@ -62,7 +62,7 @@ def inputs_of(variables: Any) -> tuple[Schema, Layout | None]:
     features = [
         DenseFeature(name if width == 1 else f"{name}{index + 1}") for name, width in dense for index in range(width)
     ]
-    slots = tuple(Slot(name) for name, kind in layout if kind == "sparse")
+    slots = tuple(Slot(name, keys=True) for name, kind in layout if kind == "sparse")
     return Schema(dense=tuple(features), slots=slots, label=LABEL, sparse_feature_dim=0), tuple(layout)
 
 

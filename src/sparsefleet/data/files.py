@@ -19,6 +19,7 @@ from sparsefleet.core.errors import DataError
 from sparsefleet.core.filesystems import is_uri
 
 GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 RANGE_MARK = "#bytes="
 
 Path = str | os.PathLike[str]
@@ -46,8 +47,8 @@ def list_files(paths: Path | Iterable[Path]) -> list[str]:
     """The files behind a file, a folder, a glob pattern, or several of them, in the order given; also behind URIs.
 
     A folder stands for the files directly in it, in natural order (part-2 before part-10), without hidden
-    ones (names that start with "." or "_") and without `*.json`, where schemas and reports are kept. Folders
-    in it are passed over; links that lead nowhere and what is no regular file are errors.
+    ones (names that start with "." or "_") and without `*.json` and `*.toml`, where schemas and reports are kept.
+    Folders in it are passed over; links that lead nowhere and what is no regular file are errors.
     """
     several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not several:
@@ -95,7 +96,7 @@ def _expand_uri(path: str) -> list[str]:
 
 def _data_names(names: Iterable[str]) -> list[str]:
     """Names that can be of data, in natural order."""
-    chosen = [name for name in names if not name.startswith((".", "_")) and not name.endswith(".json")]
+    chosen = [name for name in names if not name.startswith((".", "_")) and not name.endswith((".json", ".toml"))]
     return sorted(chosen, key=natural_key)
 
 
@@ -112,7 +113,9 @@ def _files_of(folder: str) -> list[str]:
 def _no_files(folder: str, names: Sequence[str]) -> NoReturn:
     inside = f"one of the folders in it ({', '.join(names[:3])})"
     advice = f"give {inside}" if names else "put part files there, or give another folder"
-    raise DataError(f"{folder}: the folder holds no data files (hidden files and *.json do not count); {advice}")
+    raise DataError(
+        f"{folder}: the folder holds no data files (hidden files, *.json and *.toml do not count); {advice}"
+    )
 
 
 def _regular(paths: Sequence[str]) -> list[str]:
@@ -211,3 +214,20 @@ def is_gzip(path: str) -> bool:
     if magic and magic != GZIP_MAGIC and path.endswith(".gz"):
         raise DataError(f"{path}: the name ends in .gz but the content is not gzip; rename it or compress it")
     return magic == GZIP_MAGIC
+
+
+def is_zstd(path: str) -> bool:
+    """By its first bytes, whatever its name; a name that ends in .zst promises them."""
+    with open_file(path) as file:
+        try:
+            magic = file.read(4) or b""
+        except OSError as error:
+            raise _refused(path, error) from error
+    if magic and magic != ZSTD_MAGIC and path.endswith(".zst"):
+        raise DataError(f"{path}: the name ends in .zst but the content is not zstd; rename it or compress it")
+    return magic == ZSTD_MAGIC
+
+
+def is_packed(path: str) -> bool:
+    """Whether its content has to be unpacked: such a file cannot be cut, and read from its beginning only."""
+    return is_gzip(path) or is_zstd(path)

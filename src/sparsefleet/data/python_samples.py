@@ -6,10 +6,10 @@ What a dict may hold, by name:
 - `dense`: the dense features as the network sees them, [n] for a sample, [B, n] for a batch; or each dense
   feature by its own name, raw, and normalised here as the schema says: a number, or decimal text as in a file
   (None, NaN or empty text: missing);
-- each slot by its name: feature keys (whole numbers) or raw values (text or bytes, hashed as the schema
-  says), folded modulo its `sparse_feature_dim` unless that is 0. A sample gives one value or a list; a slot
-  that it leaves out has no values. A batch gives a list of lists, one value per sample, an array [B, k], or a
-  pair (keys, offsets [B+1]).
+- each slot by its name: raw values (text, bytes, or whole numbers, which are hashed as their decimal text), or, where
+  the schema marks the slot as ready-made keys, feature keys (whole numbers); folded modulo its `sparse_feature_dim`
+  unless that is 0. A sample gives one value or a list; a slot that it leaves out has no values. A batch gives a list
+  of lists, one value per sample, an array [B, k], or a pair (values, offsets [B+1]).
 
 Anything with `__array__` (numpy arrays, torch tensors on the CPU) will do for an array. A Batch passes as it
 is, once it is seen to fit the schema.
@@ -29,7 +29,7 @@ from sparsefleet.core.batch import F32, I64, U64, Batch
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.core.inputs import EITHER, RAW, READY, Inputs
 from sparsefleet.core.schema import Schema, Slot
-from sparsefleet.kernels.text import parse_decimal, xxh64
+from sparsefleet.kernels.text import hash_strings, parse_decimal, xxh64
 from sparsefleet.kernels.text_types import Reason
 
 DENSE = "dense"
@@ -47,13 +47,17 @@ def words_of(item: Batch | Mapping[str, Any], schema: Schema) -> Inputs:
     """What of a sample or a batch the schema hashes and normalises, judged by its types."""
     if isinstance(item, Batch):  # nobody can tell any more: it may come from one of our own readers
         return Inputs.of_schema("python", schema, EITHER)
+    if not schema.simple:
+        return Inputs.raw("python", schema)
     ready = item.get(DENSE) is not None
     dense = {name: READY if ready else RAW if item.get(name) is not None else EITHER for name in schema.dense_names}
-    return Inputs("python", {name: _word(item.get(name)) for name in schema.slot_names}, dense)
+    words = {slot.name: _word(item.get(slot.name), schema.takes_keys(slot)) for slot in schema.slots}
+    return Inputs("python", words, dense)
 
 
-def _word(given: Any) -> str:
-    """Text is raw, a whole number is a key; of nothing nobody can tell."""
+def _word(given: Any, takes_keys: bool) -> str:
+    """Text is raw, a whole number is a key where the slot takes keys; of nothing nobody can tell."""
+    number = READY if takes_keys else RAW
     while isinstance(given, list | tuple):
         given = next(
             (one for one in given if one is not None and not (isinstance(one, list | tuple) and not one)), None
@@ -62,8 +66,8 @@ def _word(given: Any) -> str:
         return EITHER
     if hasattr(given, "dtype"):
         kind = getattr(np.asarray(given).dtype, "kind", "O")
-        return READY if kind in "iu" else RAW if kind in "SU" else EITHER
-    return RAW if isinstance(given, str | bytes) else READY if isinstance(given, int) else EITHER
+        return number if kind in "iu" else RAW if kind in "SU" else EITHER
+    return RAW if isinstance(given, str | bytes) else number if isinstance(given, int) else EITHER
 
 
 def batch_of(item: Batch | Mapping[str, Any], schema: Schema) -> Batch:
@@ -73,6 +77,8 @@ def batch_of(item: Batch | Mapping[str, Any], schema: Schema) -> Batch:
     if not isinstance(item, Mapping):
         raise ConfigError(f"a batch must be a Batch or a dict of columns; got {type(item).__name__}: {item!r:.80}")
     _check_names(item, schema)
+    if not schema.simple:
+        return _assembled(_as_columns(item), schema)
     missing = [slot.name for slot in schema.slots if item.get(slot.name) is None]
     if missing:
         raise ConfigError(f"the batch has no column for slot {', '.join(missing)}")
@@ -94,6 +100,9 @@ def batch_of_samples(samples: Sequence[Mapping[str, Any]], schema: Schema) -> Ba
         if not isinstance(sample, Mapping):
             raise ConfigError(f"a sample must be a dict; got {type(sample).__name__}: {sample!r:.80}")
         _check_names(sample, schema)
+    if not schema.simple:
+        names = dict.fromkeys(name for sample in samples for name in sample)
+        return _assembled({name: [sample.get(name) for sample in samples] for name in names}, schema, len(samples))
     for slot in schema.slots:
         columns[slot.name] = _ragged_lists(slot, [_bag(sample.get(slot.name)) for sample in samples], schema)
     given = [sample.get(schema.label) for sample in samples]
@@ -111,6 +120,29 @@ def batch_of_samples(samples: Sequence[Mapping[str, Any]], schema: Schema) -> Ba
     return _checked(Batch.from_slots(columns, labels=labels, dense=dense.reshape(len(samples), -1)), schema)
 
 
+def _as_columns(item: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+    return {name: given.tolist() if hasattr(given, "tolist") else list(given) for name, given in item.items()}
+
+
+def _assembled(columns: Mapping[str, Sequence[Any]], schema: Schema, rows: int | None = None) -> Batch:
+    """By the schema's transforms, through the code that reads files. Fields go by the names of their columns."""
+    from sparsefleet.data.formats.record_plan import record_plan
+    from sparsefleet.data.formats.tables import TableAssembler
+
+    sizes = {name: len(column) for name, column in columns.items()}
+    rows = next(iter(sizes.values()), 0) if rows is None else rows
+    if any(size != rows for size in sizes.values()):
+        raise ConfigError(f"the columns differ in their number of samples: {sizes}")
+    plan = record_plan(schema, labelled=False, there=columns)
+    given = {name: columns.get(name, [None] * rows) for name in plan.fields}
+    made = TableAssembler(schema, labelled=False, there=columns).objects(given, rows)
+    bad = made.first_bad
+    if bad is not None:
+        name = made.column(bad)
+        raise DataError(f"sample {bad}, column {name!r}: {made.reason(bad).text}: {given[name][bad]!r:.80}")
+    return made.batch
+
+
 def _checked(batch: Batch, schema: Schema) -> Batch:
     if batch.slots != schema.slot_names:
         raise ConfigError(f"the batch has slots {batch.slots}; the schema has {schema.slot_names}")
@@ -121,12 +153,23 @@ def _checked(batch: Batch, schema: Schema) -> Batch:
 
 def _check_names(sample: Mapping[str, Any], schema: Schema) -> None:
     allowed = {schema.label, DENSE, *schema.dense_names, *schema.slot_names}
+    if not schema.simple:
+        _check_columns(sample, schema)
+        return
     unknown = [str(name) for name in sample if name not in allowed]
     if unknown:
         raise ConfigError(
             f"{', '.join(unknown)} is not in the schema; it has label {schema.label!r}, dense features "
             f"({DENSE!r} or {', '.join(schema.dense_names)}) and slots {', '.join(schema.slot_names)}"
         )
+
+
+def _check_columns(sample: Mapping[str, Any], schema: Schema) -> None:
+    more = [name for name in (schema.weight, schema.group, schema.time) if name is not None]
+    allowed = dict.fromkeys([*schema.fields, *schema.labels, *more])
+    unknown = [str(name) for name in sample if name not in allowed]
+    if unknown:
+        raise ConfigError(f"{', '.join(unknown)} is no column of the schema; there is {', '.join(allowed)}")
 
 
 def _dense_columns(item: Mapping[str, Any], schema: Schema, samples: int) -> F32:
@@ -230,7 +273,7 @@ def _pair(slot: Slot, keys: Any, offsets: Any, schema: Schema) -> tuple[U64, I64
 
 
 def _keys(slot: Slot, values: Any, schema: Schema) -> U64:
-    """Whole numbers as they are, text and bytes hashed; then folded."""
+    """Text, bytes and whole numbers hashed, ready-made keys as they are; then folded."""
     keys = _unfolded_keys(slot, values, schema)
     return keys % np.uint64(schema.sparse_feature_dim) if schema.sparse_feature_dim else keys
 
@@ -239,6 +282,11 @@ def _unfolded_keys(slot: Slot, values: Any, schema: Schema) -> U64:
     if len(values) == 0:
         return np.empty(0, np.uint64)
     array = np.asarray(values) if not isinstance(values, list) else _array_of(values)
+    if array.dtype.kind in "iu" and not schema.takes_keys(slot):
+        texts = [b"%d" % value for value in array.tolist()]
+        ends = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(text) for text in texts], out=ends[1:])
+        return hash_strings(np.frombuffer(b"".join(texts), np.uint8), ends, slot.prefix, schema.hash_seed, 0)
     if array.dtype.kind == "u":
         return array.astype(np.uint64)
     if array.dtype.kind == "i":
@@ -257,15 +305,21 @@ def _array_of(values: list[Any]) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def _each_key(slot: Slot, values: Iterable[Any], schema: Schema) -> Iterable[int]:
+    takes_keys = schema.takes_keys(slot)
     for value in values:
-        if isinstance(value, str | bytes):
-            yield xxh64(slot.prefix + _utf8(slot, value), schema.hash_seed)
-        elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**64:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        text = _utf8(slot, value) if isinstance(value, str | bytes) else None
+        if text is not None and not slot.keys:
+            yield xxh64(slot.prefix + text, schema.hash_seed)
+        elif whole and not takes_keys:
+            yield xxh64(slot.prefix + b"%d" % value, schema.hash_seed)
+        elif whole and 0 <= value < 2**64:
             yield value
         else:
+            keys = "feature keys (whole numbers, 0 to 2**64 - 1)"
+            allowed = keys if slot.keys else f"{keys} or raw text" if takes_keys else "text or whole numbers"
             raise DataError(
-                f"slot {slot.name!r} has {value!r:.80} of type {type(value).__name__}; values are "
-                f"feature keys (whole numbers, 0 to 2**64 - 1) or raw text to hash"
+                f"slot {slot.name!r} has {value!r:.80} of type {type(value).__name__}; its values are {allowed}"
             )
 
 

@@ -37,6 +37,15 @@ class Reason(IntEnum):
     KEY = 13
     NEGATIVE_KEY = 14
     KEY_OVERFLOW = 15
+    LABEL_MISSING = 16
+    QUOTE = 17
+    OPEN_QUOTE = 18
+    JSON = 19
+    KEY_TWICE = 20
+    VALUE_KIND = 21
+    TIME = 22
+    WEIGHT = 23
+    TOO_MANY_VALUES = 24
 
     @property
     def text(self) -> str:
@@ -60,6 +69,15 @@ _TEXT = {
     Reason.KEY: "feature key is not a whole number",
     Reason.NEGATIVE_KEY: "negative feature key",
     Reason.KEY_OVERFLOW: "feature key above 64 bits",
+    Reason.LABEL_MISSING: "label is missing",
+    Reason.QUOTE: "text behind a closing quote",
+    Reason.OPEN_QUOTE: "quote is not closed",
+    Reason.JSON: "not a JSON object",
+    Reason.KEY_TWICE: "field stands twice",
+    Reason.VALUE_KIND: "value of a wrong kind",
+    Reason.TIME: "not a time",
+    Reason.WEIGHT: "weight is not a number, 0 or above",
+    Reason.TOO_MANY_VALUES: "too many values in a sample",
 }
 
 

@@ -12,6 +12,8 @@ from sparsefleet.core.errors import DataError
 from sparsefleet.core.inputs import RAW, Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, slot_keys, slot_word
+from sparsefleet.data.formats.record_plan import beside_features
+from sparsefleet.data.formats.tables import TableAssembler
 from sparsefleet.serving.samples import RequestError
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
@@ -22,14 +24,18 @@ _DICTIONARY, _RECORDS = 2, 3
 def batch_of_stream(body: bytes, schema: Schema, inputs: Inputs | None = None) -> Batch:
     try:
         table = _read(body)
-        check_types(table.schema, schema, False, "the Arrow stream")
+        schema = schema if inputs is None else inputs.with_ready_keys(schema)
+        if inputs is not None:
+            _refuse_text(table.schema, inputs, schema)
+        if schema.plain:
+            check_types(table.schema, schema, False, "the Arrow stream")
+        else:
+            _check_there(table.schema, schema)
         surplus = [name for name in table.schema.names if name not in _names(schema)]
         if surplus:
             raise RequestError(f"the model has no field {surplus[0]!r}; it has {', '.join(_names(schema))}", surplus[0])
         if len(set(table.schema.names)) != len(table.schema.names):
             raise RequestError("the Arrow stream has two columns of one name")
-        if inputs is not None:
-            _refuse_text(table.schema, inputs)
         return _batch(table, schema)
     except DataError as error:
         raise RequestError(str(error)) from error
@@ -37,9 +43,10 @@ def batch_of_stream(body: bytes, schema: Schema, inputs: Inputs | None = None) -
         raise RequestError(f"the body is not a readable Arrow stream: {str(error) or type(error).__name__}") from error
 
 
-def _refuse_text(found: pa.Schema, inputs: Inputs) -> None:
+def _refuse_text(found: pa.Schema, inputs: Inputs, schema: Schema) -> None:
+    slots = {slot.name: slot for slot in schema.slots}
     for name in inputs.ready_slots:
-        if slot_word(found.field(name).type) == RAW:
+        if name in found.names and slot_word(found.field(name).type, slots[name], schema) == RAW:
             raise RequestError(
                 f"field {name!r}: a column of text; the model was trained on {inputs.source()}, and takes feature keys "
                 "here (whole numbers): send the keys that were made there of such values",
@@ -48,7 +55,15 @@ def _refuse_text(found: pa.Schema, inputs: Inputs) -> None:
 
 
 def _names(schema: Schema) -> tuple[str, ...]:
-    return (*schema.dense_names, *schema.slot_names, schema.label)
+    return (*schema.fields, *beside_features(schema))
+
+
+def _check_there(found: pa.Schema, schema: Schema) -> None:
+    missing = [name for name in schema.fields if name not in found.names]
+    if missing:
+        raise RequestError(
+            f"the Arrow stream has no column {missing[0]!r}; it has {', '.join(found.names)}", missing[0]
+        )
 
 
 def _read(body: bytes) -> pa.Table:
@@ -66,6 +81,15 @@ def _read(body: bytes) -> pa.Table:
 
 def _batch(table: pa.Table, schema: Schema) -> Batch:
     rows = table.num_rows
+    if not schema.plain:
+        made = TableAssembler(schema, features_only=True).arrow(
+            {name: _whole(table.column(name)) for name in schema.fields}, rows
+        )
+        bad = made.first_bad
+        if bad is not None:
+            name = made.column(bad)
+            raise RequestError(f"row {bad}: field {name!r}: {made.reason(bad).text}", name, bad)
+        return made.batch
     refusals = Refusals(rows)
     columns = {name: _whole(table.column(name)) for name in (*schema.dense_names, *schema.slot_names)}
     dense = [dense_values(columns[feature.name], feature, refusals) for feature in schema.dense]

@@ -4,9 +4,11 @@ A sample is an object {field: value}, or a list of values in the schema's order 
 have every field of the schema and no other; it may have the label, which is ignored:
 
 - a dense feature is a number or decimal text; null or empty text means that it is missing;
-- a slot is text (hashed), a whole number (a key already), a list of these, or null for no value. Empty text is a value.
+- a slot is text or a whole number (hashed, as its decimal text), a list of these, or null for no value. Empty text is
+  a value.
 
-A model that was trained on ready keys (a data generator's) takes no text: hashed here, it would be another key.
+A slot of ready-made keys (a data generator's) takes whole numbers, which are keys, and no text: hashed here, it would
+be another key. By a schema of version 1 whole numbers are keys in every slot.
 
 Clients know samples as "rows": the request's field is called so, and errors say "row 3".
 
@@ -25,10 +27,11 @@ from typing import Any
 import numpy as np
 
 from sparsefleet.core.batch import F32, I64, U64, Batch
-from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.core.errors import DataError, SparseFleetError
 from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.json_fields import kind
 from sparsefleet.core.schema import Schema
+from sparsefleet.data.formats.record_plan import beside_features
 from sparsefleet.kernels.text import feature_key, parse_decimal
 from sparsefleet.serving.kernels.request import PlainRequests, count_byte, hash_column
 
@@ -69,21 +72,26 @@ class SampleParser:
         inputs: Inputs | None = None,
     ) -> None:
         """`allow_missing`: a field that a sample leaves out counts as null. `inputs`: what the model was trained on."""
-        self._ready = frozenset(() if inputs is None else inputs.ready_slots)
-        self._trained_on = "" if inputs is None else inputs.source()
+        schema = schema if inputs is None else inputs.with_ready_keys(schema)
+        marked = [slot.name for slot in schema.slots if slot.keys]
+        self._ready = frozenset(marked if inputs is None else [*marked, *inputs.ready_slots])
+        self._trained_on = "ready-made keys" if inputs is None else inputs.source()
         self.schema, self.max_rows, self.allow_missing = schema, max_rows, allow_missing
-        self._plain = PlainRequests(
-            schema, max_samples=max_rows, max_text=MAX_TEXT, max_values=MAX_VALUES, allow_missing=allow_missing
-        )
         self._slots = schema.slot_names
-        self._names = (*schema.dense_names, *self._slots)
+        self._plain = None
+        if schema.plain and schema.labels == (schema.label,):
+            self._plain = PlainRequests(
+                schema, max_samples=max_rows, max_text=MAX_TEXT, max_values=MAX_VALUES, allow_missing=allow_missing
+            )
+        self._names = schema.fields
+        self._ignored = frozenset(beside_features(schema)) - frozenset(self._names)
         self._place = {name: index for index, name in enumerate(self._names)}
         self._minimum = np.array([[f.minimum] for f in schema.dense], np.float64).reshape(-1, 1)
         self._diff = np.array([[f.diff] for f in schema.dense], np.float64).reshape(-1, 1)
 
     def body(self, body: bytes) -> Batch:
         """Parse a request's JSON text: in one native call where it is plain, else in Python, which words the errors."""
-        found = self._plain.parse(body)
+        found = None if self._plain is None else self._plain.parse(body)
         if found is None or (self._ready and not self._no_text(body, len(found[0]))):
             return self.request(parse_json(body))
         dense, keys, offsets = found
@@ -119,7 +127,7 @@ class SampleParser:
         for name, value in context.items():
             if name in self._place:
                 shared[self._place[name]] = value
-            elif name != self.schema.label:
+            elif name not in self._ignored:
                 raise _bad(name, None, f"the model has no such field; it has {', '.join(self._names)}")
         names = tuple(name for name in self._names if name not in context)
         if candidates and isinstance(candidates[0], list):
@@ -180,7 +188,7 @@ class SampleParser:
         return [tuple(sample.get(name) for name in names) for sample in samples]
 
     def _check_surplus(self, samples: Sequence[Any], names: tuple[str, ...], context: Mapping[str, Any] | None) -> None:
-        known = {*names, self.schema.label}
+        known = {*names, *self._ignored}
         for index, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
                 raise RequestError(
@@ -197,6 +205,8 @@ class SampleParser:
 
     def _batch(self, count: int, columns: Mapping[int, Column], shared: Mapping[int, Any]) -> Batch:
         schema = self.schema
+        if not schema.plain:
+            return self._assembled(count, columns, shared)
         width, slots = len(schema.dense), len(schema.slots)
         raw_nB = np.empty((width, count))
         keys_SB = np.empty((slots, count), np.uint64)
@@ -222,6 +232,25 @@ class SampleParser:
             **self._ragged(keys_SB, bags),
             slots=schema.slot_names,
         )
+
+    def _assembled(self, count: int, columns: Mapping[int, Column], shared: Mapping[int, Any]) -> Batch:
+        """By the schema's transforms, through the code that reads files."""
+        from sparsefleet.data.formats.tables import TableAssembler  # with Arrow, which plain schemas do without
+
+        table = {self._names[place]: column for place, column in columns.items()}
+        table |= {self._names[place]: (value,) * count for place, value in shared.items()}
+        for name, column in table.items():
+            for row, value in enumerate(column):
+                _check_value(value, name, row)
+        try:
+            made = TableAssembler(self.schema, features_only=True).objects(table, count)
+        except DataError as error:
+            raise RequestError(str(error)) from error
+        bad = made.first_bad
+        if bad is not None:
+            name = made.column(bad)
+            raise _bad(name, bad, f"{made.reason(bad).text}: {_shown(table[name][bad])}")
+        return made.batch
 
     def _normalised(self, raw_nB: np.ndarray[Any, np.dtype[np.float64]]) -> F32:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -269,15 +298,16 @@ class SampleParser:
         keys: list[int] = []
         lengths = np.empty(len(column), np.int64)
         name, prefix = self.schema.slots[slot].name, self.schema.slots[slot].prefix
+        takes_keys = self.schema.takes_keys(self.schema.slots[slot])
         for row, value in enumerate(column):
             values = value if isinstance(value, list | tuple) else () if value is None else (value,)
             if len(values) > MAX_VALUES:
                 raise _bad(name, None if context else row, f"{len(values)} values; at most {MAX_VALUES} are allowed")
             lengths[row] = len(values)
-            keys += [self._key(one, name, prefix, None if context else row) for one in values]
+            keys += [self._key(one, name, prefix, None if context else row, takes_keys) for one in values]
         return np.array(keys, np.uint64), lengths
 
-    def _key(self, value: Any, name: str, prefix: bytes, row: int | None) -> int:
+    def _key(self, value: Any, name: str, prefix: bytes, row: int | None, takes_keys: bool) -> int:
         schema = self.schema
         if name in self._ready and isinstance(value, str | bytes):
             raise _bad(
@@ -297,13 +327,15 @@ class SampleParser:
         if isinstance(value, bytes):
             return feature_key(value, prefix, schema.hash_seed, schema.sparse_feature_dim)
         if isinstance(value, int | np.integer) and not isinstance(value, bool):
+            if not takes_keys:
+                return feature_key(b"%d" % int(value), prefix, schema.hash_seed, schema.sparse_feature_dim)
             if not 0 <= value < 2**64:
                 raise _bad(name, row, f"{_shown(value)}; a whole number is a feature key, 0 to 2**64 - 1")
             return int(value) % schema.sparse_feature_dim if schema.sparse_feature_dim else int(value)
         raise _bad(
             name,
             row,
-            f"{_shown(value)}; allowed is text, a whole number (a key), a list of these, or null for no value",
+            f"{_shown(value)}; allowed is text, a whole number, a list of these, or null for no value",
         )
 
     def _ragged(self, keys_SB: U64, bags: Mapping[int, tuple[U64, I64]]) -> dict[str, Any]:
@@ -327,6 +359,16 @@ class SampleParser:
                 np.arange(len(found)) - np.repeat(ends - lengths, lengths) + np.repeat(starts_BS[:, slot], lengths)
             ] = found
         return {"keys": keys, "offsets": offsets}
+
+
+def _check_value(value: Any, name: str, row: int) -> None:
+    if isinstance(value, list | tuple):
+        if len(value) > MAX_VALUES:
+            raise _bad(name, row, f"{len(value)} values; at most {MAX_VALUES} are allowed")
+        for one in value:
+            _check_value(one, name, row)
+    elif isinstance(value, str) and len(value) > MAX_TEXT:
+        raise _bad(name, row, f"text of {len(value)} characters; at most {MAX_TEXT} are allowed")
 
 
 def parse_json(body: bytes) -> Any:

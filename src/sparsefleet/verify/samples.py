@@ -19,6 +19,7 @@ from sparsefleet.data.formats import format_for
 from sparsefleet.data.formats.base import BadSamples, Unit
 from sparsefleet.data.formats.criteo import CriteoFormat
 from sparsefleet.data.formats.parquet import ParquetFormat, open_parquet
+from sparsefleet.data.formats.records import RecordFormat
 from sparsefleet.data.formats.source import open_source
 
 RawSample = dict[str, Any]
@@ -56,6 +57,8 @@ def read_samples(
     where: list[str] = []
     for file in files:
         source = _parquet(file, schema) if isinstance(format, ParquetFormat) else None
+        if isinstance(format, RecordFormat):
+            source = format.raw_samples(file)
         before = 0
         bad, unit = BadSamples(), Unit(file)
         if isinstance(format, CriteoFormat):
@@ -79,7 +82,9 @@ def read_samples(
     if not raw:
         raise ConfigError(f"{data}: there are no samples to score")
     joined = Batch.concat([Batch(b.labels, b.dense, b.keys, b.offsets, b.slots) for b in batches])
-    return DataSamples(joined, raw, where, format.inputs(files), isinstance(format, CriteoFormat | ParquetFormat))
+    return DataSamples(
+        joined, raw, where, format.inputs(files), isinstance(format, CriteoFormat | ParquetFormat | RecordFormat)
+    )
 
 
 def _pick(source: Iterator[RawSample], lines: list[int], before: int) -> list[RawSample]:
@@ -100,7 +105,7 @@ def _criteo(line: bytes, schema: Schema, labelled: bool) -> RawSample:
 
 def _parquet(file: str, schema: Schema) -> Iterator[RawSample]:
     with open_parquet(file) as opened:
-        for batch in opened.iter_batches(1024, columns=[*schema.dense_names, *schema.slot_names]):
+        for batch in opened.iter_batches(1024, columns=list(schema.fields)):
             for sample in batch.to_pylist():
                 yield {name: _text(value) for name, value in sample.items()}
 

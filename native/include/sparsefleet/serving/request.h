@@ -26,9 +26,10 @@ class RequestParser {
     };
 
     // `names`: dense features, then slots. `label`: a field that a sample may have; it is ignored.
+    // `takes_keys`: per slot, whether a whole number is a key; else it is hashed as its decimal text.
     RequestParser(std::vector<std::string> names, std::string label, std::vector<double> minimum,
-                  std::vector<double> diff, const std::vector<std::string>& prefixes, std::uint64_t seed,
-                  std::uint64_t dim, Limits limits);
+                  std::vector<double> diff, const std::vector<std::string>& prefixes,
+                  std::vector<bool> takes_keys, std::uint64_t seed, std::uint64_t dim, Limits limits);
 
     // True: rows(), dense, keys and offsets hold the batch. False: this is not a plain request.
     bool parse(const char* data, std::size_t size);
@@ -56,7 +57,7 @@ class RequestParser {
     bool number(double* out);
     bool dense_value(int field);
     bool slot_value(int field);
-    bool one_key(std::uint64_t* key, const PrefixHash& hash);
+    bool one_key(std::uint64_t* key, std::size_t slot);
     bool pass_over();
     int field_of(const char* name, std::size_t length, std::size_t position);
     bool finish_row();
@@ -66,6 +67,7 @@ class RequestParser {
     std::unordered_map<std::string, int> places_;
     std::vector<double> minimum_, diff_;
     std::vector<PrefixHash> hashes_;
+    std::vector<bool> takes_keys_;
     Fold fold_;
     Limits limits_;
 

@@ -21,7 +21,7 @@ from sparsefleet.core.batch import I64, Batch, Mark
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
 from sparsefleet.core.inputs import EITHER, Inputs
 from sparsefleet.core.schema import Schema
-from sparsefleet.data.files import check_file, is_gzip, open_file
+from sparsefleet.data.files import check_file, is_gzip, is_zstd, open_file
 
 F64 = npt.NDArray[np.float64]
 
@@ -94,7 +94,7 @@ class FormatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The beginning of a file, unpacked where it is gzip: what a format recognises it by."""
+    """The beginning of a file, unpacked where it is packed: what a format recognises it by."""
 
     file: str
     data: bytes
@@ -103,6 +103,8 @@ class Head:
     def of(file: str) -> Head:
         check_file(file)
         try:
+            if is_zstd(file):
+                return Head(file, _beginning(file, HEAD_BYTES))
             packed = is_gzip(file)
             with open_file(file) as raw, gzip.GzipFile(fileobj=raw) if packed else raw as stream:
                 return Head(file, stream.read(HEAD_BYTES))
@@ -119,6 +121,19 @@ class Head:
         """A tenth and more of binary data are control characters; text has none, but for a damaged byte or two."""
         data = self.data[:4096]
         return 20 * (len(data) - len(data.translate(None, _CONTROLS))) <= len(data)
+
+
+def _beginning(file: str, size: int) -> bytes:
+    from sparsefleet.data.formats.source import open_source
+
+    source, data = open_source(file), bytearray(size)
+    try:
+        filled = 0
+        while filled < size and (count := source.readinto(memoryview(data)[filled:])):
+            filled += count
+    finally:
+        source.close()
+    return bytes(data[:filled])
 
 
 class Format(ABC):

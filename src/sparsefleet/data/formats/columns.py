@@ -75,11 +75,13 @@ def _is_slot(kind: pa.DataType) -> bool:
     return bool(_is_text(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind))
 
 
-def slot_word(kind: pa.DataType) -> str:
+def slot_word(kind: pa.DataType, slot: Slot, schema: Schema) -> str:
     """Whether a slot's column holds values to hash (raw) or keys (ready); a column of nulls says nothing."""
     if _is_list(kind):
         kind = kind.value_type
-    return RAW if _is_text(kind) else READY if pa.types.is_integer(kind) else EITHER
+    if pa.types.is_integer(kind):
+        return READY if schema.takes_keys(slot) else RAW
+    return RAW if _is_text(kind) else EITHER
 
 
 def check_types(found: pa.Schema, schema: Schema, labelled: bool, file: str) -> bool:
@@ -96,12 +98,15 @@ def check_types(found: pa.Schema, schema: Schema, labelled: bool, file: str) -> 
     for names, fits, allowed in (
         ([schema.label] if has_label else [], _is_number, "numbers or booleans"),
         (schema.dense_names, _is_number, "numbers"),
-        (schema.slot_names, _is_slot, "text (hashed), whole numbers (keys), or lists of these"),
+        (schema.slot_names, _is_slot, "text, whole numbers, or lists of these"),
     ):
         for name in names:
             kind = found.field(name).type
             if not fits(kind) and not pa.types.is_null(kind):
                 wrong.append(f"column {name!r} holds {kind} where {allowed} are needed")
+    for slot in schema.slots:
+        if slot.keys and slot_word(found.field(slot.name).type, slot, schema) == RAW:
+            wrong.append(f"column {slot.name!r} holds text, and the schema says that its values are ready-made keys")
     if wrong:
         raise DataError(f"{file}: {'; '.join(wrong)}")
     return has_label
@@ -155,6 +160,8 @@ def slot_keys(column: pa.Array, slot: Slot, schema: Schema, refusals: Refusals) 
         return np.empty(0, np.uint64), offsets
     if _is_text(values.type):
         return _hashed(values, slot, schema), offsets
+    if not schema.takes_keys(slot):  # a whole number is its decimal text, as in every other format
+        return _hashed(values.cast(pa.string()), slot, schema), offsets
     if pa.types.is_signed_integer(values.type):
         numbers = values.to_numpy(zero_copy_only=False).astype(np.int64)
         negative = np.zeros(len(column), np.bool_)

@@ -6,13 +6,13 @@ blank ones like any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Self
 
+from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.inputs import RAW, Inputs
 from sparsefleet.core.schema import CRITEO, Schema
-from sparsefleet.data.formats.base import CHUNK_SAMPLES, BadSamples, Chunk, FormatOptions, Head, Unit
-from sparsefleet.data.formats.source import ByteSource
+from sparsefleet.data.formats.base import CHUNK_SAMPLES, FormatOptions, Head
 from sparsefleet.data.formats.text import TextFormat
 from sparsefleet.kernels.text import CriteoParser
 from sparsefleet.kernels.text_types import MAX_LINE, Columns, Parsed, Reason
@@ -24,6 +24,12 @@ class CriteoFormat(TextFormat):
     def __init__(self, schema: Schema = CRITEO, *, labelled: bool = True, max_line: int = MAX_LINE) -> None:
         """With labelled=False the lines have no first field, and labels are NaN."""
         super().__init__(schema, max_line)
+        if not schema.simple:
+            raise ConfigError(
+                "format criteo has one label and plain numbers and categories; the schema has more (transforms, "
+                "further labels, weight, group or time). Read such files as csv: name their columns in the schema, "
+                'csv = { delimiter = "\\t", header = false, columns = [...] }'
+            )
         self.labelled = labelled
 
     @classmethod
@@ -52,16 +58,6 @@ class CriteoFormat(TextFormat):
 
     def columns(self) -> Columns:
         return Columns.allocate(CHUNK_SAMPLES, len(self.schema.dense), len(self.schema.slots))
-
-    def read_raw(self, source: ByteSource, bad_samples: BadSamples, file: str) -> Iterator[Chunk]:
-        """All samples of an open file with `Chunk.text` and `Chunk.numbers`; closes the source.
-
-        Whoever works on raw lines takes them from here: there is one opinion on what a good line is.
-        """
-        try:
-            yield from self._chunks(source, Unit(file), bad_samples, None, raw=True)
-        finally:
-            source.close()
 
     def explain(self, reason: Reason, done: Parsed) -> str:
         if reason == Reason.FIELD_COUNT:

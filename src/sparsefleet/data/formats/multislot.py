@@ -86,6 +86,11 @@ class MultiSlotFormat(TextFormat):
     ) -> None:
         """`labelled` is for the default layout; a declared one has a label or not. Without: NaN."""
         super().__init__(schema, max_line)
+        if schema.more_labels or schema.weight or schema.group or schema.time:
+            raise ConfigError(
+                "format multislot has one label and features; the schema has further labels, weight, group or time: "
+                "write csv, jsonl or parquet"
+            )
         self.layout = tuple(layout) if layout is not None else tuple(default_layout(schema, labelled))
         self._entries = slot_entries(self.layout, schema)
 

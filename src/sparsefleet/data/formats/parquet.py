@@ -3,9 +3,9 @@
 - the label: numbers or booleans, 0 or 1; a null is a bad sample. With labelled=False the column may be absent,
   and labels that are absent or null are NaN.
 - a dense feature: numbers, normalised as raw values, (x - minimum) / diff; a null is missing, so 0.0.
-- a slot: text or bytes, which are hashed as in the text formats; or whole numbers, which are keys already,
-  taken as they are (folded modulo `sparse_feature_dim` unless that is 0); or lists of either. A null is no
-  value.
+- a slot: text or bytes, which are hashed as in the text formats; or whole numbers, which are hashed as their decimal
+  text; or lists of either. Where the schema marks the slot as ready-made keys (and in schemas of version 1), whole
+  numbers are keys, taken as they are (folded modulo `sparse_feature_dim` unless that is 0). A null is no value.
 
 A file can be cut between row groups: a unit holds the row groups whose first byte lies in its range. Samples are
 streamed, so memory does not grow with the file.
@@ -29,6 +29,8 @@ from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import check_file, empty_file, open_file
 from sparsefleet.data.formats.base import CHUNK_SAMPLES, BadSamples, Chunk, Format, FormatOptions, Head, Unit
 from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, label_values, slot_keys, slot_word
+from sparsefleet.data.formats.tables import TableAssembler
+from sparsefleet.kernels.text_types import Reason
 
 
 class ParquetFormat(Format):
@@ -46,10 +48,16 @@ class ParquetFormat(Format):
         return head.data.startswith(b"PAR1")
 
     def inputs(self, files: Sequence[str]) -> Inputs:
-        """Text is hashed, whole numbers are keys: the columns of the first file tell which."""
+        """The schema says what is hashed; by one of version 1 the columns of the first file tell."""
+        if self.schema.version != 1:
+            return Inputs.raw("parquet", self.schema)
         with open_parquet(files[0]) as opened:
             types = {field.name: field.type for field in opened.schema_arrow}
-        slots = {name: slot_word(types[name]) for name in self.schema.slot_names if name in types}
+        slots = {
+            slot.name: slot_word(types[slot.name], slot, self.schema)
+            for slot in self.schema.slots
+            if slot.name in types
+        }
         return Inputs("parquet", slots, dict.fromkeys(self.schema.dense_names, RAW))
 
     def plan(self, files: Sequence[str], pieces: int) -> list[Unit]:
@@ -83,9 +91,18 @@ class ParquetFormat(Format):
             file.close(force=True)
 
     def _chunks(self, file: pq.ParquetFile, unit: Unit, bad_samples: BadSamples, consumed: int) -> Iterator[Chunk]:
-        labelled = check_types(file.schema_arrow, self.schema, self.labelled, unit.file)
-        names = [*self.schema.dense_names, *self.schema.slot_names]
-        names += [self.schema.label] if labelled else []
+        assembler: TableAssembler | None = None
+        if self.schema.simple:
+            labelled = check_types(file.schema_arrow, self.schema, self.labelled, unit.file)
+            names = [*self.schema.dense_names, *self.schema.slot_names]
+            names += [self.schema.label] if labelled else []
+        else:
+            there = file.schema_arrow.names
+            assembler = TableAssembler(self.schema, labelled=self.labelled, there=there)
+            names = list(assembler.plan.fields)
+            missing = [name for name in names if name not in there]
+            if missing:
+                raise DataError(f"{unit.file}: no column {', '.join(map(repr, missing))}; it has {', '.join(there)}")
         stop = unit.stop
         sample = samples = 0  # before the group: in the file, in the unit
         for group, start in enumerate(_group_starts(file.metadata)):
@@ -94,7 +111,11 @@ class ParquetFormat(Format):
                 if samples + size > consumed:
                     skip = max(0, consumed - samples)
                     for table in _stream(file, group, names, skip):
-                        yield from self._samples(table, unit.file, bad_samples, samples + skip, sample + skip)
+                        at = samples + skip, sample + skip
+                        if assembler is None:
+                            yield from self._samples(table, unit.file, bad_samples, *at)
+                        else:
+                            yield from _assembled(table, assembler, unit.file, bad_samples, *at)
                         skip += len(table)
                 samples += size
             sample += size
@@ -134,6 +155,33 @@ class ParquetFormat(Format):
             bad_samples.add(reason, count)
         if len(good):
             yield Chunk(batch.take(good), lines[good])
+
+
+def _assembled(
+    table: pa.RecordBatch,
+    assembler: TableAssembler,
+    file: str,
+    bad_samples: BadSamples,
+    before: int,
+    file_before: int,
+) -> Iterator[Chunk]:
+    """The same by the schema's transforms."""
+    columns = dict(zip(table.schema.names, table.columns, strict=True))
+    made = assembler.arrow(columns, len(table))
+    lines: npt.NDArray[np.int64] = np.arange(before + 1, before + len(table) + 1)
+    bad = made.first_bad
+    if bad is not None and bad_samples.policy == "error":
+        if bad:
+            yield Chunk(made.batch.samples(0, bad), lines[:bad])
+        name, reason = made.column(bad), made.reason(bad).text
+        shown = str(columns[name][bad].as_py())[:60]
+        error = BadRowError(file, file_before + bad + 1, None, f"column {name!r}: {reason}", shown)
+        error.reason = reason
+        raise error
+    for code, count in zip(*np.unique(made.reasons[made.reasons != 0], return_counts=True), strict=True):
+        bad_samples.add(Reason(int(code)).text, int(count))
+    if len(made.batch):
+        yield Chunk(made.batch, lines[made.good])
 
 
 def open_parquet(path: str) -> pq.ParquetFile:

@@ -1,4 +1,4 @@
-"""ByteSource: the bytes of one unit of text, wherever they come from; here from plain and gzip files."""
+"""ByteSource: the bytes of one unit of text, wherever they come from; here from plain, gzip and zstd files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 from abc import ABC, abstractmethod
 
 from sparsefleet.core.errors import BadRowError, DataError
-from sparsefleet.data.files import check_file, is_gzip, open_file, open_through
+from sparsefleet.data.files import check_file, is_gzip, is_zstd, open_file, open_through
 
 _COUNT_BLOCK = 1 << 20
 
@@ -103,7 +103,42 @@ class GzipSource(ByteSource):
         self._raw.close()
 
 
+class ZstdSource(ByteSource):
+    """A file of zstd frames from its beginning."""
+
+    def __init__(self, path: str) -> None:
+        import pyarrow as pa
+
+        self.path = path
+        self._raw = open_through(path, 1 << 18)
+        self._file = pa.input_stream(pa.PythonFile(self._raw, mode="r"), compression="zstd")
+
+    @property
+    def on_disk(self) -> int:
+        return self._raw.tell()
+
+    def readinto(self, view: memoryview) -> int:
+        try:
+            count = int(self._file.readinto(view))
+        except OSError as error:  # of Arrow, too
+            raise DataError(
+                f"{self.path}: damaged zstd file, readable up to byte {self.offset} of its uncompressed content; "
+                f"{error}: fetch or write it again"
+            ) from error
+        self.offset += count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        self._raw.close()
+
+
 def open_source(path: str) -> ByteSource:
-    """The whole file, unpacked where it is gzip."""
+    """The whole file, unpacked where it is gzip or zstd."""
     check_file(path)
-    return GzipSource(path) if is_gzip(path) else PlainSource(path)
+    return packed_source(path) or PlainSource(path)
+
+
+def packed_source(path: str) -> ByteSource | None:
+    """The unpacked content of a gzip or zstd file; None for any other."""
+    return GzipSource(path) if is_gzip(path) else ZstdSource(path) if is_zstd(path) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,11 @@ from sparsefleet.core.batch import I64, Batch, Mark
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
 from sparsefleet.core.memory import keep_freed_memory
 from sparsefleet.core.schema import Schema
-from sparsefleet.data.files import check_file, empty_file, is_gzip
+from sparsefleet.data.files import check_file, empty_file, is_packed
 from sparsefleet.data.formats.base import BadSamples, Chunk, Format, Unit
-from sparsefleet.data.formats.source import ByteSource, GzipSource, PlainSource
+from sparsefleet.data.formats.source import ByteSource, PlainSource, packed_source
 from sparsefleet.kernels import text as kernels
+from sparsefleet.kernels.record_types import RecordColumns
 from sparsefleet.kernels.text_types import MAX_LINE, Block, Columns, Parsed, Reason
 
 BLOCK_BYTES = 1 << 19
@@ -34,7 +35,7 @@ class SampleParser(Protocol):
 
 
 class TextFormat(Format):
-    """One sample a line. Plain files can be cut into byte ranges and resumed at a byte; gzip files can not."""
+    """One sample a line. Plain files can be cut into byte ranges and resumed at a byte; packed files can not."""
 
     cuttable = True
 
@@ -49,6 +50,14 @@ class TextFormat(Format):
     def parser(self) -> SampleParser:
         """A new parser, for one thread."""
 
+    def parser_of(self, file: str) -> SampleParser:
+        """The same, for this file, where files differ: in the order of their columns, say."""
+        return self.parser()
+
+    def preamble(self, file: str) -> tuple[int, int]:
+        """Bytes and lines at the beginning of a file that hold no samples: a mark of its encoding, a header."""
+        return 0, 0
+
     @abstractmethod
     def columns(self) -> Columns:
         """New arrays for one chunk, with room for any one sample."""
@@ -57,11 +66,15 @@ class TextFormat(Format):
     def explain(self, reason: Reason, done: Parsed) -> str:
         """The reason, with what is allowed."""
 
+    def explain_in(self, file: str, reason: Reason, done: Parsed) -> str:
+        """The same, for this file."""
+        return self.explain(reason, done)
+
     def plan(self, files: Sequence[str], pieces: int) -> list[Unit]:
         sizes = [check_file(file) for file in files]
         if len(files) >= pieces:
             return [Unit(file) for file in files]
-        cuttable = [0 if is_gzip(file) else size for file, size in zip(files, sizes, strict=True)]
+        cuttable = [0 if is_packed(file) else size for file, size in zip(files, sizes, strict=True)]
         total = sum(cuttable)
         units: list[Unit] = []
         for file, size in zip(files, cuttable, strict=True):
@@ -76,15 +89,16 @@ class TextFormat(Format):
         if resume is not None and resume.done:
             return
         size = check_file(unit.file)
-        source: ByteSource
-        if is_gzip(unit.file):
-            source = GzipSource(unit.file)
+        source = packed_source(unit.file)
+        if source is not None:
+            pass
         elif resume is not None and resume.offset >= 0:
             check_resume(unit, resume, size)
             source = PlainSource(unit.file, resume.offset, unit.start)
         else:
             # One byte early: if that is a line feed, the unit's first byte starts a sample.
-            source = PlainSource(unit.file, max(0, unit.start - 1), unit.start)
+            first = unit.start - 1 if unit.start else self.preamble(unit.file)[0]
+            source = PlainSource(unit.file, first, unit.start)
         yield from self.samples_of(source, unit, bad_samples, resume)
 
     def samples_of(
@@ -96,6 +110,16 @@ class TextFormat(Format):
         finally:
             source.close()
 
+    def read_raw(self, source: ByteSource, bad_samples: BadSamples, file: str) -> Iterator[Chunk]:
+        """All samples of an open file with `Chunk.text` and (Criteo) `Chunk.numbers`; closes the source.
+
+        Whoever works on raw lines takes them from here: there is one opinion on what a good line is.
+        """
+        try:
+            yield from self._chunks(source, Unit(file), bad_samples, None, raw=True)
+        finally:
+            source.close()
+
     def _chunks(
         self, source: ByteSource, unit: Unit, bad_samples: BadSamples, resume: Mark | None, raw: bool = False
     ) -> Iterator[Chunk]:
@@ -104,10 +128,12 @@ class TextFormat(Format):
         blocks = _Blocks(source, max(BLOCK_BYTES, 2 * self.max_line + 64))
         blocks.open = unit.start > 0 and not at_offset
         stop = NO_STOP if unit.stop is None else unit.stop
+        if source.offset == 0 and unit.start == 0:
+            blocks.pass_over(self.preamble(unit.file)[0])
         if resume is not None and not at_offset:
             lines = blocks.skip(resume.samples, unit.file)
         keep_freed_memory()
-        parser, out = self.parser(), self._new_columns(raw)
+        parser, out = self.parser_of(unit.file), self._new_columns(raw, unit.file)
         text: list[bytes] = []
         failure: DataError | None = None
         while True:
@@ -123,7 +149,7 @@ class TextFormat(Format):
                 failure = self._bad_sample(source, unit, blocks, done, lines)
             elif done.full or done.filled == len(out.labels):
                 yield self._chunk(out, source.seekable, text)
-                out, text = self._new_columns(raw), []
+                out, text = self._new_columns(raw, unit.file), []
                 continue
             elif blocks.final or blocks.base + blocks.begin >= stop:
                 break
@@ -142,24 +168,35 @@ class TextFormat(Format):
         if blocks.final and blocks.base + blocks.size == 0:
             raise empty_file(unit.file)
 
-    def _new_columns(self, raw: bool) -> Columns:
-        out = self.columns()
+    def columns_of(self, file: str) -> Columns:
+        """The same, for this file, where files differ in what they have."""
+        return self.columns()
+
+    def _new_columns(self, raw: bool, file: str) -> Columns:
+        out = self.columns_of(file)
         if raw:
             out.numbers = np.empty(out.dense.shape, np.float64)
         return out
 
     def _chunk(self, out: Columns, seekable: bool, text: list[bytes]) -> Chunk:
         samples, slots = out.filled, len(self.schema.slots)
+        more: dict[str, Any] = {}
+        labels = out.labels
+        if isinstance(out, RecordColumns):
+            labels = labels[:, 0] if labels.shape[1] == 1 else labels
+            columns = {"weights": out.weights, "groups": out.groups, "times": out.times}
+            more = {name: _trim(column, samples) for name, column in columns.items() if column is not None}
         if out.offsets is None:
             offsets = np.arange(samples * slots + 1, dtype=np.int64)
         else:
             offsets = _trim(out.offsets, samples * slots + 1)
         batch = Batch.trusted(
-            labels=_trim(out.labels, samples),
+            labels=_trim(labels, samples),
             dense=_trim(out.dense, samples),
             keys=_trim(out.keys, int(offsets[-1])),
             offsets=offsets,
             slots=self.schema.slot_names,
+            **more,
         )
         lines, ends = _trim(out.lines, samples), _trim(out.ends, samples) if seekable else None
         return Chunk(batch, lines, ends, *(() if out.numbers is None else (text, out.numbers[:samples])))
@@ -169,7 +206,9 @@ class TextFormat(Format):
         raw = blocks.buffer[done.begin : min(done.end, done.begin + SHOWN_BYTES)].tobytes()
         shown = raw.decode(errors="backslashreplace") + ("…" if done.end - done.begin > SHOWN_BYTES else "")
         line = source.line_number(blocks.base + done.line_begin, lines)
-        error = BadRowError(unit.file, line, done.column, self.explain(reason, done), shown)
+        if unit.start == 0:
+            line += self.preamble(unit.file)[1]
+        error = BadRowError(unit.file, line, done.column or None, self.explain_in(unit.file, reason, done), shown)
         error.reason = reason.text  # the short one, as skipped samples are counted
         return source.explain(error)
 
@@ -215,6 +254,15 @@ class _Blocks:
         count = self.source.readinto(self.buffer.data[left:])
         self.size += count
         self.final = count == 0
+
+    def pass_over(self, size: int) -> None:
+        """Move over the first `size` bytes."""
+        while size:
+            self.fill()
+            step = min(size, self.size)
+            self.begin, size = step, size - step
+            if self.final:
+                break
 
     def skip(self, lines: int, file: str) -> int:
         """Move over the first `lines` lines."""

@@ -49,6 +49,7 @@ class PlainRequests:
             [float(feature.minimum) for feature in schema.dense],
             [float(feature.diff) for feature in schema.dense],
             [slot.prefix for slot in schema.slots],
+            [schema.takes_keys(slot) for slot in schema.slots],
             schema.hash_seed,
             schema.sparse_feature_dim,
             *(max_samples, max_text, max_values, allow_missing),

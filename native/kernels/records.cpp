@@ -1,0 +1,428 @@
+// Labels, numbers and keys of a record.
+#include "sparsefleet/records.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace sparsefleet::SPARSEFLEET_LEVEL {
+
+namespace {
+
+constexpr std::size_t kPadding = 64;
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+inline bool digit(char c) { return c >= '0' && c <= '9'; }
+
+inline bool parse_number(const char* p, std::size_t size, double* value) {
+    // Most numbers are short and whole.
+    const bool negative = size && *p == '-';
+    const std::size_t digits = size - negative;
+    if (digits && digits <= 15) {
+        std::int64_t whole = 0;
+        std::size_t i = negative;
+        for (; i < size && digit(p[i]); ++i) whole = 10 * whole + (p[i] - '0');
+        if (i == size) {
+            *value = static_cast<double>(negative ? -whole : whole);
+            return true;
+        }
+    }
+    return parse_decimal(p, p + size, value);
+}
+
+// Criteo's: floor(ln(x)^2) above 2, else the whole part of x.
+inline double ln2(double x) {
+    if (!(x > 2)) return std::trunc(x);
+    const double logarithm = std::log(x);
+    return std::floor(logarithm * logarithm);
+}
+
+inline double apply(int function, double x) {
+    if (function == kLog1p) return std::copysign(std::log1p(std::fabs(x)), x);
+    return function == kLn2 ? ln2(x) : x;
+}
+
+// Eight bytes at once: A to Z become a to z.
+inline std::uint64_t lower8(std::uint64_t word) {
+    constexpr std::uint64_t kOnes = 0x0101010101010101ull, kHigh = 0x8080808080808080ull;
+    const std::uint64_t low = word & ~kHigh;
+    const std::uint64_t from_a = low + kOnes * (0x80 - 'A'), past_z = low + kOnes * (0x7F - 'Z');
+    const std::uint64_t upper = (from_a & ~past_z) & ~word & kHigh;
+    return word | upper >> 2;
+}
+
+// Days since 1970-01-01 of a date of the Gregorian calendar.
+std::int64_t days_of(std::int64_t year, unsigned month, unsigned day) {
+    year -= month <= 2;
+    const std::int64_t era = (year >= 0 ? year : year - 399) / 400;
+    const auto of_era = static_cast<unsigned>(year - era * 400);
+    const unsigned of_year = (153 * (month > 2 ? month - 3 : month + 9) + 2) / 5 + day - 1;
+    const unsigned day_of_era = of_era * 365 + of_era / 4 - of_era / 100 + of_year;
+    return era * 146097 + static_cast<std::int64_t>(day_of_era) - 719468;
+}
+
+bool date(std::int64_t year, unsigned month, unsigned day, std::int64_t* days) {
+    static constexpr unsigned kDays[] = {31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+    if (month < 1 || month > 12 || day < 1 || day > kDays[month - 1]) return false;
+    const bool leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    if (month == 2 && day == 29 && !leap) return false;
+    *days = days_of(year, month, day);
+    return true;
+}
+
+// Digits out of [p, end), exactly `count`.
+bool digits_of(const char*& p, const char* end, int count, unsigned* out) {
+    *out = 0;
+    for (; count; --count, ++p) {
+        if (p >= end || !digit(*p)) return false;
+        *out = 10 * *out + static_cast<unsigned>(*p - '0');
+    }
+    return true;
+}
+
+// 2024-05-01, 2024-05-01 12:30, 2024-05-01T12:30:05.25Z, 2024-05-01T12:30:05+02:00
+bool parse_iso(const char* p, const char* end, std::int64_t* seconds) {
+    unsigned year, month, day, hour = 0, minute = 0, second = 0;
+    std::int64_t days = 0, shift = 0;
+    const auto take = [&](char c) { return p < end && *p == c && (++p, true); };
+    if (!digits_of(p, end, 4, &year) || !take('-') || !digits_of(p, end, 2, &month) || !take('-') ||
+        !digits_of(p, end, 2, &day) || !date(year, month, day, &days))
+        return false;
+    if (p < end) {
+        if (!(take('T') || take(' ')) || !digits_of(p, end, 2, &hour) || !take(':') ||
+            !digits_of(p, end, 2, &minute))
+            return false;
+        if (take(':')) {
+            if (!digits_of(p, end, 2, &second)) return false;
+            if (take('.')) {
+                if (p == end || !digit(*p)) return false;
+                while (p < end && digit(*p)) ++p;
+            }
+        }
+        if (hour > 23 || minute > 59 || second > 59) return false;
+        if (p < end && (*p == '+' || *p == '-')) {
+            const std::int64_t sign = *p++ == '+' ? 1 : -1;
+            unsigned hours, minutes = 0;
+            if (!digits_of(p, end, 2, &hours)) return false;
+            if (p < end && ((take(':'), !digits_of(p, end, 2, &minutes)))) return false;
+            if (hours > 14 || minutes > 59) return false;
+            shift = sign * static_cast<std::int64_t>(hours * 3600 + minutes * 60);
+        } else if (p < end) {
+            take('Z');
+        }
+        if (p != end) return false;
+    }
+    *seconds = days * 86400 + hour * 3600 + minute * 60 + second - shift;
+    return true;
+}
+
+std::int64_t floor_mod(std::int64_t x, std::int64_t by) { return ((x % by) + by) % by; }
+
+}  // namespace
+
+bool parse_time(const char* p, std::size_t size, int format, std::int64_t* seconds) {
+    if (format == kYymmddhh) {
+        unsigned year, month, day, hour;
+        std::int64_t days;
+        const char *at = p, *const end = p + size;
+        if (size != 8 || !digits_of(at, end, 2, &year) || !digits_of(at, end, 2, &month) ||
+            !digits_of(at, end, 2, &day) || !digits_of(at, end, 2, &hour))
+            return false;
+        if (hour > 23 || !date(2000 + year, month, day, &days)) return false;
+        *seconds = days * 86400 + hour * 3600;
+        return true;
+    }
+    double number;
+    if (!parse_number(p, size, &number)) return format == kAuto && parse_iso(p, p + size, seconds);
+    if (format == kMilliseconds) number /= 1000;
+    number = std::floor(number);
+    if (!(std::fabs(number) < 1e15)) return false;
+    *seconds = static_cast<std::int64_t>(number);
+    return true;
+}
+
+Assembler::Assembler(RecordPlan plan) : plan_(std::move(plan)), fold_(plan_.dim) {
+    const std::size_t slots = plan_.slots.size();
+    known_.resize(slots);
+    missing_.resize(slots);
+    start_.resize(slots);
+    count_.resize(slots);
+    for (std::size_t s = 0; s < slots; ++s) {
+        const SlotPlan& slot = plan_.slots[s];
+        hashes_.emplace_back(slot.prefix, plan_.seed);
+        missing_[s] = hashes_[s].any(slot.missing.data(), slot.missing.size());
+        const std::size_t values = slot.kind == kBuckets   ? slot.buckets.size() + 1
+                                   : slot.kind == kHour    ? 24
+                                   : slot.kind == kWeekday ? 7
+                                                           : 0;
+        for (std::size_t v = 0; v < values; ++v) {
+            const std::string text = std::to_string(v);
+            known_[s].push_back(hashes_[s].any(text.data(), text.size()));
+        }
+        if (slot.kind != kCross) order_.push_back(s);
+    }
+    for (std::size_t s = 0; s < slots; ++s)
+        if (plan_.slots[s].kind == kCross) order_.push_back(s);
+    in_order_ = std::is_sorted(order_.begin(), order_.end());
+}
+
+Refusal Assembler::refuse(int reason, std::size_t field, const Value* value) {
+    bad_value = value;
+    Refusal refusal;
+    refusal.reason = reason;
+    refusal.column = static_cast<std::int64_t>(field) + 1;
+    return refusal;
+}
+
+bool Assembler::label(const Field& field, float* out) const {
+    if (field.list && field.count != 1) return false;
+    const Value& value = field.values[0];
+    if (value.size == 1 && (value.data[0] == '0' || value.data[0] == '1')) {
+        *out = static_cast<float>(value.data[0] - '0');
+        return true;
+    }
+    if (value.kind == kTruth) {
+        *out = value.data[0] == 't' ? 1.0f : 0.0f;
+        return true;
+    }
+    double number;
+    if (!parse_number(value.data, value.size, &number) || (number != 0 && number != 1)) return false;
+    *out = static_cast<float>(number);
+    return true;
+}
+
+Refusal Assembler::dense(const Field* fields, const DensePlan& plan, float* out) {
+    const Field& field = fields[plan.field];
+    double x;
+    if (field.count == 0 || (field.count == 1 && field.values[0].size == 0)) {
+        if (std::isnan(plan.missing)) {
+            *out = 0.0f;
+            return {};
+        }
+        x = plan.missing;
+    } else {
+        const Value& value = field.values[0];
+        if (field.list || value.kind == kTruth) return refuse(kValueKind, plan.field, &value);
+        if (!parse_number(value.data, value.size, &x)) return refuse(kNumber, plan.field, &value);
+    }
+    x = x < plan.low ? plan.low : x > plan.high ? plan.high : x;
+    if (plan.function != kIdentity) x = apply(plan.function, x);
+    *out = static_cast<float>((x - plan.minimum) / plan.diff);
+    if (!(std::fabs(*out) <= kLargest)) return refuse(kRange, plan.field, field.values);
+    return {};
+}
+
+void Assembler::text_value(const char* p, std::size_t size, std::size_t index) {
+    const SlotPlan& plan = plan_.slots[index];
+    if (plan.length) {
+        // The first so many characters: a character begins where a byte is no continuation.
+        std::size_t seen = 0, at = 0;
+        for (; at < size; ++at)
+            if ((static_cast<unsigned char>(p[at]) & 0xC0) != 0x80 && ++seen > plan.length) break;
+        size = at;
+    }
+    if (plan.lower) {
+        if (scratch_.size() < size + kPadding) scratch_.resize(2 * size + kPadding);
+        char* const to = scratch_.data();
+        for (std::size_t i = 0; i < size; i += 8) {
+            const std::uint64_t word = lower8(xxh::load64(p + i));
+            std::memcpy(to + i, &word, 8);
+        }
+        p = to;
+    }
+    keys_.push_back(hashes_[index].padded(p, size));
+}
+
+Refusal Assembler::text_values(const Field& field, std::size_t index) {
+    const SlotPlan& plan = plan_.slots[index];
+    const std::size_t start = keys_.size();
+    const std::size_t most = plan.first ? plan.first : std::numeric_limits<std::size_t>::max();
+    for (std::size_t v = 0; v < field.count && keys_.size() - start < most; ++v) {
+        const Value& value = field.values[v];
+        if (value.kind > kWhole) return refuse(kValueKind, plan.field, &value);
+        if (value.kind == kText && plan.split && !field.list) {
+            const char *p = value.data, *const end = p + value.size;
+            while (p < end && keys_.size() - start < most) {
+                const auto* mark =
+                    static_cast<const char*>(std::memchr(p, plan.split, static_cast<std::size_t>(end - p)));
+                const char* const stop = mark ? mark : end;
+                if (stop != p) text_value(p, static_cast<std::size_t>(stop - p), index);
+                p = stop + 1;
+            }
+            continue;
+        }
+        if (value.size == 0 && plan.has_missing) continue;
+        text_value(value.data, value.size, index);
+    }
+    if (keys_.size() == start && plan.has_missing) keys_.push_back(missing_[index]);
+    return {};
+}
+
+void Assembler::cross(const SlotPlan& plan, const PrefixHash& hash) {
+    const auto part = [&](std::size_t which) { return plan.cross[which]; };
+    const std::size_t third = plan.cross.size() == 3 ? count_[part(2)] : 1;
+    std::uint64_t words[4] = {};
+    const std::size_t bytes = 8 * plan.cross.size();
+    for (std::size_t i = 0; i < count_[part(0)]; ++i) {
+        words[0] = keys_[start_[part(0)] + i];
+        for (std::size_t j = 0; j < count_[part(1)]; ++j) {
+            words[1] = keys_[start_[part(1)] + j];
+            for (std::size_t k = 0; k < third; ++k) {
+                if (plan.cross.size() == 3) words[2] = keys_[start_[part(2)] + k];
+                keys_.push_back(hash.padded(reinterpret_cast<const char*>(words), bytes));
+            }
+        }
+    }
+}
+
+Refusal Assembler::slot(const Field* fields, std::size_t index) {
+    const SlotPlan& plan = plan_.slots[index];
+    if (plan.kind == kCross) {
+        std::size_t values = 1;
+        for (const std::size_t part : plan.cross) {
+            values *= count_[part];
+            if (values > limit_) return refuse(kTooManyValues, plan_.slots[plan.cross[0]].field);
+        }
+        cross(plan, hashes_[index]);
+        return {};
+    }
+    const Field& field = fields[plan.field];
+    if (plan.kind == kHashed) return text_values(field, index);
+    if (plan.kind == kKeys) {
+        const auto one = [&](const Value& value, const char* p, std::size_t size) -> Refusal {
+            if (value.kind > kWhole || (value.kind == kText && !plan_.text_keys))
+                return refuse(kValueKind, plan.field, &value);
+            const bool negative = size && *p == '-';
+            std::uint64_t key = 0;
+            const auto done = std::from_chars(p + negative, p + size, key);
+            if (done.ec == std::errc::invalid_argument || done.ptr != p + size)
+                return refuse(kKey, plan.field, &value);
+            if (negative) return refuse(kNegativeKey, plan.field, &value);
+            if (done.ec != std::errc()) return refuse(kKeyOverflow, plan.field, &value);
+            keys_.push_back(key);
+            return {};
+        };
+        const std::size_t start = keys_.size();
+        const std::size_t most = plan.first ? plan.first : std::numeric_limits<std::size_t>::max();
+        for (std::size_t v = 0; v < field.count; ++v) {
+            const Value& value = field.values[v];
+            const char *p = value.data, *const end = p + value.size;
+            while (p < end && keys_.size() - start < most) {
+                const char* stop = end;
+                if (plan.split && !field.list && value.kind == kText)
+                    if (const void* mark = std::memchr(p, plan.split, static_cast<std::size_t>(end - p)))
+                        stop = static_cast<const char*>(mark);
+                if (stop != p) {
+                    const Refusal refusal = one(value, p, static_cast<std::size_t>(stop - p));
+                    if (refusal.reason != kFine) return refusal;
+                }
+                p = stop + 1;
+            }
+        }
+        return {};
+    }
+    // One number or time.
+    if (field.count == 0 || (field.count == 1 && field.values[0].size == 0)) {
+        if (plan.has_missing) keys_.push_back(missing_[index]);
+        return {};
+    }
+    const Value& value = field.values[0];
+    if (field.list || value.kind == kTruth) return refuse(kValueKind, plan.field, &value);
+    if (plan.kind == kHour || plan.kind == kWeekday) {
+        std::int64_t seconds;
+        if (!parse_time(value.data, value.size, plan_.time_format, &seconds))
+            return refuse(kTime, plan.field, &value);
+        const std::int64_t of_day = floor_mod(seconds, 86400);
+        const std::int64_t weekday = floor_mod((seconds - of_day) / 86400 + 3, 7);
+        keys_.push_back(
+            known_[index][static_cast<std::size_t>(plan.kind == kHour ? of_day / 3600 : weekday)]);
+        return {};
+    }
+    double x;
+    if (!parse_number(value.data, value.size, &x)) return refuse(kNumber, plan.field, &value);
+    if (plan.kind == kBuckets) {
+        const auto above = std::upper_bound(plan.buckets.begin(), plan.buckets.end(), x);
+        keys_.push_back(known_[index][static_cast<std::size_t>(above - plan.buckets.begin())]);
+        return {};
+    }
+    const double whole = ln2(x);
+    if (!(std::fabs(whole) < 1e15)) return refuse(kRange, plan.field, &value);
+    char text[32];
+    const auto end = std::to_chars(text, text + sizeof text, static_cast<std::int64_t>(whole)).ptr;
+    keys_.push_back(hashes_[index].any(text, static_cast<std::size_t>(end - text)));
+    return {};
+}
+
+Refusal Assembler::assemble(const Field* fields, const Columns& out, std::size_t sample, bool* full) {
+    const std::size_t labels = plan_.labels.size(), slots = plan_.slots.size();
+    float* const to = out.labels + sample * labels;
+    for (std::size_t l = 0; l < labels; ++l) {
+        const LabelPlan& plan = plan_.labels[l];
+        to[l] = std::numeric_limits<float>::quiet_NaN();
+        if (plan.field < 0 || (plan.where >= 0 && to[plan.where] != 1.0f)) continue;
+        const auto at = static_cast<std::size_t>(plan.field);
+        const Field& field = fields[at];
+        if (field.count == 0 || (field.count == 1 && field.values[0].size == 0)) {
+            if (plan.required) return refuse(kLabelMissing, at, field.count ? field.values : nullptr);
+            continue;
+        }
+        if (!label(field, to + l)) return refuse(kLabel, at, field.values);
+    }
+    for (std::size_t i = 0; i < plan_.dense.size(); ++i) {
+        const Refusal refusal = dense(fields, plan_.dense[i], out.dense + sample * plan_.dense.size() + i);
+        if (refusal.reason != kFine) return refusal;
+    }
+    if (out.weights) {
+        const auto at = static_cast<std::size_t>(plan_.weight);
+        const Field& field = fields[at];
+        double weight = -1;
+        if (field.count != 1 || !parse_number(field.values[0].data, field.values[0].size, &weight) ||
+            !(weight >= 0 && weight <= kLargest))
+            return refuse(kWeight, at, field.count ? field.values : nullptr);
+        out.weights[sample] = static_cast<float>(weight);
+    }
+    if (out.groups) {
+        const Field& field = fields[static_cast<std::size_t>(plan_.group)];
+        out.groups[sample] = field.count ? xxh64(field.values[0].data, field.values[0].size, plan_.seed)
+                                         : xxh64(nullptr, 0, plan_.seed);
+    }
+    if (out.times) {
+        const auto at = static_cast<std::size_t>(plan_.time);
+        const Field& field = fields[at];
+        if (field.count != 1 ||
+            !parse_time(field.values[0].data, field.values[0].size, plan_.time_format, out.times + sample))
+            return refuse(kTime, at, field.count ? field.values : nullptr);
+    }
+
+    keys_.clear();
+    limit_ = out.key_capacity;
+    for (const std::size_t s : order_) {
+        start_[s] = keys_.size();
+        const Refusal refusal = slot(fields, s);
+        if (refusal.reason != kFine) return refusal;
+        count_[s] = keys_.size() - start_[s];
+        if (keys_.size() > out.key_capacity) return refuse(kTooManyValues, plan_.slots[s].field, nullptr);
+    }
+    std::int64_t* const offsets = out.offsets + sample * slots;
+    auto end = static_cast<std::size_t>(offsets[0]);
+    if (end + keys_.size() > out.key_capacity) {
+        *full = true;
+        return {};
+    }
+    std::uint64_t* const keys = out.keys;
+    if (in_order_) {
+        for (std::size_t k = 0; k < keys_.size(); ++k) keys[end + k] = fold_(keys_[k]);
+        for (std::size_t s = 0; s < slots; ++s)
+            offsets[s + 1] = static_cast<std::int64_t>(end + start_[s] + count_[s]);
+        return {};
+    }
+    for (std::size_t s = 0; s < slots; ++s) {
+        for (std::size_t k = 0; k < count_[s]; ++k) keys[end++] = fold_(keys_[start_[s] + k]);
+        offsets[s + 1] = static_cast<std::int64_t>(end);
+    }
+    return {};
+}
+
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -1,0 +1,346 @@
+"""Look at files of any table: what each column is, and the schema that this suggests.
+
+It looks at the first rows (of each file alike), not at all of them: what it says of distinct values and quantiles is
+true of those. The schema is a proposal, written to be edited.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.schema import DenseFeature, Label, Schema, Slot
+from sparsefleet.core.schema_text import schema_text
+from sparsefleet.data.files import Path, list_files
+from sparsefleet.datasets.raw_table import RawTable, is_number, read_table
+
+ROWS = 100_000
+"""Rows that are looked at."""
+LABELS = re.compile(r"(^|_)(label|click|clicked|clk|target|y|is_click|isclick)$", re.I)
+FURTHER = re.compile(r"(^|_)(buy|bought|purchase|purchased|conversion|converted|cvr|like|liked|order|pay)$", re.I)
+GROUPS = re.compile(r"^(user|uid|user_?id|member_?id|session_?id|device_id|query_?id)$", re.I)
+WEIGHTS = re.compile(r"^(weight|sample_weight|importance)$", re.I)
+TIMES = re.compile(r"(time|date|timestamp|^ts$|_ts$|_at$|^hour$|^day$)", re.I)
+CODES = re.compile(r"(^|_)(id|code|type|zip|category|cat|class|cluster|no|number|C\d+)$|^(id|C\d+)|_id_", re.I)
+ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$")
+SEPARATORS = ("|", ";", " ", ",")
+FEW = 50
+"""Whole numbers of up to so many different values are taken as a category."""
+
+
+@dataclass(slots=True)
+class Column:
+    name: str
+    kind: str
+    """label, number, category, list, time, weight, or left out: why."""
+    rows: int
+    missing: int
+    distinct: int
+    top: str
+    top_share: float
+    quantiles: tuple[float, float, float, float, float] | None = None
+    """Least, 5 %, half, 95 %, greatest; of numbers."""
+    relation: float | None = None
+    """How much of the label's uncertainty the column takes away, by itself; 0 to 1."""
+    note: str = ""
+    left_out: bool = False
+    separator: str | None = None
+    time_format: str | None = None
+    integers: bool = False
+
+
+@dataclass(slots=True)
+class Inspection:
+    files: list[str]
+    table: RawTable
+    columns: list[Column]
+    schema: Schema
+    label_rate: float
+    comments: dict[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The schema as an editable file."""
+        return schema_text(self.schema, toml=True, comments=self.comments)
+
+
+def inspect(
+    paths: Path | Sequence[Path], *, label: str | None = None, format: str = "auto", rows: int = ROWS
+) -> Inspection:
+    if rows < 1:
+        raise ConfigError(f"rows={rows} must be 1 or above")
+    files = list_files(paths)
+    table = read_table(files, format, rows)
+    chosen = _label(table, label)
+    truth = np.array([_truth(value) for value in table.columns[chosen]])
+    columns = []
+    for name, values in table.columns.items():
+        column = _look(name, values, table.rows)
+        if name == chosen:
+            column.kind = "label"
+        else:
+            _place(column, values, table, chosen)
+            column.relation = _relation(column, values, truth)
+        columns.append(column)
+    schema = _schema(columns, table, chosen)
+    found = Inspection(files, table, columns, schema, float(np.nanmean(truth)))
+    found.comments = _comments(found)
+    return found
+
+
+def _truth(value: Any) -> float:
+    text = str(value).lower()
+    return 1.0 if text in ("1", "1.0", "true") else 0.0 if text in ("0", "0.0", "false") else math.nan
+
+
+def _binary(values: Sequence[Any]) -> bool:
+    present = {str(value).lower() for value in values if value is not None}
+    return present <= {"0", "1", "0.0", "1.0", "true", "false"} and len({_truth(value) for value in present}) == 2
+
+
+def _label(table: RawTable, given: str | None) -> str:
+    if given is not None:
+        if given not in table.columns:
+            raise ConfigError(f"--label {given}: there is no such column; there is {', '.join(table.columns)}")
+        if not _binary(table.columns[given]):
+            shown = ", ".join(map(str, list(dict.fromkeys(table.columns[given]))[:5]))
+            raise ConfigError(f"--label {given}: a label is 0 or 1, and both occur; this column holds {shown}")
+        return given
+    binary = [name for name, values in table.columns.items() if _binary(values)]
+    named = [name for name in binary if LABELS.search(name)]
+    if named:
+        return named[0]
+    first = next(iter(table.columns))
+    if first in binary and table.dialect is not None and not table.dialect.header:
+        return first  # as in Criteo's files
+    if len(binary) == 1:
+        return binary[0]
+    found = f"columns of 0 and 1: {', '.join(binary)}" if binary else "no column holds 0 and 1 alone"
+    raise ConfigError(f"which column is the label? Say --label NAME ({found})")
+
+
+def _look(name: str, values: Sequence[Any], rows: int) -> Column:
+    present = [value for value in values if value is not None and value != "" and value != []]
+    shown = Counter(str(value) for value in present)
+    top, count = shown.most_common(1)[0] if shown else ("", 0)
+    return Column(name, "category", rows, rows - len(present), len(shown), top, count / rows)
+
+
+def _place(column: Column, values: Sequence[Any], table: RawTable, label: str) -> None:
+    """Says what the column is."""
+    present = [value for value in values if value is not None and value != "" and value != []]
+    name = column.name
+    if not present or column.distinct == 1:
+        _leave(column, "always the same" if present else "always missing")
+        return
+    if any(isinstance(value, dict) for value in present):
+        _leave(column, "holds objects; take its parts out into columns of their own")
+        return
+    if any(isinstance(value, list) for value in present):
+        column.kind = "list"
+        return
+    if _binary(values) and FURTHER.search(name):
+        pairs = zip(table.columns[label], values, strict=True)
+        only = all(_truth(other) != 1 for own, other in pairs if _truth(own) == 0)
+        column.kind = "label"
+        column.note = label if only else ""
+        return
+    texts = [str(value) for value in present]
+    numeric = all(is_number(text) for text in texts)
+    if WEIGHTS.search(name) and numeric and all(float(text) >= 0 for text in texts):
+        column.kind = "weight"
+        return
+    column.time_format = _time_format(name, texts, numeric)
+    if column.time_format:
+        column.kind = "time"
+        return
+    column.integers = all(re.fullmatch(r"-?\d+", text) for text in texts)
+    if not numeric:
+        column.separator = _separator(texts)
+        if column.separator:
+            column.kind = "list"
+            return
+    unique = column.distinct / len(present)
+    fractions = numeric and not column.integers
+    if (
+        unique > 0.95
+        and len(present) >= 100
+        and not fractions
+        and (not column.integers or _rising(texts) or CODES.search(name))
+    ):
+        _leave(column, "an identifier: almost every row has a value of its own")
+        return
+    if not numeric:
+        return
+    if not fractions and (column.distinct <= FEW or CODES.search(name)):
+        column.kind = "category"
+        return
+    if any(abs(float(text)) > 1e30 for text in texts):
+        return
+    column.kind = "number"
+    column.quantiles = tuple(np.quantile(np.array(texts, np.float64), [0, 0.05, 0.5, 0.95, 1]).tolist())  # type: ignore[assignment]
+
+
+def _leave(column: Column, why: str) -> None:
+    column.kind, column.note, column.left_out = "left out", why, True
+
+
+def _rising(texts: Sequence[str]) -> bool:
+    numbers = np.array(texts[:1000], np.float64)
+    return bool((np.diff(numbers) > 0).all())
+
+
+def _time_format(name: str, texts: Sequence[str], numeric: bool) -> str | None:
+    if not numeric:
+        return "auto" if all(ISO.match(text) for text in texts) else None
+    if not TIMES.search(name):
+        return None
+    if all(len(text) == 8 and text.isdigit() and _is_date_hour(text) for text in texts):
+        return "yymmddhh"
+    numbers = np.array(texts, np.float64)
+    if (numbers > 9e8).all() and (numbers < 5e9).all():
+        return "seconds"
+    return "milliseconds" if (numbers > 9e11).all() and (numbers < 5e12).all() else None
+
+
+def _is_date_hour(text: str) -> bool:
+    return 1 <= int(text[2:4]) <= 12 and 1 <= int(text[4:6]) <= 31 and int(text[6:]) <= 23
+
+
+def _separator(texts: Sequence[str]) -> str | None:
+    """The character that separates the values of lists: values then repeat, which whole texts do less."""
+    for mark in SEPARATORS:
+        having = [text for text in texts if mark in text]
+        if len(having) < 0.3 * len(texts):
+            continue
+        parts = [part for text in texts for part in text.split(mark) if part]
+        longest = max(map(len, parts), default=0)
+        distinct = len(set(parts))
+        often = mark in "|;" and 2 * distinct < len(parts)  # what nobody writes within a value
+        if parts and longest <= 64 and (often or distinct < 0.8 * len(set(texts))):
+            return mark
+    return None
+
+
+def _relation(column: Column, values: Sequence[Any], truth: np.ndarray[Any, Any]) -> float | None:
+    """Mutual information with the label as a share of the label's entropy, without what chance would give."""
+    if column.left_out or column.kind in ("label", "weight", "time"):
+        return None
+    known = ~np.isnan(truth)
+    if column.kind == "number":
+        numbers = np.array([float(value) if value not in (None, "") else np.nan for value in values])
+        bounds = np.unique(np.nanquantile(numbers, np.linspace(0.1, 0.9, 9)))
+        codes = np.where(np.isnan(numbers), -1, np.searchsorted(bounds, numbers, side="right"))
+    else:
+        table: dict[str, int] = {}
+        codes = np.array([table.setdefault(str(value), len(table)) for value in values])
+    codes, clicks = codes[known], truth[known]
+    entropy = _entropy(np.array([clicks.sum(), len(clicks) - clicks.sum()]))
+    if not entropy:
+        return None
+    _, places = np.unique(codes, return_inverse=True)
+    ones = np.bincount(places, weights=clicks)
+    all_ = np.bincount(places)
+    inside = sum(
+        count / len(clicks) * _entropy(np.array([one, count - one])) for one, count in zip(ones, all_, strict=True)
+    )
+    chance = (len(all_) - 1) / (2 * len(clicks) * math.log(2))
+    return max(0.0, (entropy - inside - chance) / entropy)
+
+
+def _entropy(counts: np.ndarray[Any, Any]) -> float:
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def _schema(columns: Sequence[Column], table: RawTable, label: str) -> Schema:
+    dense: list[DenseFeature] = []
+    slots: list[Slot] = []
+    more: list[Label] = []
+    names = {column.name for column in columns}
+    time = weight = group = None
+    time_format = "auto"
+    for column in columns:
+        missing = "" if column.missing else None
+        if column.kind == "number":
+            dense.append(_number(column))
+        elif column.kind in ("category", "list"):
+            slots.append(Slot(column.name, split=column.separator, missing=missing))
+            if GROUPS.search(column.name) and group is None:
+                group = column.name
+        elif column.kind == "time" and time is None:
+            time, time_format = column.name, column.time_format or "auto"
+            for part in ("hour", "weekday"):
+                free = part if part not in names else f"{column.name}_{part}"
+                slots.append(Slot(free, column=column.name, derive=part))
+        elif column.kind == "time":
+            _leave(column, "a second time column; its hour or weekday can be a slot (derive)")
+        elif column.kind == "weight" and weight is None:
+            weight = column.name
+        elif column.kind == "label" and column.name != label:
+            more.append(Label(column.name, column.note or None))
+    if not slots:
+        raise ConfigError("no column looks like a category or a list: a model here needs at least one slot")
+    distinct = sum(column.distinct for column in columns if column.kind in ("category", "list"))
+    return Schema(
+        dense=tuple(dense),
+        slots=tuple(slots),
+        label=label,
+        sparse_feature_dim=1000001 if distinct < 300_000 else 10_000_019,
+        more_labels=tuple(more),
+        weight=weight,
+        group=group,
+        time=time,
+        time_format=time_format,
+        csv=table.dialect,
+    )
+
+
+def _number(column: Column) -> DenseFeature:
+    assert column.quantiles is not None
+    low, _, half, high, greatest = column.quantiles
+    if low >= 0 and greatest > 20 * max(half, 1e-9) and greatest > 10:
+        top = round(math.log1p(high), 6)
+        return DenseFeature(column.name, 0.0, top if top > 0 else 1.0, function="log1p")
+    diff = high - low
+    return DenseFeature(column.name, float(f"{low:.6g}"), float(f"{diff:.6g}") if diff > 0 else 1.0)
+
+
+def _comments(found: Inspection) -> dict[str, str]:
+    table = found.table
+    seen = "all" if table.whole else "the first"
+    comments = {
+        "": f"Made by `sparsefleet data inspect` of {seen} {table.rows:,} rows; {100 * found.label_rate:.2f} % of them "
+        f"have {found.schema.label} = 1.\nEdit it: take lines out, or add settings. Commands take it by --schema.",
+        "dense": 'Numbers: clip = [low, high], function = "log1p" or "ln2", then (x - minimum) / diff; missing = x.',
+        "slots": 'Categories: lower = true, length = n, split = "|", first = n, missing = "x", keys = true;\n'
+        'also { name = "a_b", cross = ["a", "b"] }, { name = "price_range", column = "price", buckets = [1, 10] }.',
+        "group": "group AUC is measured within it",
+        "time_format": "auto: ISO 8601, or seconds since 1970; UTC",
+    }
+    left = []
+    for column in found.columns:
+        if column.left_out:
+            left.append(f"left out: {column.name} ({column.note})")
+        else:
+            comments[column.name] = _describe(column)
+    if left:
+        comments["#left out"] = "\n".join(left)
+    return comments
+
+
+def _describe(column: Column) -> str:
+    parts = [column.kind]
+    if column.missing:
+        parts.append(f"{100 * column.missing / column.rows:.1f} % missing")
+    if column.quantiles is not None:
+        parts.append(f"{column.quantiles[0]:g} to {column.quantiles[4]:g}, half below {column.quantiles[2]:g}")
+    else:
+        parts.append(f"{column.distinct:,} distinct")
+    return ", ".join(parts).replace("\n", " ")

@@ -1,0 +1,147 @@
+"""The first rows of files as raw columns, before any schema is known: what `inspect` looks at."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.core.schema import CsvDialect
+from sparsefleet.data.formats.base import Head
+from sparsefleet.data.formats.csv import GUESSED_DELIMITERS
+from sparsefleet.data.formats.records import BOM, is_object, open_text
+
+FORMATS = ("csv", "jsonl", "parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class RawTable:
+    format: str
+    columns: dict[str, list[Any]]
+    """Values as they stand in the file: text in CSV; None where missing."""
+    rows: int
+    whole: bool
+    """All rows of all files are here."""
+    dialect: CsvDialect | None
+
+
+def read_table(files: Sequence[str], format: str, most: int) -> RawTable:
+    head = Head.of(files[0])
+    if format == "auto":
+        format = "parquet" if head.data.startswith(b"PAR1") else "jsonl" if is_object(head) else "csv"
+    if format not in FORMATS:
+        raise ConfigError(f"format={format!r}: data inspect reads {', '.join(FORMATS)} (Criteo's lines as csv)")
+    dialect = None
+    if format == "csv":
+        if not head.is_text:
+            raise DataError(f"{files[0]}: this is neither text nor Parquet; unpack or convert it first")
+        dialect = guess_dialect(head.data)
+    columns: dict[str, list[Any]] = {}
+    rows = 0
+    whole = True
+    share = -(-most // len(files))
+    for file in files:
+        for taken, record in enumerate(_records(file, format, dialect)):
+            if taken == share or rows == most:
+                whole = False
+                break
+            for name in record:
+                if name not in columns:
+                    columns[name] = [None] * rows
+            for name, column in columns.items():
+                column.append(record.get(name))
+            rows += 1
+    if not rows:
+        raise DataError(f"{files[0]}: there are no rows to look at")
+    return RawTable(format, columns, rows, whole, dialect)
+
+
+def _records(file: str, format: str, dialect: CsvDialect | None) -> Iterator[dict[str, Any]]:
+    if format == "parquet":
+        yield from _parquet(file)
+        return
+    with open_text(file) as text:
+        if format == "jsonl":
+            for number, line in enumerate(text, 1):
+                if line.strip():
+                    yield _object(line, file, number)
+            return
+        assert dialect is not None
+        yield from _csv(text, dialect, file)
+
+
+def _object(line: str, file: str, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{file}, line {number}: not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{file}, line {number}: not a JSON object")
+    return record
+
+
+def _csv(text: io.TextIOWrapper, dialect: CsvDialect, file: str) -> Iterator[dict[str, Any]]:
+    csv.field_size_limit(1 << 24)
+    marks: dict[str, Any] = {"quotechar": dialect.quote} if dialect.quote else {"quoting": csv.QUOTE_NONE}
+    reader = csv.reader(text, delimiter=dialect.delimiter, **marks)
+    names = next(reader, []) if dialect.header else list(dialect.columns or ())
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{file}: column {twice[0]!r} stands twice in the header; rename one of them")
+    for cells in reader:
+        if len(cells) == len(names):  # others are bad rows, which readers refuse or count
+            yield {name: cell if cell else None for name, cell in zip(names, cells, strict=True)}
+
+
+def _parquet(file: str) -> Iterator[dict[str, Any]]:
+    from sparsefleet.data.formats.parquet import open_parquet
+
+    with open_parquet(file) as opened:
+        for batch in opened.iter_batches(8192):
+            yield from batch.to_pylist()
+
+
+def guess_dialect(head: bytes) -> CsvDialect:
+    """The delimiter that cuts the first lines into equally many fields, and whether the first one names columns."""
+    text = head.removeprefix(BOM).decode(errors="replace")
+    if len(head) >= 1 << 16 and "\n" in text:
+        text = text[: text.rindex("\n") + 1]
+    best: tuple[float, int, str, list[list[str]]] | None = None
+    for delimiter in GUESSED_DELIMITERS:
+        try:
+            rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row][:200]
+        except csv.Error:
+            continue
+        if not rows:
+            continue
+        width, count = Counter(map(len, rows)).most_common(1)[0]
+        score = (count / len(rows) if width > 1 else 0.0, width, delimiter, rows)
+        if best is None or score[:2] > best[:2]:
+            best = score
+    if best is None:
+        raise DataError("the first lines cannot be read as CSV, with none of comma, tab, semicolon and bar")
+    _, _, delimiter, rows = best
+    multiline = any("\n" in cell for row in rows for cell in row)
+    first = rows[0]
+    names = all(cell.strip() and not is_number(cell) for cell in first) and len(set(first)) == len(first)
+    if (
+        names
+        and len(rows) > 1
+        and any(cell in {row[i] for row in rows[1:] if i < len(row)} for i, cell in enumerate(first))
+    ):
+        names = False  # what stands below cannot be a name
+    if names:
+        return CsvDialect(delimiter, multiline=multiline)
+    return CsvDialect(delimiter, False, tuple(f"c{index + 1}" for index in range(len(first))), multiline=multiline)
+
+
+def is_number(text: str) -> bool:
+    try:
+        return float(text) - float(text) == 0 and text.isascii() and "_" not in text and text.strip() == text
+    except ValueError:
+        return False

@@ -1,0 +1,86 @@
+"""From a CSV with a header to a served score, by commands alone; and the same table in other formats."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command_line import SMALL, CommandLine
+from http_server import serving
+
+from sparsefleet.core.schema import Schema
+
+COLUMNS = ("id", "ts", "site", "age", "price", "tags", "click")
+
+
+def write_table(file: Path, rows: int) -> list[dict[str, object]]:
+    made: list[dict[str, object]] = []
+    for i in range(rows):
+        site, age = f'shop "{i % 13}", Ltd', 20 + i % 9
+        made.append(
+            {
+                "id": f"r{i:06d}",
+                "ts": f"2024-05-{1 + i % 28:02d} {i % 24:02d}:15:00",
+                "site": site,
+                "age": age,
+                "price": round(0.37 * (i % 101) + (500 if i % 50 == 0 else 0), 2),
+                "tags": "|".join(f"t{(i * k) % 7}" for k in range(1, 2 + i % 3)),
+                "click": int((i % 13) % 3 == 0),
+            }
+        )
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, COLUMNS)
+        writer.writeheader()
+        writer.writerows(made)
+    return made
+
+
+@pytest.mark.slow
+def test_from_csv_to_a_served_score(shell: CommandLine, tmp_path: Path) -> None:
+    rows = write_table(tmp_path / "f.csv", 3000)
+    done = shell.run("data", "inspect", "f.csv", "--out", "schema.toml")
+    assert done.returncode == 0, done.stderr
+    assert "left out: an identifier" in done.stdout
+    schema = Schema.load(tmp_path / "schema.toml")
+    assert schema.label == "click"
+    assert schema.dense_names == ("price",)
+    assert [slot.name for slot in schema.slots] == ["hour", "weekday", "site", "age", "tags"]
+    assert [slot.split for slot in schema.slots] == [None, None, None, None, "|"]
+
+    split = shell.run("data", "prepare", "f.csv", "--schema", "schema.toml", "--out", "data", "--parts", "2")
+    assert split.returncode == 0, split.stderr
+    trained = shell.result("train", "--data", "data/train", "--save", "model", "--epochs", "2", *SMALL)
+    assert trained
+    score = shell.result("infer", "model", "--data", "data/test", "--output", "scores.csv")
+    assert score["auc"] > 0.6
+    exported = shell.run("export", "model", "--out", "bundle")
+    assert exported.returncode == 0, exported.stderr
+
+    (tmp_path / "few.csv").write_text("\n".join((tmp_path / "f.csv").read_text().split("\n")[:6]) + "\n")
+    shell.result("infer", "model", "--data", "few.csv", "--output", "few-scores.csv")
+    wanted = [float(line["score"]) for line in csv.DictReader((tmp_path / "few-scores.csv").open())]
+    with serving(tmp_path / "bundle") as server:
+        # A whole number and its text are one value.
+        for convert in (lambda value: value, str):
+            asked = [{name: convert(row[name]) for name in schema.fields} for row in rows[:5]]
+            answer = server.post("/v1/predict", {"rows": asked})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["scores"] == pytest.approx(wanted, abs=1e-5)
+        wrong = server.post("/v1/predict", {"rows": [{**asked[0], "price": "cheap"}]})
+        assert wrong.status_code == 400
+        assert "price" in wrong.text
+        verified = shell.run("verify", "model", "bundle", "--data", "data/test", "--url", server.url)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+    # The same rows as JSON lines and Parquet score the same.
+    few = rows[:5]
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in few))
+    pq.write_table(pa.Table.from_pylist(few), tmp_path / "few.parquet")
+    for name in ("few.jsonl", "few.parquet"):
+        shell.result("infer", "model", "--data", name, "--output", "again.csv")
+        again = [float(line["score"]) for line in csv.DictReader((tmp_path / "again.csv").open())]
+        assert again == pytest.approx(wanted, abs=1e-6)
