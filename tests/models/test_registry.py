@@ -120,7 +120,7 @@ def test_a_subclass_with_its_own_forward_is_not_taken_for_its_base(clicks, tmp_p
     asked = r"holds a model of your own \(.*Upside\), and no code: load it from a script, into a model that you made .*"
     with pytest.raises(CheckpointError, match=asked + r"models\.build\(description, MyModel\)"):
         build(saved)
-    with pytest.raises(CheckpointError, match=r"holds a model of your own \(.*Upside\): export it from a script"):
+    with pytest.raises(CheckpointError, match=r"holds a model of your own \(.*Upside\): say where its class is"):
         export_checkpoint(str(tmp_path / "run"), tmp_path / "bundle")
     again = build(saved, Upside)
     assert type(again) is Upside

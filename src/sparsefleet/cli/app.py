@@ -12,7 +12,8 @@ from sparsefleet import __version__
 
 COMMANDS = {
     "data": "Make, prepare, fetch and look at data.",
-    "train": "Train CTR-DNN, evaluate it, save it: in this process, or with --servers and --workers in many.",
+    "train": "Train a model, evaluate it, save it: in this process, or with --servers and --workers in many.",
+    "models": "List the models that `train --model` knows, with their settings.",
     "word2vec": "Train word vectors from text; look at them, judge them, export them.",
     "infer": "Score rows with a saved model, and measure it where rows have labels.",
     "status": "Show tables, speed, latencies and trainers of a running job.",

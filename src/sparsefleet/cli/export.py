@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from sparsefleet.cli.console import console, errors_to_exit, say, size_text
+from sparsefleet.cli.reading import OWN_MODEL
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.inputs import pipe_advice
 
@@ -22,6 +23,7 @@ def export(
     name: Annotated[
         str | None, typer.Option(help="The version that servers tell; by default step and bundle id.")
     ] = None,
+    own_model: Annotated[str | None, typer.Option("--model", help=OWN_MODEL)] = None,
     same_inputs: Annotated[
         bool,
         typer.Option(
@@ -34,6 +36,7 @@ def export(
     """Make a bundle of a checkpoint: ONNX network, mapped rows, schema. Needs neither script nor torch to serve."""
     try:
         from sparsefleet.export import export_checkpoint
+        from sparsefleet.scoring.saved_model import saved_model
     except ImportError as error:
         raise SparseFleetError(f"exporting needs more packages ({error}): pip install 'sparsefleet[serve]'") from error
     done = export_checkpoint(
@@ -42,6 +45,7 @@ def export(
         rows=rows,
         min_seen=min_seen,
         name=name,
+        model=None if own_model is None else saved_model(checkpoint, own_model)[0],
         same_inputs=same_inputs,
         progress=lambda what: console.print(f"writing {what}", markup=False),
     )

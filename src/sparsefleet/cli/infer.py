@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.cli.console import errors_to_exit, progress, say
-from sparsefleet.cli.reading import SAME_INPUTS, tell_skipped
+from sparsefleet.cli.reading import OWN_MODEL, SAME_INPUTS, tell_skipped
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.data.files import list_files
@@ -29,6 +29,7 @@ def infer(
     output: Annotated[
         Path | None, typer.Option(help="Where to write predictions, one per input row: a .csv or .parquet file.")
     ] = None,
+    own_model: Annotated[str | None, typer.Option("--model", help=OWN_MODEL)] = None,
     format: Annotated[str, typer.Option(help=format_help())] = "auto",
     pipe_command: Annotated[
         str | None, typer.Option(help="Shell command that turns a file (its stdin) into MultiSlot text.")
@@ -67,6 +68,7 @@ def infer(
         labelled=not unlabelled,
         precision=precision,
         same_inputs=same_inputs,
+        model=own_model,
     )
     files = list_files(data)
     with progress("scoring") as report:

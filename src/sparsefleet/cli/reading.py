@@ -10,6 +10,10 @@ from sparsefleet.data.beside import schema_beside
 
 SAME_INPUTS = "Rows are read otherwise than in training: you vouch that this gives the same keys and numbers."
 
+OWN_MODEL = (
+    "Where the class is of a model of your own, my_model.py:MyNet or package.module:MyNet: checkpoints hold no code."
+)
+
 
 def schema_for(data: str, given: str | None, sparse_feature_dim: int | None) -> Schema:
     """The schema file given, or the one beside the data (in its folder or the one above), or Criteo's."""

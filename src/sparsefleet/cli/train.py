@@ -1,4 +1,4 @@
-"""`sparsefleet train`: CTR-DNN from files to a checkpoint, without a script."""
+"""`sparsefleet train`: a model from files to a checkpoint, without a script."""
 
 from __future__ import annotations
 
@@ -52,6 +52,23 @@ def train(
         str | None, _data("Shell command that turns a file (its stdin) into MultiSlot text.")
     ] = None,
     on_bad_row: Annotated[str, _data("error: stop at a row that does not parse; skip: count it and go on.")] = "error",
+    model_name: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            help="A name that `sparsefleet models` lists, or your own class: my_model.py:MyNet, package.module:MyNet.",
+            rich_help_panel="Model",
+        ),
+    ] = "ctr_dnn",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="A setting of the model, name=value, such as dropout=0.1 (`sparsefleet models` tells them); may be "
+            "given several times.",
+            rich_help_panel="Model",
+        ),
+    ] = None,
     preset: Annotated[str, _model("default, or paddle: the reference's settings to the letter.")] = "default",
     embedding_size: Annotated[int | None, _model("Values in a row of the table.")] = None,
     hidden: Annotated[str | None, _model("Widths of the relu layers, such as 400,400,400.")] = None,
@@ -118,7 +135,7 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train CTR-DNN, evaluate it, save it: in this process, or with --servers and --workers in many."""
+    """Train a model, evaluate it, save it: in this process, or with --servers and --workers in many."""
     role = Role.from_environment()
     train_checks.check_counts(servers, workers, role)
     strategy = fleet.DistributedStrategy(
@@ -157,7 +174,7 @@ def train(
     rows = schema_for(data, schema, sparse_feature_dim)
     trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile)
     torch.manual_seed(seed)
-    model = train_parts.network(rows, preset, embedding_size, hidden, init_range)
+    model = train_parts.network(rows, preset, embedding_size, hidden, init_range, model_name, settings or ())
     reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
     if resume and role.is_first_worker:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from torch import nn
 
 from sparsefleet import optim
 from sparsefleet.cli.console import console
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.core.initializer import Uniform
 from sparsefleet.core.schema import Schema
-from sparsefleet.models import CTRDNN, PRESETS, CTRDNNConfig
+from sparsefleet.models import CTRDNN, PRESETS, choosing
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.optim.schedule import Constant, ExponentialDecay, LinearWarmup, Schedule
 from sparsefleet.train import FitResult
@@ -27,23 +28,29 @@ def reporters(log_seconds: float, lines: str | None, tensorboard: str | None) ->
 
 
 def network(
-    schema: Schema, preset: str, embedding_size: int | None, hidden: str | None, init_range: float | None
-) -> CTRDNN:
+    schema: Schema,
+    preset: str,
+    embedding_size: int | None,
+    hidden: str | None,
+    init_range: float | None,
+    model: str = choosing.DEFAULT,
+    settings: Sequence[str] = (),
+) -> nn.Module:
     if preset not in PRESETS:
         raise ConfigError(f"--preset {preset}: choose {' or '.join(PRESETS)}")
-    base = PRESETS[preset]
+    if preset != "default" and choosing.choose(model) is not CTRDNN:
+        raise ConfigError(f"--preset {preset} is of {choosing.DEFAULT}; leave it out with --model {model}")
+    sets = choosing.parse_sets(settings)
+    if preset == "paddle" and init_range is None and "init_range" not in sets:
+        init_range = 1.0
     try:
-        widths = tuple(int(width) for width in hidden.split(",")) if hidden else base.hidden
+        widths = tuple(int(width) for width in hidden.split(",")) if hidden else None
     except ValueError:
         raise ConfigError(f"--hidden {hidden}: give widths separated by commas, such as 400,400,400") from None
     if init_range is not None and not 0 <= init_range < math.inf:
         raise ConfigError(f"--init-range {init_range}: give a number, 0 or above")
-    config = CTRDNNConfig(
-        embedding_size=base.embedding_size if embedding_size is None else embedding_size,
-        hidden=widths,
-        initializer=base.initializer if init_range is None else Uniform(-init_range, init_range),
-    )
-    return CTRDNN(schema.slot_names, len(schema.dense), config)
+    options = {"--embedding-size": embedding_size, "--hidden": widths, "--init-range": init_range}
+    return choosing.make(model, schema, sets, options)
 
 
 def rows_of_an_update(batch: int, mode: str, threads: int, workers: int, max_merge: int) -> int:

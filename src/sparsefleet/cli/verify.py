@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sparsefleet.cli.console import console, errors_exit_with, say
-from sparsefleet.cli.reading import SAME_INPUTS
+from sparsefleet.cli.reading import OWN_MODEL, SAME_INPUTS
 from sparsefleet.cli.verify_view import show_report
 from sparsefleet.core.errors import BundleError, SparseFleetError
 from sparsefleet.data.formats import format_help
@@ -24,6 +24,7 @@ def verify(
     checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a run's folder: then its newest checkpoint.")],
     bundle: Annotated[Path, typer.Option(help="The bundle that was made of it.")],
     data: Annotated[str, typer.Option(help="Rows to score everywhere: a folder, a file or a pattern.")],
+    own_model: Annotated[str | None, typer.Option("--model", help=OWN_MODEL)] = None,
     url: Annotated[str | None, typer.Option(help="A running server, http://host:port.")] = None,
     redis: Annotated[
         str | None, typer.Option(help="Where the rows were published: redis://host:port/database?prefix=NAME.")
@@ -44,6 +45,7 @@ def verify(
 ) -> None:
     """Compare a checkpoint with its bundle and whoever serves it: network, parameters, settings, scores."""
     try:
+        from sparsefleet.scoring.saved_model import saved_model
         from sparsefleet.verify import VerifyConfig
         from sparsefleet.verify import verify as compare
     except ImportError as error:
@@ -66,6 +68,7 @@ def verify(
                 data,
                 url=url,
                 redis=redis,
+                model=None if own_model is None else saved_model(checkpoint, own_model)[0],
                 config=config,
                 progress=lambda what: status.update(f"comparing {what}"),
             )

@@ -247,8 +247,9 @@ def model_of(checkpoint: Checkpoint, given: nn.Module | None) -> nn.Module:
     description = checkpoint.manifest.model
     if given is None and description.get("name") == "custom":
         raise CheckpointError(
-            f"{checkpoint.location} holds a model of your own ({description.get('class')}): export it from a script "
-            "with sparsefleet.export.export_model(model, checkpoint, out)"
+            f"{checkpoint.location} holds a model of your own ({description.get('class')}): say where its "
+            "class is, --model my_model.py:MyNet; or export it from a script with "
+            "sparsefleet.export.export_model(model, checkpoint, out)"
         )
     model = registry.build(description) if given is None else copy.deepcopy(given)
     saved = {**checkpoint.dense(), **checkpoint.buffers()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sparsefleet.core.errors import BundleError
@@ -16,14 +16,17 @@ FORMAT, NETWORK_FORMAT = "sparsefleet-bundle", "sparsefleet-network"
 VERSION = 2
 OLDEST = 1
 """Bundles from here on are read. Version 1 did not say what its inputs are."""
-NETWORK_VERSION = 1
+NETWORK_VERSION = 2
+"""Version 1 had neither sequences nor labels; a network without them is written so."""
 MAX_BYTES = 16 << 20
 
 MANIFEST, NETWORK, GRAPH, SCHEMA = "manifest.json", "network.json", "model.onnx", "schema.json"
 DTYPES = ("float32", "float16", "int8")
 POOLINGS = ("sum", "mean")
+SEQUENCE = "sequence"
 ZEROS = "zeros"
 MAX_DIM = 65536
+MAX_LENGTH = 65536
 
 NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 ID = re.compile(r"[0-9a-f]{32}")
@@ -108,10 +111,18 @@ class EmbeddingInput:
     dim: int
     slots: tuple[str, ...]
     pooling: str
+    """sum or mean of a slot's rows; sequence: the rows of one slot's last `length` values, [B, length * (dim + 1)]."""
     missing: str = ZEROS
     """What a slot without values gives."""
     unknown: str = ZEROS
     """What a value gives whose key the table does not hold."""
+    length: int | None = None
+    """Of a sequence, how many values count: the last ones."""
+
+    @property
+    def width(self) -> int:
+        """Values a sample has in this input."""
+        return len(self.slots) * self.dim if self.length is None else self.length * (self.dim + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +138,19 @@ class NetworkInfo:
     embeddings: tuple[EmbeddingInput, ...]
     parameters: tuple[tuple[str, str], ...]
     """(name in the model, name in the graph) of the tensors that the graph holds unchanged."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Of a model for several labels: (label, the graph's output with its probability). The first is `output`."""
 
     def to_json(self) -> bytes:
-        return _json({"format": NETWORK_FORMAT, "version": NETWORK_VERSION, **asdict(self)})
+        data = asdict(self)
+        version = NETWORK_VERSION
+        if not self.labels and all(entry.length is None for entry in self.embeddings):
+            # As releases that know neither write and read it.
+            version = 1
+            del data["labels"]
+            for entry in data["embeddings"]:
+                del entry["length"]
+        return _json({"format": NETWORK_FORMAT, "version": version, **data})
 
 
 def parse_manifest(data: bytes, where: str) -> BundleManifest:
@@ -166,16 +187,20 @@ def _inputs(fields: BundleFields, where: str) -> Inputs | None:
 
 def parse_network(data: bytes, where: str) -> NetworkInfo:
     fields = BundleFields(_document(data, where), where)
-    fields.header(NETWORK_FORMAT, NETWORK_VERSION, NETWORK_VERSION, "network description")
+    version = fields.header(NETWORK_FORMAT, 1, NETWORK_VERSION, "network description")
     network = NetworkInfo(
         output=fields.text("output"),
         dense=_dense(fields),
-        embeddings=fields.items("embeddings", _embedding),
+        embeddings=fields.items("embeddings", _embedding if version > 1 else _pooled_embedding),
         parameters=fields.items("parameters", _parameter),
+        labels=fields.items("labels", _label) if version > 1 else (),
     )
     fields.end()
     inputs = [embedding.input for embedding in network.embeddings]
     once(inputs + ([network.dense.input] if network.dense else []), "input", where, BundleError)
+    once([label for label, _ in network.labels], "label", where, BundleError)
+    if network.labels and network.labels[0][1] != network.output:
+        raise BundleError(f"{where}: output {short(network.output)} is not that of the first label")
     return network
 
 
@@ -188,22 +213,47 @@ def _dense(fields: BundleFields) -> DenseInput | None:
     return result
 
 
+def _pooled_embedding(item: Any, where: str) -> EmbeddingInput:
+    fields = BundleFields(item, where)
+    embedding = _pooled(fields, POOLINGS)
+    fields.end()
+    return embedding
+
+
 def _embedding(item: Any, where: str) -> EmbeddingInput:
     fields = BundleFields(item, where)
+    embedding = _pooled(fields, (*POOLINGS, SEQUENCE))
+    has_length = fields.take("length") is not None
+    if has_length != (embedding.pooling == SEQUENCE):
+        raise fields.fail("length", f"is for embeddings of pooling {SEQUENCE}, which must have it, and for no others")
+    if has_length:
+        embedding = replace(embedding, length=fields.integer("length", 1, MAX_LENGTH))
+        if len(embedding.slots) != 1:
+            raise fields.fail("slots", "has several; a sequence is of one slot")
+    fields.end()
+    return embedding
+
+
+def _pooled(fields: BundleFields, poolings: tuple[str, ...]) -> EmbeddingInput:
     embedding = EmbeddingInput(
         input=fields.text("input"),
         module=fields.text("module"),
         table=fields.text("table"),
         dim=fields.integer("dim", 1, MAX_DIM),
         slots=fields.items("slots", _text),
-        pooling=fields.choice("pooling", POOLINGS),
+        pooling=fields.choice("pooling", poolings),
         missing=fields.choice("missing", (ZEROS,)),
         unknown=fields.choice("unknown", (ZEROS,)),
     )
-    fields.end()
     if not embedding.slots:
         raise fields.fail("slots", "is empty; an embedding has at least one slot")
     return embedding
+
+
+def _label(item: Any, where: str) -> tuple[str, str]:
+    if not (isinstance(item, list) and len(item) == 2 and all(isinstance(name, str) for name in item)):
+        raise BundleError(f"{where}: wanted is [label, output of the graph], got {short(item)}")
+    return item[0], item[1]
 
 
 def _text(item: Any, where: str) -> str:

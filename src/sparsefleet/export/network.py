@@ -2,7 +2,7 @@
 
 The model runs once on symbolic tensors. Its embeddings, which in training look rows up and pool them, hand out the
 graph's inputs instead; so everything from there to the probability is in the graph, and nothing else is: no label, no
-loss, no lookup.
+loss, no lookup. A model for several labels has an output for each.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.manifest import DenseInput, EmbeddingInput, NetworkInfo
 from sparsefleet.export.onnx_session import open_session, run_session
 from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.nn.embedding import SparseEmbedding
-from sparsefleet.nn.objective import probability_graph
+from sparsefleet.nn.objective import label_graph, label_names, probability_graph
+from sparsefleet.nn.sequence_embedding import SequenceEmbedding
 
 DENSE, OUTPUT = "dense", "probability"
 TOLERANCE = 1e-5
@@ -55,22 +57,25 @@ class TracedBatch:
 
 
 class _FromPooled(nn.Module):
-    """The model as a function of tensors: (dense, pooled…) -> probabilities [B]."""
+    """The model as a function of tensors: (dense, pooled…) -> probabilities [B], of each label where it has several."""
 
     def __init__(self, model: nn.Module, embeddings: Sequence[SparseEmbedding], slots: tuple[str, ...]) -> None:
         super().__init__()
         self.model = model
         self._embeddings, self._slots = tuple(embeddings), slots
 
-    def forward(self, dense: torch.Tensor, pooled: list[torch.Tensor]) -> torch.Tensor:
+    def forward(self, dense: torch.Tensor, pooled: list[torch.Tensor]) -> list[torch.Tensor]:
         for module, tensor in zip(self._embeddings, pooled, strict=True):
-            module.forward = lambda batch, given=tensor: given  # type: ignore[method-assign, misc]
+            given = module.from_input(tensor)
+            module.forward = lambda batch, given=given: given  # type: ignore[method-assign, misc]
         try:
             output = self.model(TracedBatch(dense, self._slots))
         finally:
             for module in self._embeddings:
                 del module.forward
-        return probability_graph(self.model, output).float()
+        if label_names(self.model) is not None and not hasattr(self.model, "probabilities"):
+            return label_graph(self.model, output)
+        return [probability_graph(self.model, output).float()]
 
 
 def export_network(model: nn.Module, slots: tuple[str, ...], dense_features: int) -> Network:
@@ -86,8 +91,10 @@ def export_network(model: nn.Module, slots: tuple[str, ...], dense_features: int
             )
     wrapped = _FromPooled(model, [module for _, module in named], slots).eval()
     names = [f"pooled_{index}" for index in range(len(named))]
-    widths = [len(module.slots) * module.dim for _, module in named]
-    proto = _traced(wrapped, names, widths, dense_features)
+    widths = [module.width for _, module in named]
+    labels = label_names(model) or ()
+    outputs = [OUTPUT, *(f"{OUTPUT}_{index}" for index in range(1, len(labels)))]
+    proto = _traced(wrapped, names, widths, dense_features, outputs)
     used = {entry.name for entry in proto.graph.input}
     unused = [name for (name, _), given in zip(named, names, strict=True) if given not in used]
     if unused:
@@ -96,16 +103,21 @@ def export_network(model: nn.Module, slots: tuple[str, ...], dense_features: int
         output=OUTPUT,
         dense=DenseInput(DENSE, dense_features) if DENSE in used else None,
         embeddings=tuple(
-            EmbeddingInput(given, name, module.table, module.dim, module.slots, module.pooling)
+            EmbeddingInput(given, name, module.table, module.dim, module.slots, module.pooling, length=_length(module))
             for (name, module), given in zip(named, names, strict=True)
         ),
         parameters=_unchanged(model, proto),
+        labels=tuple(zip(labels, outputs, strict=True)) if labels else (),
     )
     graph: bytes = proto.SerializeToString(deterministic=True)
     return Network(graph, info, _compare(wrapped, graph, info, widths, dense_features))
 
 
-def _traced(wrapped: _FromPooled, names: list[str], widths: list[int], dense_features: int) -> Any:
+def _length(module: SparseEmbedding) -> int | None:
+    return module.length if isinstance(module, SequenceEmbedding) else None
+
+
+def _traced(wrapped: _FromPooled, names: list[str], widths: list[int], dense_features: int, outputs: list[str]) -> Any:
     rows = 3
     batch = torch.export.Dim("batch")
     example = (torch.zeros(rows, dense_features), [torch.zeros(rows, width) for width in widths])
@@ -116,7 +128,7 @@ def _traced(wrapped: _FromPooled, names: list[str], widths: list[int], dense_fea
                 example,
                 dynamo=True,
                 input_names=[DENSE, *names],
-                output_names=[OUTPUT],
+                output_names=outputs,
                 dynamic_shapes=({0: batch}, [{0: batch} for _ in widths]),
                 verbose=False,
             )
@@ -183,24 +195,29 @@ def _compare(wrapped: _FromPooled, graph: bytes, info: NetworkInfo, widths: list
             inputs = {entry.input: array for entry, array in zip(info.embeddings, pooled, strict=True)}
             if info.dense is not None:
                 inputs[info.dense.input] = dense
-            got = run_session(session, info.output, inputs)
             with torch.no_grad(), flushed():
-                want = wrapped(torch.from_numpy(dense), [torch.from_numpy(array) for array in pooled]).numpy()
-            if want.shape != (rows,):
-                raise BundleError(
-                    f"the model's probabilities have shape {list(want.shape)} for {rows} rows; wanted is [B]"
-                )
-            if got.shape != want.shape:
-                raise BundleError(
-                    f"the exported graph gives shape {list(got.shape)} for {rows} rows where torch gives "
-                    f"{list(want.shape)}: the model depends on the number of rows in a way that ONNX cannot say"
-                )
-            worst = max(worst, float(np.abs(got - want).max()))
-            if not worst <= TOLERANCE:
-                raise BundleError(
-                    f"the exported graph does not compute what the model does: probabilities differ by {worst:.3g} "
-                    f"(allowed is {TOLERANCE:g}) on {rows} random rows"
-                )
+                computed = wrapped(torch.from_numpy(dense), [torch.from_numpy(array) for array in pooled])
+            named = [output for _, output in info.labels] or [info.output]
+            for output, tensor in zip(named, computed, strict=True):
+                worst = max(worst, _difference(run_session(session, output, inputs), tensor.numpy(), rows))
+    return worst
+
+
+def _difference(got: F32, want: F32, rows: int) -> float:
+    """The largest, if it may be."""
+    if want.shape != (rows,):
+        raise BundleError(f"the model's probabilities have shape {list(want.shape)} for {rows} rows; wanted is [B]")
+    if got.shape != want.shape:
+        raise BundleError(
+            f"the exported graph gives shape {list(got.shape)} for {rows} rows where torch gives "
+            f"{list(want.shape)}: the model depends on the number of rows in a way that ONNX cannot say"
+        )
+    worst = float(np.abs(got - want).max())
+    if not worst <= TOLERANCE:
+        raise BundleError(
+            f"the exported graph does not compute what the model does: probabilities differ by {worst:.3g} "
+            f"(allowed is {TOLERANCE:g}) on {rows} random rows"
+        )
     return worst
 
 

@@ -44,7 +44,8 @@ class ClickMetrics(Metric):
         self.count(outputs[PROBABILITY], batch.labels)
 
     def count(self, probabilities: F32, labels: F32) -> None:
-        """[B] each; a label that is NaN counts as `bad`."""
+        """[B] each; a label that is NaN counts as `bad`. Of several labels [B, L] the first counts."""
+        labels = labels if labels.ndim == 1 else labels[:, 0]
         # The kernel takes no strided arrays, such as a column of a model's output.
         probabilities, labels = np.ascontiguousarray(probabilities), np.ascontiguousarray(labels)
         sums = count_clicks(probabilities, labels, self.positive, self.negative)

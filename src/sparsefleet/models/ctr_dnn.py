@@ -11,8 +11,9 @@ from torch import nn
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.initializer import Initializer, Uniform, from_list
-from sparsefleet.core.schema import CRITEO
-from sparsefleet.models.base import Rebuildable
+from sparsefleet.core.schema import CRITEO, Schema
+from sparsefleet.models.base import Rebuildable, labels_of
+from sparsefleet.models.settings import Settings, setting
 from sparsefleet.nn import DenseTower, PooledTower, SparseEmbedding
 
 TABLE = "SparseFeatFactors"
@@ -42,10 +43,28 @@ PRESETS = {
 """`paddle` is the seeds' network to the letter: plain Uniform() there means [-1, 1]."""
 
 
+@dataclass(frozen=True)
+class CTRDNNSettings(Settings):
+    """The settings of `CTRDNNConfig` as a command line has them."""
+
+    embedding_size: int = setting(PRESETS["default"].embedding_size, "Values in a row of the table.")
+    hidden: tuple[int, ...] = setting(PRESETS["default"].hidden, "Widths of the relu layers.")
+    init_range: float = setting(0.01, "New rows are uniform in [-R, R).")
+    pooling: str = setting("sum", "How a slot's values become one vector.", ("sum", "mean"))
+
+    def checks(self) -> None:
+        self.require("init_range", 0 <= self.init_range < math.inf, "a number, 0 or above")
+
+
 class CTRDNN(PooledTower, Rebuildable):
     """Batch -> [B, 2] softmax logits (no click, click)."""
 
     name: ClassVar[str] = "CTRDNN"
+    summary: ClassVar[str] = (
+        "CTR-DNN, Fleet's network: relu layers over pooled slots and numbers, softmax of two; fastest."
+    )
+    reference: ClassVar[str] = "PaddlePaddle, CTR-DNN of the Fleet examples"
+    Settings: ClassVar[type[Settings]] = CTRDNNSettings
 
     def __init__(
         self,
@@ -63,6 +82,18 @@ class CTRDNN(PooledTower, Rebuildable):
         for layer in self.tower.linear_layers():
             nn.init.normal_(layer.weight, std=1 / math.sqrt(layer.in_features))
             nn.init.zeros_(layer.bias)
+
+    @classmethod
+    def from_schema(cls, schema: Schema, **settings: Any) -> Self:
+        if len(labels := labels_of(schema)) > 1:
+            raise ConfigError(
+                f"CTRDNN learns one label; the schema has {', '.join(labels)}: choose a model for several labels "
+                "(sparsefleet models), or keep one label in the schema"
+            )
+        chosen = CTRDNNSettings(**settings)
+        initializer = Uniform(-chosen.init_range, chosen.init_range)
+        config = CTRDNNConfig(chosen.embedding_size, chosen.hidden, initializer, chosen.pooling)
+        return cls(schema.slot_names, len(schema.dense), config)
 
     def describe(self) -> dict[str, Any]:
         return {

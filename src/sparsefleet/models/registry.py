@@ -1,6 +1,6 @@
 """Models by name, so that a checkpoint can say which one it holds without holding code.
 
-A model is a file with a `Rebuildable` class, and a line in `MODELS`.
+A model is a file with a `Rebuildable` class, and a line in `SHELF`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,42 @@ from typing import Any
 from torch import nn
 
 from sparsefleet.core.errors import CheckpointError, ConfigError
+from sparsefleet.models.autoint import AutoInt
 from sparsefleet.models.base import Rebuildable
 from sparsefleet.models.ctr_dnn import CTRDNN
+from sparsefleet.models.dcnv2 import DCNv2
+from sparsefleet.models.deepfm import DeepFM
+from sparsefleet.models.din import DIN
+from sparsefleet.models.dnn import DNN
+from sparsefleet.models.esmm import ESMM
+from sparsefleet.models.fm import FM
+from sparsefleet.models.fwfm import FwFM
+from sparsefleet.models.lr import LogisticRegression
+from sparsefleet.models.mmoe import MMoE
+from sparsefleet.models.shared_bottom import SharedBottom
+from sparsefleet.models.widedeep import WideDeep
+from sparsefleet.models.xdeepfm import XDeepFM
 
-MODELS: Mapping[str, type[Rebuildable]] = {
-    model.name: model
-    for model in (
-        CTRDNN,
-        # one line for each model
-    )
+SHELF: Mapping[str, type[Rebuildable]] = {
+    "ctr_dnn": CTRDNN,
+    "lr": LogisticRegression,
+    "fm": FM,
+    "fwfm": FwFM,
+    "dnn": DNN,
+    "widedeep": WideDeep,
+    "deepfm": DeepFM,
+    "dcnv2": DCNv2,
+    "xdeepfm": XDeepFM,
+    "autoint": AutoInt,
+    "din": DIN,
+    "shared_bottom": SharedBottom,
+    "mmoe": MMoE,
+    "esmm": ESMM,
+    # one line for each model
 }
+"""What `--model` calls them."""
+MODELS: Mapping[str, type[Rebuildable]] = {model.name: model for model in SHELF.values()}
+"""What checkpoints call them."""
 CUSTOM = "custom"
 """The name of every model that is in no table of ours."""
 
@@ -68,8 +94,8 @@ def _class_of(description: Mapping[str, Any], own: type[nn.Module] | None) -> ty
     if own is None:
         raise CheckpointError(
             f"this checkpoint holds a model of your own ({saved}), and no code: load it from a script, into a model "
-            "that you made yourself, with Trainer.restore(model, path); or give its class to "
-            "sparsefleet.models.build(description, MyModel)"
+            "that you made yourself, with Trainer.restore(model, path); or say where its class is: commands take "
+            "--model my_model.py:MyModel, scripts sparsefleet.models.build(description, MyModel)"
         )
     # The module may differ: the script that trained was __main__.
     if own.__qualname__.rpartition(".")[2] != saved.rpartition(".")[2]:

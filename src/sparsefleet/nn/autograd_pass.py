@@ -23,7 +23,7 @@ class AutogradPass:
     def forward(self, batch: Batch) -> Judged:
         self._gradients.reset()
         with flushed(), computing_in(self._precision):
-            judged = judge(self._model, self._model(batch), batch.labels)
+            judged = judge(self._model, self._model(batch), batch.labels, batch.weights)
 
         def backward() -> None:
             with flushed():

@@ -13,10 +13,11 @@ from torch.nn.modules import module as torch_module
 from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.kernels.pooled_pass import PooledNetwork, PooledPass
+from sparsefleet.nn.autograd_pass import AutogradPass
 from sparsefleet.nn.dense_block import Gradients
 from sparsefleet.nn.embedding import SparseEmbedding
 from sparsefleet.nn.lookup import RowSource, slot_places
-from sparsefleet.nn.objective import Judged
+from sparsefleet.nn.objective import Judged, check_labels, label_names
 from sparsefleet.nn.pooled_tower import PooledTower
 from sparsefleet.nn.tower import GRADIENT_TARGET, DenseTower
 
@@ -33,6 +34,8 @@ def direct_pass(model: nn.Module, source: RowSource, gradients: Gradients, *, ha
         return None
     if callable(getattr(model, "loss", None)) or hasattr(model, "probabilities") or _watched(model):
         return None
+    if label_names(model) is not None:
+        return None
     if type(model.embedding) is not SparseEmbedding or type(model.tower) is not DenseTower:
         return None
     layers = model.tower.linear_layers()
@@ -41,7 +44,9 @@ def direct_pass(model: nn.Module, source: RowSource, gradients: Gradients, *, ha
     trained = sum(parameter.numel() for layer in layers for parameter in layer.parameters() if parameter.requires_grad)
     if trained != len(gradients.flat) or trained != sum(p.numel() for p in model.parameters()):
         return None  # frozen layers, or parameters besides the tower's
-    return DirectPass(model.embedding, layers, source, half) if layers[-1].out_features in (1, 2) else None
+    if layers[-1].out_features not in (1, 2):
+        return None
+    return DirectPass(model, source, AutogradPass(model, gradients, "bf16" if half else "float32"), half)
 
 
 def _watched(model: nn.Module) -> bool:
@@ -59,7 +64,10 @@ def _watched(model: nn.Module) -> bool:
 class DirectPass:
     """Dense gradients go where the parameters' `GRADIENT_TARGET`s are, gradients of rows to the lookup. One thread."""
 
-    def __init__(self, embedding: SparseEmbedding, layers: list[nn.Linear], source: RowSource, half: bool) -> None:
+    def __init__(self, model: PooledTower, source: RowSource, weighted: AutogradPass, half: bool) -> None:
+        """weighted: for batches whose samples have weights, which the kernel's loss does not know."""
+        embedding, layers = model.embedding, model.tower.linear_layers()
+        self._model, self._weighted = model, weighted
         self._table, self._source = embedding.table, source
         slots = tuple(dict.fromkeys(embedding.slots))  # of the table's lookups: no other embedding is on it
         for parameter in (p for layer in layers for p in layer.parameters()):
@@ -82,6 +90,9 @@ class DirectPass:
         samples, dense = batch.dense.shape
         if dense != self._dense_features:
             raise ConfigError(f"the model was made for {self._dense_features} dense features; the input has {dense}")
+        check_labels(self._model, batch.labels)
+        if batch.weights is not None:
+            return self._weighted.forward(batch)
         found = self._source.lookup(self._table, batch)
         kept = self._kept.get(samples) or self._make(samples)
         loss, probabilities = kept.forward(found.values, found.inverse, found.offsets, batch.dense, batch.labels)

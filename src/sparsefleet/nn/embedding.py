@@ -55,15 +55,27 @@ class SparseEmbedding(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_source": None}  # what a copy reads from is its own
 
+    @property
+    def width(self) -> int:
+        """Values a sample has in the input that stands for this embedding where a bundle's network is run."""
+        return len(self.slots) * self.dim
+
+    def from_input(self, given: torch.Tensor) -> Any:
+        """What `forward` gives, of that input [B, width]."""
+        return given
+
     def forward(self, batch: Batch) -> torch.Tensor:
+        lookup = self._lookup(batch)
+        pooled: torch.Tensor = _Pool.apply(lookup.rows, lookup, self.slots, self.pooling == "mean")  # type: ignore[no-untyped-call]
+        return pooled
+
+    def _lookup(self, batch: Batch) -> Lookup:
         if self._source is None:
             raise ConfigError(
                 f"the embedding on table {self.table!r} has no rows yet: run the model through a Trainer, or attach "
                 "a store with sparsefleet.train.attach(model, store)"
             )
-        lookup = self._source.lookup(self.table, batch)
-        pooled: torch.Tensor = _Pool.apply(lookup.rows, lookup, self.slots, self.pooling == "mean")  # type: ignore[no-untyped-call]
-        return pooled
+        return self._source.lookup(self.table, batch)
 
     def extra_repr(self) -> str:
         return f"table={self.table!r}, dim={self.dim}, slots={len(self.slots)}, pooling={self.pooling!r}"

@@ -3,10 +3,15 @@
 A model may define `loss(output, labels) -> scalar` and `probabilities(output) -> [B]` itself, and then return what it
 likes: a dict of tensors gives metrics these outputs by name. Otherwise an output of shape [B, 2] is a pair of softmax
 logits, [B] or [B, 1] a logit, and the loss the cross-entropy summed over the batch.
+
+A model for several labels has their names in `label_names`; its output is then [B, L], a logit for each of them, and
+the loss the sum of their cross-entropies, each over the samples that have the label (NaN: it is not defined). Metrics
+see each label's probability by its name; `probability` is that of the first. Weights of samples multiply their losses.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +27,8 @@ from sparsefleet.metrics.base import PROBABILITY, Outputs
 
 Output = Any
 """What a model returns: a tensor, a dict of tensors by name, or what its own `loss` and `probabilities` understand."""
-Loss = Callable[[Output, torch.Tensor], torch.Tensor]
+Loss = Callable[..., torch.Tensor]
+"""loss(output, labels), or loss(output, labels, weights) where samples may have weights."""
 Probabilities = Callable[[Output], torch.Tensor]
 
 
@@ -42,23 +48,89 @@ class Judged:
         return {PROBABILITY: self.probabilities, **(self.named or {})}
 
 
-def judge(model: nn.Module, output: Output, labels: F32) -> Judged:
-    """Loss, probabilities and the way back, for a model in training."""
+def label_names(model: nn.Module) -> tuple[str, ...] | None:
+    """The labels of a model for several of them; None for a model of one label."""
+    names: tuple[str, ...] | None = getattr(model, "label_names", None)
+    return names
+
+
+def judge(model: nn.Module, output: Output, labels: F32, weights: F32 | None = None) -> Judged:
+    """Loss, probabilities and the way back, for a model in training. labels: [B] or [B, L]; weights: [B]."""
+    names = label_names(model)
+    check_labels(model, labels)
     own: Loss | None = getattr(model, "loss", None)
     if callable(own):
-        loss = own(output, torch.from_numpy(labels))
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise ConfigError(
-                f"{type(model).__qualname__}.loss(output, labels) must return a tensor of one number, the loss summed "
-                f"over the batch; got {_described(loss)}"
-            )
+        loss = _own_loss(model, own, output, labels, weights)
         with torch.no_grad():
             probabilities = probabilities_of(model, _detached(output), len(labels))
-        return Judged(loss.item(), probabilities, loss.backward, named_outputs(output))
+        return Judged(loss.item(), probabilities, loss.backward, named_outputs(output, model))
+    if names is not None:
+        of_labels = _label_logits(output, names)
+        loss_sum, all_probabilities, gradient = label_loss(of_labels, labels.reshape(of_labels.shape), weights)
+        root: torch.Tensor = _WithGradient.apply(output, gradient)  # type: ignore[no-untyped-call]
+        return Judged(loss_sum, all_probabilities[:, 0].copy(), root.backward, _by_name(all_probabilities, names))
     # Cross-entropy in one kernel: on a few hundred numbers torch's graph of small operations costs more than the sums.
-    loss_sum, probabilities, gradient = click_loss(_logits(output), labels)
-    root: torch.Tensor = _WithGradient.apply(output, gradient)  # type: ignore[no-untyped-call]
+    logits = _logits(output)
+    loss_sum, probabilities, gradient = click_loss(logits, labels)
+    if weights is not None:
+        loss_sum, gradient = _weighted(logits, labels, weights, gradient)
+    root = _WithGradient.apply(output, gradient)  # type: ignore[no-untyped-call]
     return Judged(loss_sum, probabilities, root.backward)
+
+
+def check_labels(model: nn.Module, labels: F32) -> None:
+    """Refuse samples that have more or fewer labels than the model."""
+    names = label_names(model)
+    found, wanted = 1 if labels.ndim == 1 else labels.shape[1], 1 if names is None else len(names)
+    if found != wanted and not (names is None and callable(getattr(model, "loss", None))):
+        told = f" ({', '.join(names)})" if names else ""
+        raise ConfigError(
+            f"{type(model).__qualname__} learns {wanted} label{'s' * (wanted > 1)}{told}; the samples have {found}: "
+            "choose a model for several labels (sparsefleet models), or a schema with the labels that this one learns"
+        )
+
+
+def _own_loss(model: nn.Module, own: Loss, output: Output, labels: F32, weights: F32 | None) -> torch.Tensor:
+    given = [torch.from_numpy(labels)]
+    if "weights" in inspect.signature(own).parameters:
+        given += [torch.ones(len(labels)) if weights is None else torch.from_numpy(weights)]
+    elif weights is not None:
+        raise ConfigError(
+            f"the samples have weights, and {type(model).__qualname__}.loss(output, labels) does not take them: let it "
+            "take weights [B] as a third argument, or leave the weights out of the schema"
+        )
+    loss = own(output, *given)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise ConfigError(
+            f"{type(model).__qualname__}.loss(output, labels) must return a tensor of one number, the loss summed "
+            f"over the batch; got {_described(loss)}"
+        )
+    return loss
+
+
+def label_loss(logits: F32, labels: F32, weights: F32 | None) -> tuple[float, F32, F32]:
+    """[B, L] logits: cross-entropy summed over labels that are defined, probabilities and gradient [B, L]."""
+    defined = ~np.isnan(labels)
+    wanted: F32 = np.where(defined, labels, np.float32(0))
+    share = defined if weights is None else defined * weights[:, None]
+    near: F32 = np.exp(-np.abs(logits))
+    losses = np.maximum(logits, 0) - logits * wanted + np.log1p(near)
+    probabilities: F32 = np.where(logits >= 0, np.float32(1), near) / (np.float32(1) + near)
+    gradient: F32 = np.ascontiguousarray((probabilities - wanted) * share, np.float32)
+    return float((losses * share).sum(dtype=np.float64)), probabilities, gradient
+
+
+def _weighted(logits: F32, labels: F32, weights: F32, gradient: F32) -> tuple[float, F32]:
+    """The sum of losses and the gradient, where samples count by their weights."""
+    margin = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
+    loss_sum, _, _ = label_loss(margin[:, None], labels[:, None], weights)
+    if np.isnan(labels).any():  # one label that is not there is an error of the data, with weights as without
+        loss_sum = float("nan")
+    return loss_sum, gradient * weights[:, None]
+
+
+def _by_name(probabilities: F32, names: tuple[str, ...]) -> dict[str, F32]:
+    return {name: np.ascontiguousarray(probabilities[:, at]) for at, name in enumerate(names)}
 
 
 class _WithGradient(torch.autograd.Function):
@@ -77,8 +149,12 @@ class _WithGradient(torch.autograd.Function):
         return ctx.gradient, None
 
 
-def named_outputs(output: Output) -> Mapping[str, F32] | None:
-    """The tensors of a model that returns a dict of them, as arrays; None for any other model."""
+def named_outputs(output: Output, model: nn.Module | None = None) -> Mapping[str, F32] | None:
+    """The tensors of a model that returns a dict of them, as arrays; of a model for several labels the probability of
+    each; None for any other model.
+    """
+    if model is not None and (names := label_names(model)) is not None:
+        return _by_name(_sigmoid(_label_logits(output, names)), names)
     if not isinstance(output, Mapping):
         return None
     if PROBABILITY in output:
@@ -97,6 +173,8 @@ def probabilities_of(model: nn.Module, output: Output, samples: int) -> F32:
         _check_probabilities(model, mine, samples)
         probabilities: F32 = mine.detach().float().reshape(-1).contiguous().numpy()
         return probabilities
+    if (names := label_names(model)) is not None:
+        return _sigmoid(_label_logits(output, names)[:, 0])
     logits = _logits(output)
     return click_loss(logits, np.zeros(len(logits), np.float32))[1]
 
@@ -108,11 +186,34 @@ def probability_graph(model: nn.Module, output: Output) -> torch.Tensor:
         mine = own(output)
         _check_probabilities(model, mine, None)
         return mine.float().reshape(-1)
+    if label_names(model) is not None:
+        return torch.sigmoid(output[:, 0].float())
     _check_shape(output)
     output = output.float()
     if output.dim() == 2 and output.shape[1] == 2:
         return torch.softmax(output, 1)[:, 1]
     return torch.sigmoid(output.reshape(-1))
+
+
+def label_graph(model: nn.Module, output: Output) -> list[torch.Tensor]:
+    """Of a model for several labels the probability [B] of each, in torch's own operations."""
+    return [torch.sigmoid(output[:, at].float()) for at, _ in enumerate(label_names(model) or ())]
+
+
+def _sigmoid(logits: F32) -> F32:
+    values: F32 = torch.sigmoid(torch.from_numpy(np.ascontiguousarray(logits))).numpy()
+    return values
+
+
+def _label_logits(output: Output, names: tuple[str, ...]) -> F32:
+    """[B, L]"""
+    if not torch.is_tensor(output) or output.dim() != 2 or output.shape[1] != len(names):
+        raise ConfigError(
+            f"a model for the labels {', '.join(names)} must return a logit for each, [B, {len(names)}]; got "
+            f"{_described(output)}"
+        )
+    values: F32 = output.detach().float().contiguous().numpy()
+    return values
 
 
 def _logits(output: Output) -> F32:

@@ -1,4 +1,7 @@
-"""Files of predictions, one line or row per input row: .csv for people, .parquet for programs."""
+"""Files of predictions, one line or row per sample: .csv for people, .parquet for programs.
+
+The columns are `label` and `probability`; of a model for several labels `label_NAME` of each, then `probability_NAME`.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,36 @@ import pyarrow.parquet as pq
 
 from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.metrics.base import PROBABILITY, Outputs
 
-Write = Callable[[Batch, F32], None]
-COLUMNS = ("label", "probability")
-_SCHEMA = pa.schema([(column, pa.float32()) for column in COLUMNS])
+Write = Callable[[Batch, Outputs], None]
+
+
+class _Columns:
+    """The columns of a file, and what a batch has in them."""
+
+    def __init__(self, labels: Sequence[str] | None) -> None:
+        self._outputs = list(labels or [PROBABILITY])
+        ends = [""] if labels is None else [f"_{label}" for label in labels]
+        self.names = [f"{kind}{end}" for kind in ("label", "probability") for end in ends]
+        self.schema = pa.schema([(name, pa.float32()) for name in self.names])
+
+    def labels(self, batch: Batch) -> list[F32]:
+        return [batch.labels] if batch.labels.ndim == 1 else list(batch.labels.T)
+
+    def probabilities(self, outputs: Outputs) -> list[F32]:
+        return [outputs[name] for name in self._outputs]
 
 
 @contextmanager
-def open_predictions(path: Path) -> Iterator[Write]:
-    """A function that appends a batch's predictions. The file appears under its name when all are written."""
+def open_predictions(path: Path, labels: Sequence[str] | None = None) -> Iterator[Write]:
+    """A function that appends a batch's predictions. The file appears under its name when all are written.
+
+    labels: those of a model for several.
+    """
     check_name(path)
-    with _beside(path) as beside, (_csv if path.suffix == ".csv" else _parquet)(beside) as write:
+    columns = _Columns(labels)
+    with _beside(path) as beside, (_csv if path.suffix == ".csv" else _parquet)(beside, columns) as write:
         yield write
 
 
@@ -34,7 +56,7 @@ def join_predictions(parts: Sequence[Path], path: Path) -> None:
         if path.suffix == ".csv":
             _join_csv(parts, beside)
         else:
-            with pq.ParquetWriter(beside, _SCHEMA) as writer:
+            with pq.ParquetWriter(beside, pq.read_schema(parts[0])) as writer:
                 for part in parts:
                     with pq.ParquetFile(part) as file:
                         for batch in file.iter_batches():
@@ -70,25 +92,29 @@ def _join_csv(parts: Sequence[Path], path: Path) -> None:
 
 
 @contextmanager
-def _csv(path: Path) -> Iterator[Write]:
+def _csv(path: Path, columns: _Columns) -> Iterator[Write]:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        writer.writerow(columns.names)
 
-        def write(batch: Batch, probabilities: F32) -> None:
-            labels = ("" if label != label else int(label) for label in batch.labels.tolist())
+        def write(batch: Batch, outputs: Outputs) -> None:
+            labels = (
+                ["" if label != label else int(label) for label in each.tolist()] for each in columns.labels(batch)
+            )
             # The shortest text that gives the float32 back.
-            writer.writerows(zip(labels, map(str, probabilities), strict=True))
+            probabilities = (map(str, each) for each in columns.probabilities(outputs))
+            writer.writerows(zip(*labels, *probabilities, strict=True))
 
         yield write
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Write]:
-    with pq.ParquetWriter(path, _SCHEMA) as writer:
+def _parquet(path: Path, columns: _Columns) -> Iterator[Write]:
+    with pq.ParquetWriter(path, columns.schema) as writer:
 
-        def write(batch: Batch, probabilities: F32) -> None:
-            columns = [pa.array(batch.labels, from_pandas=True), pa.array(probabilities)]
-            writer.write_table(pa.Table.from_arrays(columns, schema=_SCHEMA))
+        def write(batch: Batch, outputs: Outputs) -> None:
+            labels = [pa.array(each, from_pandas=True) for each in columns.labels(batch)]
+            probabilities = [pa.array(each) for each in columns.probabilities(outputs)]
+            writer.write_table(pa.Table.from_arrays([*labels, *probabilities], schema=columns.schema))
 
         yield write

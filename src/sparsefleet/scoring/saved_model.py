@@ -11,22 +11,24 @@ from sparsefleet.core.errors import CheckpointError
 from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.base import Reader
-from sparsefleet.models import registry
+from sparsefleet.models import choosing, registry
 from sparsefleet.train.given_data import VOUCH
 
 logger = logging.getLogger("sparsefleet.scoring")
 
 
-def saved_model(path: AnyPath, own: type[nn.Module] | None = None) -> tuple[nn.Module, Schema]:
+def saved_model(path: AnyPath, own: type[nn.Module] | str | None = None) -> tuple[nn.Module, Schema]:
     """The model of a checkpoint, or of a run's newest one, with fresh weights, and the schema of its samples.
 
     `Trainer.load` or `Trainer.restore` fills in the weights. `own`: the class, where the model is one of yours
-    (`sparsefleet.models.Rebuildable`): a checkpoint holds no code.
+    (`sparsefleet.models.Rebuildable`), or where it is, as "my_model.py:MyNet": a checkpoint holds no code.
     """
     checkpoint = Checkpoint.open(latest(path))
     if checkpoint.manifest.schema is None:
         raise CheckpointError(f"{checkpoint.location} does not say what its input looks like (no schema)")
     schema = Schema.from_dict(checkpoint.manifest.schema, where=f"{checkpoint.location}: schema")
+    if isinstance(own, str):
+        return choosing.rebuilt(checkpoint.manifest.model, own), schema
     return registry.build(checkpoint.manifest.model, own), schema
 
 

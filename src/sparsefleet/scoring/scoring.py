@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sparsefleet.data.reading import ReadingOptions
 from sparsefleet.metrics import ClickMetrics
+from sparsefleet.nn.objective import label_names
 from sparsefleet.optim import SGD
 from sparsefleet.scoring.predictions import open_predictions
 from sparsefleet.scoring.saved_model import check_inputs, saved_model
@@ -27,12 +28,14 @@ class Scoring:
     precision: str = "float32"
     same_inputs: bool = False
     """Whoever asks vouches that samples read so have the keys and numbers that the model was trained on."""
+    model: str | None = None
+    """Where the class is of a model of the user's own: my_model.py:MyNet."""
 
     def score(
         self, files: Sequence[str], output: Path | None = None, tell: Tell | None = None
     ) -> tuple[ClickMetrics, dict[str, int]]:
         """The metrics of the samples of these files, and the bad ones passed over; predictions go to `output`."""
-        network, schema = saved_model(self.checkpoint)
+        network, schema = saved_model(self.checkpoint, self.model)
         trainer = self._trainer()
         samples = self._reading().open(files, schema)
         check_inputs(self.checkpoint, samples)  # before a large model is loaded
@@ -43,15 +46,15 @@ class Scoring:
             metrics = trainer.measure(network, samples).clicks
         else:
             metrics = ClickMetrics()
-            with open_predictions(output) as write:
-                for batch, probabilities in trainer.predict(network, samples):
-                    write(batch, probabilities)
-                    metrics.count(probabilities, batch.labels)
+            with open_predictions(output, label_names(network)) as write:
+                for batch, outputs in trainer.predict_outputs(network, samples):
+                    write(batch, outputs)
+                    metrics.update(batch, outputs)
         return metrics, samples.skipped()
 
     def check(self, path: str) -> None:
         """Refuse what `score` would refuse before its first sample."""
-        _, schema = saved_model(self.checkpoint)
+        _, schema = saved_model(self.checkpoint, self.model)
         self._trainer()
         self._reading().check(path, schema)
         check_inputs(self.checkpoint, self._reading().open(path, schema, load=False))

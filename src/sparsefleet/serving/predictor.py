@@ -18,6 +18,7 @@ from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.manifest import EmbeddingInput
 from sparsefleet.export.onnx_session import open_session, run_session
 from sparsefleet.kernels.rows import I32, pool_forward, select_slots, unique_keys
+from sparsefleet.kernels.sequences import sequence_input
 from sparsefleet.serving.mmap import MappedSource
 from sparsefleet.serving.samples import SampleParser
 from sparsefleet.serving.source import SparseSource
@@ -108,6 +109,10 @@ class Predictor:
         ):
             asked, missed = asked + len(unique), missed + len(unique) - int(np.count_nonzero(found))
             for embedding, places in table.embeddings:
+                if embedding.length is not None:
+                    of, place = len(table.slots), int(places[0])
+                    inputs[embedding.input] = sequence_input(rows, inverse, offsets, of, place, embedding.length)
+                    continue
                 pooled = np.empty((len(batch), len(places) * embedding.dim), np.float32)
                 mean = embedding.pooling == "mean"
                 pool_forward(rows, inverse, offsets, len(table.slots), places, mean, pooled)
@@ -148,7 +153,7 @@ def _open_session(bundle: Bundle, threads: int) -> Any:
     except Exception as error:  # ONNX Runtime raises types of its own
         raise BundleError(f"{where}: ONNX Runtime cannot load it: {str(error).splitlines()[0]}") from error
     network = bundle.network
-    wanted = {entry.input: len(entry.slots) * entry.dim for entry in network.embeddings}
+    wanted = {entry.input: entry.width for entry in network.embeddings}
     if network.dense is not None:
         wanted[network.dense.input] = network.dense.features
     found = {entry.name: (entry.type, entry.shape) for entry in session.get_inputs()}

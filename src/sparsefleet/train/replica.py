@@ -92,7 +92,7 @@ class Scorer:
             with precisions.computing_in(self._precision):
                 output = self._model(batch)
             probabilities = probabilities_of(self._model, output, len(batch))[:samples]
-            named = named_outputs(output)
+            named = named_outputs(output, self._model)
         self._rows.end()
         if named is None:
             return {PROBABILITY: probabilities}

@@ -24,6 +24,7 @@ from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.crew import Crew
 from sparsefleet.data.base import Reader
 from sparsefleet.metrics import ClickMetrics, Metric, MetricSet
+from sparsefleet.metrics.base import PROBABILITY, Outputs
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import ParameterStore, Pending, RunFacts
@@ -348,13 +349,18 @@ class Trainer:
 
     def predict(self, model: nn.Module, data: Reader) -> Generator[tuple[Batch, F32]]:
         """Every batch with its click probabilities, in the order of the input."""
+        for batch, outputs in self.predict_outputs(model, data):
+            yield batch, outputs[PROBABILITY]
+
+    def predict_outputs(self, model: nn.Module, data: Reader) -> Generator[tuple[Batch, Outputs]]:
+        """Every batch with all outputs by name, as metrics get them: of several labels the probability of each."""
         self._to_score(model)
         self._trained_on.check(data)
         data.seek({})
         with _evaluating(model), data.epoch(1) as epoch:
             scorer = Scorer(model, self._pull_existing, self.config.precision)
             for batch in epoch.streams[0]:
-                yield batch, scorer(batch)
+                yield batch, scorer.outputs(batch)
                 data.consumed(batch)
 
     # -- parameters ----------------------------------------------------------------------------------------------
