@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
 
 from sparsefleet import optim
 from sparsefleet.cli.console import console
@@ -11,6 +15,7 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.initializer import Uniform
 from sparsefleet.core.schema import Schema
 from sparsefleet.models import CTRDNN, PRESETS, CTRDNNConfig
+from sparsefleet.nn.embedding import embeddings
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.optim.schedule import Constant, ExponentialDecay, LinearWarmup, Schedule
 from sparsefleet.train import FitResult
@@ -29,9 +34,7 @@ def reporters(log_seconds: float, lines: str | None, tensorboard: str | None) ->
 def network(
     schema: Schema, preset: str, embedding_size: int | None, hidden: str | None, init_range: float | None
 ) -> CTRDNN:
-    if preset not in PRESETS:
-        raise ConfigError(f"--preset {preset}: choose {' or '.join(PRESETS)}")
-    base = PRESETS[preset]
+    base = PRESETS.get(preset, PRESETS["default"])  # others say all they have to say in options (cli/presets.py)
     try:
         widths = tuple(int(width) for width in hidden.split(",")) if hidden else base.hidden
     except ValueError:
@@ -61,6 +64,27 @@ def rule(
         schedule = LinearWarmup(warmup, schedule)
     default = 1e-4 if preset == "paddle" else optim.usual_rate(name, rows)
     return optim.by_name(name, default if rate is None else rate, schedule=schedule)
+
+
+def regularised(rule: UpdateRule, l2: float, exact: bool, rows: int) -> tuple[UpdateRule, UpdateRule | None]:
+    """The rule of the dense parameters, and the tables' own where it is another; rows: of an update.
+
+    --l2 means the mean of a batch's losses, as in torch; gradients here are of the sum, which is so many times as
+    large: so is what L2 adds to them. And with --exact, which promises torch's numbers, epsilon.
+    """
+    if not l2 and not exact:
+        return rule, None
+    scaled: dict[str, Any] = {}
+    if exact and hasattr(rule, "epsilon"):
+        scaled["epsilon"] = rule.epsilon * rows
+    own = {**scaled, "exact": exact, **({"weight_decay": l2 * rows} if l2 else {})}
+    return replace(rule, **scaled), replace(rule, **own)
+
+
+def use_for_tables(model: nn.Module, rule: UpdateRule | None) -> None:
+    """Embeddings that name no rule of their own get this one."""
+    for embedding in embeddings(model) if rule is not None else ():
+        embedding.optimizer = embedding.optimizer or rule
 
 
 def metrics(result: FitResult, test_skipped: Mapping[str, int]) -> dict[str, object]:
