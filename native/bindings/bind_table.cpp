@@ -1,6 +1,7 @@
 // Sparse tables, update rules, initial values. Shapes are checked here so that no kernel ever runs past an
 // array.
 #include <limits>
+#include <memory>
 #include <optional>
 #include <tuple>
 
@@ -154,21 +155,21 @@ std::tuple<std::size_t, std::uint64_t> table_scan(const RowTable& table, std::ui
                                                   const Out<std::uint64_t, 1>& keys,
                                                   const Out<float, 2>& values, const Out<float, 2>& state,
                                                   const Out<std::uint32_t, 1>& seen,
-                                                  const Out<std::uint32_t, 1>& touched) {
+                                                  const Out<std::uint32_t, 1>& touched, std::uint32_t clock) {
     const std::size_t capacity = keys.shape(0);
     const RowArrays out = row_arrays(table, keys, values, state, seen, touched);
     const nb::gil_scoped_release release;
-    const std::size_t copied = table.scan(cursor, capacity, out);
+    const std::size_t copied = table.scan(cursor, capacity, out, clock);
     return {copied, cursor};
 }
 
 std::size_t table_scan_cut(RowTable& table, const Out<std::uint64_t, 1>& keys, const Out<float, 2>& values,
                            const Out<float, 2>& state, const Out<std::uint32_t, 1>& seen,
-                           const Out<std::uint32_t, 1>& touched) {
+                           const Out<std::uint32_t, 1>& touched, std::uint32_t clock) {
     const std::size_t capacity = keys.shape(0);
     const RowArrays out = row_arrays(table, keys, values, state, seen, touched);
     const nb::gil_scoped_release release;
-    return table.scan_cut(capacity, out);
+    return table.scan_cut(capacity, out, clock);
 }
 
 }  // namespace
@@ -187,10 +188,17 @@ void bind_table(nb::module_& m) {
     nb::class_<RowTable>(m, "RowTable")
         .def("__init__",
              [](RowTable* self, std::size_t dim, std::size_t state_width, std::uint64_t seed, int kind,
-                double a, double b, float initial_state, bool notes) {
-                 new (self)
-                     RowTable(dim, state_width, make_initializer(kind, a, b, seed), initial_state, notes);
+                double a, double b, float initial_state, bool notes, int idle_kind,
+                const In<double, 1>& idle_hyper) {
+                 expect(idle_hyper.shape(0) <= kHyperCount, "a rule has at most 6 hyperparameters");
+                 double numbers[kHyperCount] = {};
+                 for (std::size_t i = 0; i < idle_hyper.shape(0); ++i) numbers[i] = idle_hyper.data()[i];
+                 auto idle = idle_kind < 0 ? nullptr : std::make_unique<IdleSteps>(idle_kind, numbers);
+                 new (self) RowTable(dim, state_width, make_initializer(kind, a, b, seed), initial_state,
+                                     notes, std::move(idle));
              })
+        .def("note_steps", &RowTable::note_steps, "first"_a, "last"_a, "lr"_a)
+        .def("forget_steps", &RowTable::forget_steps)
         .def("pull", &table_pull, nb::arg("keys").noconvert(), nb::arg("out").noconvert(), "create"_a,
              "clock"_a)
         .def("push", &table_push, nb::arg("keys").noconvert(), nb::arg("grads").noconvert(),
@@ -204,10 +212,12 @@ void bind_table(nb::module_& m) {
              "kind"_a, "lr"_a, nb::arg("hyper").noconvert(), "step"_a)
         .def("contains", &table_contains, nb::arg("keys").noconvert(), nb::arg("found").noconvert())
         .def("scan", &table_scan, "cursor"_a, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
-             nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert())
+             nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert(),
+             "clock"_a)
         .def("begin_cut", &RowTable::begin_cut, nb::call_guard<nb::gil_scoped_release>())
         .def("scan_cut", &table_scan_cut, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
-             nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert())
+             nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert(),
+             "clock"_a)
         .def("end_cut", &RowTable::end_cut, nb::call_guard<nb::gil_scoped_release>())
         .def("rows", &RowTable::rows)
         .def("memory_bytes", &RowTable::memory_bytes, nb::call_guard<nb::gil_scoped_release>())

@@ -10,6 +10,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "sparsefleet/float_mode.h"
+
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
@@ -111,16 +113,19 @@ void by_window(const Shard& shard, const Group& group, std::size_t row_bytes, Wo
 }  // namespace
 
 RowTable::RowTable(std::size_t dim, std::size_t state_width, const Initializer& init, float initial_state,
-                   bool notes)
+                   bool notes, std::unique_ptr<IdleSteps> idle)
     : layout_(dim, state_width),
       init_(init),
       initial_state_(initial_state),
       notes_(notes),
+      idle_(std::move(idle)),
       arena_(layout_.chunk_bytes),
       aside_arena_(Aside::chunk_bytes(layout_.row_bytes)),
       shards_(new Shard[kShards]) {
     if (notes && state_width < dim)
         throw std::invalid_argument("a table that notes needs a float of state for each value");
+    if (idle_ != nullptr && (notes || idle_->state_width(dim) != state_width))
+        throw std::invalid_argument("an exact table has the state of its rule, and does not note");
     for (std::size_t s = 0; s < kShards; ++s) shards_[s].attach(&layout_, &arena_);
 }
 
@@ -172,6 +177,7 @@ bool lock_if(Lock& lock, bool wait) {
 
 std::size_t RowTable::pull(const std::uint64_t* keys, std::size_t count, float* out, bool create,
                            std::uint32_t clock) {
+    if (idle_ != nullptr) return pull_exact(keys, count, out, create, clock);
     thread_local std::vector<Item> missing;
     const std::size_t dim = layout_.dim, read_bytes = RowLayout::kValues + sizeof(float) * dim;
     std::size_t misses = 0;
@@ -220,17 +226,49 @@ void RowTable::by_locked_window(const std::uint64_t* keys, std::size_t count, Wo
     });
 }
 
+// Reading moves rows: what was caught up need not be again.
+std::size_t RowTable::pull_exact(const std::uint64_t* keys, std::size_t count, float* out, bool create,
+                                 std::uint32_t clock) {
+    expect_noted_steps(clock);
+    const std::size_t dim = layout_.dim;
+    std::size_t misses = 0;
+    by_locked_window(
+        keys, count,
+        [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, std::uint32_t* rows) {
+            for (std::size_t i = 0; i < n; ++i) {
+                if (rows[i] != Shard::kNone) continue;
+                ++misses;
+                if (create) rows[i] = find_or_create(shard, items[i].place, items[i].key, 0);
+            }
+            const FlushDenormals mode;  // not before rows were created: first values keep denormals
+            for (std::size_t i = 0; i < n; ++i) {
+                float* to = out + (first + items[i].position) * dim;
+                if (rows[i] == Shard::kNone) {
+                    std::fill(to, to + dim, 0.0f);
+                    continue;
+                }
+                std::byte* row = shard.row(rows[i]);
+                std::uint32_t& touched = *row_touched(row);
+                touched = idle_->catch_up(row_values(row), dim, touched, clock);
+                copy_floats(to, row_values(row), dim);
+            }
+        });
+    return misses;
+}
+
 void RowTable::push(const std::uint64_t* keys, std::size_t count, const float* grads,
                     const std::uint32_t* occurrences, const RuleStep& rule, std::uint32_t clock) {
     expect_rule(rule);
     const std::size_t dim = layout_.dim;
+    const std::uint32_t created = idle_ == nullptr ? clock : 0;
+    if (idle_ != nullptr) expect_noted_steps(clock);
     by_locked_window(
         keys, count,
         [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, std::uint32_t* rows) {
             // All rows come first: one that is created may move the others.
             for (std::size_t i = 0; i < n; ++i)
                 if (rows[i] == Shard::kNone)
-                    rows[i] = find_or_create(shard, items[i].place, items[i].key, clock);
+                    rows[i] = find_or_create(shard, items[i].place, items[i].key, created);
             float* values[kWindow];
             const float* gradients[kWindow];
             for (std::size_t i = 0; i < n; ++i) {
@@ -239,8 +277,14 @@ void RowTable::push(const std::uint64_t* keys, std::size_t count, const float* g
                 std::uint32_t& seen = *row_seen(row);
                 const std::uint32_t more = seen + (occurrences == nullptr ? 1 : occurrences[from]);
                 seen = more < seen ? 0xFFFFFFFFu : more;
-                *row_touched(row) = clock;
                 values[i] = row_values(row);
+                if (idle_ == nullptr) {
+                    *row_touched(row) = clock;
+                } else {  // another thread may have been here with a later step
+                    std::uint32_t& touched = *row_touched(row);
+                    idle_->wake(values[i], dim, touched, clock - 1);
+                    if (static_cast<std::int32_t>(clock - touched) > 0) touched = clock;
+                }
                 gradients[i] = grads + from * dim;
             }
             rule.update_rows(values, gradients, n, dim);
@@ -284,6 +328,20 @@ void RowTable::insert(const std::uint64_t* keys, std::size_t count, const float*
 
 void RowTable::expect_noted() const {
     if (!notes_) throw std::invalid_argument("this table does not note what was changed");
+}
+
+void RowTable::note_steps(std::uint64_t first, std::uint64_t last, double lr) {
+    if (idle_ == nullptr) throw std::invalid_argument("this table is not exact: it has no use for steps");
+    idle_->note(first, last, lr);
+}
+
+void RowTable::forget_steps() {
+    if (idle_ == nullptr) throw std::invalid_argument("this table is not exact: it has no use for steps");
+    idle_->forget();
+}
+
+void RowTable::expect_noted_steps(std::uint64_t step) const {
+    if (step > idle_->noted()) throw std::invalid_argument("an exact table does not know this step yet");
 }
 
 void RowTable::expect_rule(const RuleStep& rule) const {
@@ -359,10 +417,23 @@ void RowTable::contains(const std::uint64_t* keys, std::size_t count, std::uint8
     });
 }
 
-void RowTable::copy_out(const std::byte* row, const RowArrays& out, std::size_t at) const {
+void RowTable::copy_out(const std::byte* row, const RowArrays& out, std::size_t at,
+                        std::uint32_t clock) const {
     const std::size_t dim = layout_.dim, width = layout_.state_width;
     const std::byte* values = row + RowLayout::kValues;
     out.keys[at] = row_key(row);
+    if (idle_ != nullptr) {  // a copy is caught up, not the row: the caller may read, not write
+        thread_local std::vector<float> copy;
+        copy.resize(dim + width);
+        std::memcpy(copy.data(), values, (dim + width) * sizeof(float));
+        std::memcpy(out.touched + at, row + RowLayout::kTouched, sizeof(std::uint32_t));
+        const FlushDenormals mode;
+        out.touched[at] = idle_->catch_up(copy.data(), dim, out.touched[at], clock);
+        std::memcpy(out.seen + at, row + RowLayout::kSeen, sizeof(std::uint32_t));
+        std::memcpy(out.values + at * dim, copy.data(), dim * sizeof(float));
+        std::memcpy(out.state + at * width, copy.data() + dim, width * sizeof(float));
+        return;
+    }
     std::memcpy(out.seen + at, row + RowLayout::kSeen, sizeof(std::uint32_t));
     std::memcpy(out.touched + at, row + RowLayout::kTouched, sizeof(std::uint32_t));
     std::memcpy(out.values + at * dim, values, dim * sizeof(float));
@@ -370,7 +441,9 @@ void RowTable::copy_out(const std::byte* row, const RowArrays& out, std::size_t 
 }
 
 // The cursor: shard in the high half, number of the next row in the low one.
-std::size_t RowTable::scan(std::uint64_t& cursor, std::size_t capacity, const RowArrays& out) const {
+std::size_t RowTable::scan(std::uint64_t& cursor, std::size_t capacity, const RowArrays& out,
+                           std::uint32_t clock) const {
+    if (idle_ != nullptr) expect_noted_steps(clock);
     std::size_t copied = 0;
     while (copied < capacity && (cursor >> 32) < kShards) {
         const std::uint64_t s = cursor >> 32;
@@ -378,7 +451,7 @@ std::size_t RowTable::scan(std::uint64_t& cursor, std::size_t capacity, const Ro
         const std::shared_lock<std::shared_mutex> lock(shard.mutex);
         std::uint32_t number = static_cast<std::uint32_t>(cursor);
         for (; number < shard.rows() && copied < capacity; ++number, ++copied)
-            copy_out(shard.row(number), out, copied);
+            copy_out(shard.row(number), out, copied, clock);
         cursor = number < shard.rows() ? (s << 32 | number) : ((s + 1) << 32);
     }
     return copied;
@@ -392,6 +465,7 @@ std::size_t RowTable::rows() const {
 
 std::size_t RowTable::memory_bytes() const {
     std::size_t total = sizeof(RowTable) + kShards * sizeof(Shard) + arena_.bytes() + aside_arena_.bytes();
+    if (idle_ != nullptr) total += idle_->memory_bytes();
     for (std::size_t s = 0; s < kShards; ++s) {
         const std::shared_lock<std::shared_mutex> lock(shards_[s].mutex);
         total += shards_[s].memory_bytes() + shards_[s].aside.memory_bytes();

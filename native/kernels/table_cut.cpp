@@ -27,9 +27,10 @@ std::size_t RowTable::begin_cut() {
     return rows;
 }
 
-std::size_t RowTable::scan_cut(std::size_t capacity, const RowArrays& out) {
+std::size_t RowTable::scan_cut(std::size_t capacity, const RowArrays& out, std::uint32_t clock) {
     const std::lock_guard<std::mutex> cutting(cut_mutex_);
     if (!cut_open_) throw std::invalid_argument("there is no open cut of this table");
+    if (idle_ != nullptr) expect_noted_steps(clock);
     const std::size_t slice =
         std::clamp<std::size_t>(kSliceBytes / layout_.row_bytes, 1, std::size_t{Aside::kBlockRows});
     const std::byte* rows[Aside::kBlockRows];
@@ -43,7 +44,7 @@ std::size_t RowTable::scan_cut(std::size_t capacity, const RowArrays& out) {
             const std::size_t most = std::min(slice, capacity - copied);
             const std::uint32_t count =
                 shard.aside.look(shard, static_cast<std::uint32_t>(most), layout_.row_bytes, rows);
-            for (std::uint32_t i = 0; i < count; ++i) copy_out(rows[i], out, copied++);
+            for (std::uint32_t i = 0; i < count; ++i) copy_out(rows[i], out, copied++, clock);
             shard.aside.pass(count);
         }
         const std::unique_lock<std::shared_mutex> lock(shard.mutex);

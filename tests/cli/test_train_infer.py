@@ -201,6 +201,9 @@ def test_decay_and_warmup_and_presets(cli, clicks):
         ("--lr-decay", 0.5, "--lr-decay-steps", 10),
         ("--warmup-steps", 30),
         ("--preset", "paddle"),
+        ("--l2", 1e-3),
+        ("--exact",),
+        ("--clip-norm", 0.01),
         ("--init-range", 0.5),
         ("--sparse-feature-dim", 0),
         ("--sparse-feature-dim", 1000),
@@ -299,7 +302,8 @@ def test_brackets_in_paths_are_no_markup(cli, clicks, tmp_path):
 HELP = {
     ("train",): "--data --test-data --schema --reader --format --shuffle --pipe-command --on-bad-row --preset "
     "--embedding-size --hidden --init-range --sparse-feature-dim --epochs --batch-size --threads --optimizer "
-    "--learning-rate --lr-decay --lr-decay-steps --warmup-steps --precision --seed --save --save-every --keep "
+    "--learning-rate --lr-decay --lr-decay-steps --l2 --exact --clip-norm --warmup-steps --precision --seed --save "
+    "--save-every --keep "
     "--resume --json --log-dir --profile --tensorboard",
     ("infer",): "--data --output --format --pipe-command --batch-size --threads --on-bad-row --unlabelled --precision "
     "--json",

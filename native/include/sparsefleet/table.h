@@ -8,6 +8,11 @@
 // server's record number), modulo 2^32, so it is compared by difference. `take` and `rebase` leave it.
 // In a table that notes, the last D floats of the state are p, what was changed and not yet told (rules.h).
 //
+// In an exact table (idle.h) every step moves every row, and `touched` is the step that a row's values and
+// state are of, or at which it came to rest: whatever reads rows catches them up first. There every clock is
+// a step of the table: a pull's the last one made, a push's the one that it makes. A new row is one that has
+// been there since before the first step.
+//
 // 64 shards, chosen by the top bits of a mixed key, each hold rows in chunks (chunks.h) and find them through
 // an open-addressing index of 32-bit entries: 7 bits of the key's mix, so that almost every probe that hits
 // is the right one, and 25 bits of row number.
@@ -27,6 +32,7 @@
 #include <mutex>
 
 #include "sparsefleet/chunks.h"
+#include "sparsefleet/idle.h"
 #include "sparsefleet/init.h"
 #include "sparsefleet/rules.h"
 #include "sparsefleet/shard.h"
@@ -47,15 +53,21 @@ class RowTable {
     static constexpr std::size_t kShards = 64;
 
     // notes: the last `dim` floats of state are what rules that note have changed; they begin at 0, all other
-    // state at `initial_state`.
+    // state at `initial_state`. idle: makes the table exact; null: rows that a step does not name stay as
+    // they are.
     RowTable(std::size_t dim, std::size_t state_width, const Initializer& init, float initial_state,
-             bool notes);
+             bool notes, std::unique_ptr<IdleSteps> idle = nullptr);
     ~RowTable();
     RowTable(const RowTable&) = delete;
     RowTable& operator=(const RowTable&) = delete;
 
     std::size_t dim() const { return layout_.dim; }
     std::size_t state_width() const { return layout_.state_width; }
+
+    // Exact tables only, others throw std::invalid_argument: IdleSteps::note and forget. A step is noted
+    // before anybody pulls at it or after it, and before it is pushed.
+    void note_steps(std::uint64_t first, std::uint64_t last, double lr);
+    void forget_steps();
 
     // Fills out[U, D]. Missing rows are created, touched at `clock`, or with create = false read as zeros.
     // Returns how many were missing.
@@ -87,7 +99,9 @@ class RowTable {
 
     // Copies up to `capacity` rows from `cursor` on (0: the first) and moves it; 0 copied: the end. Every row
     // that was there when the scan began comes exactly once, and as of one moment if nobody writes meanwhile.
-    std::size_t scan(std::uint64_t& cursor, std::size_t capacity, const RowArrays& out) const;
+    // clock: of an exact table, the step that rows are caught up to; here and in scan_cut.
+    std::size_t scan(std::uint64_t& cursor, std::size_t capacity, const RowArrays& out,
+                     std::uint32_t clock) const;
 
     // A cut: all rows as they are now, read bit by bit while others pull, push, insert and create. Rows that
     // change before they are read are copied aside (aside.h); rows created meanwhile are not the cut's.
@@ -96,7 +110,7 @@ class RowTable {
     // how many rows it has.
     std::size_t begin_cut();
     // Copies up to `capacity` of the cut's rows that were not read yet; 0 copied: the end.
-    std::size_t scan_cut(std::size_t capacity, const RowArrays& out);
+    std::size_t scan_cut(std::size_t capacity, const RowArrays& out, std::uint32_t clock);
     void end_cut();  // lets go of what is aside; nothing if no cut is open
 
     std::size_t rows() const;
@@ -106,7 +120,10 @@ class RowTable {
   private:
     void expect_noted() const;
     void expect_rule(const RuleStep& rule) const;
-    void copy_out(const std::byte* row, const RowArrays& out, std::size_t at) const;
+    void expect_noted_steps(std::uint64_t step) const;
+    void copy_out(const std::byte* row, const RowArrays& out, std::size_t at, std::uint32_t clock) const;
+    std::size_t pull_exact(const std::uint64_t* keys, std::size_t count, float* out, bool create,
+                           std::uint32_t clock);
     template <typename Visit>
     void by_shard(const std::uint64_t* keys, std::size_t count, Visit&& visit) const;
     // Calls work(shard, first, items, count, rows) window by window, each shard locked exclusively; a row of
@@ -120,6 +137,7 @@ class RowTable {
     const Initializer init_;
     const float initial_state_;
     const bool notes_;
+    const std::unique_ptr<IdleSteps> idle_;
     ChunkArena arena_;
     ChunkArena aside_arena_;
     std::unique_ptr<Shard[]> shards_;

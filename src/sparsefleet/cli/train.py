@@ -21,6 +21,7 @@ from sparsefleet.cli.console import (
     figures,
     say,
 )
+from sparsefleet.cli.presets import preset_help, use_preset
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.data.formats import can_be_cut, format_help
@@ -69,7 +70,9 @@ def train(
             rich_help_panel="Model",
         ),
     ] = None,
-    preset: Annotated[str, _model("default, or paddle: the reference's settings to the letter.")] = "default",
+    preset: Annotated[
+        str, typer.Option(help=preset_help(), rich_help_panel="Model", is_eager=True, callback=use_preset)
+    ] = "default",
     embedding_size: Annotated[int | None, _model("Values in a row of the table.")] = None,
     hidden: Annotated[str | None, _model("Widths of the relu layers, such as 400,400,400.")] = None,
     init_range: Annotated[float | None, _model("New rows are uniform in [-R, R).")] = None,
@@ -90,6 +93,27 @@ def train(
     ] = None,
     lr_decay: Annotated[float | None, _training("Multiply the learning rate by this every --lr-decay-steps.")] = None,
     lr_decay_steps: Annotated[int, _training("Steps between decays.")] = 1000,
+    l2: Annotated[
+        float,
+        _training(
+            "L2 on embeddings, as weight_decay on the mean of a batch's losses: half of it times the sum of squares. "
+            "Only rows of the batch, unless --exact."
+        ),
+    ] = 0.0,
+    exact: Annotated[
+        bool,
+        _training(
+            "Every step moves every row of the tables, by L2 and by Adam's momentum, as a dense optimizer does; rows "
+            "are caught up when they are read. Not in mode geo, not with ftrl."
+        ),
+    ] = False,
+    clip_norm: Annotated[
+        float | None,
+        _training(
+            "Scale a step's gradients down to this norm, of all gradients of the mean loss together; 0: never. In one "
+            "process only."
+        ),
+    ] = None,
     warmup_steps: Annotated[int, _training("Raise the learning rate from zero over this many steps.")] = 0,
     precision: Annotated[str, _training("float32 or bf16, for the dense network.")] = "float32",
     seed: Annotated[int, _training("With --threads 1, the same seed gives the same bits.")] = 0,
@@ -138,6 +162,9 @@ def train(
     """Train a model, evaluate it, save it: in this process, or with --servers and --workers in many."""
     role = Role.from_environment()
     train_checks.check_counts(servers, workers, role)
+    train_checks.check_regularisation(
+        l2, exact, clip_norm, optimizer, mode, many=role.kind != "single" or bool(servers)
+    )
     strategy = fleet.DistributedStrategy(
         mode=mode, k_steps=k_steps, max_merge=max_merge, send_queue_size=send_queue_size, staleness=staleness,
         dense_refresh=dense_refresh, dense_wire=dense_wire, timeout=timeout, lost_trainer=lost_trainer,
@@ -169,12 +196,16 @@ def train(
         batch_size, "" if alone else mode, threads, workers or role.worker_num, max_merge
     )
     rule = train_parts.rule(optimizer, learning_rate, preset, joint, lr_decay, lr_decay_steps, warmup_steps)
+    rule, row_rule = train_parts.regularised(rule, l2, exact, joint)
+    if clip_norm:
+        strategy.clip_norm = clip_norm * joint  # our gradients are of the sum of the losses
     fleet.init(role)
     job = fleet.distributed_optimizer(rule, strategy)
     rows = schema_for(data, schema, sparse_feature_dim)
     trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile)
     torch.manual_seed(seed)
     model = train_parts.network(rows, preset, embedding_size, hidden, init_range, model_name, settings or ())
+    train_parts.use_for_tables(model, row_rule)
     reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
     if resume and role.is_first_worker:

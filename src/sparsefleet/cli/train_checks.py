@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,31 @@ def check_knobs(context: typer.Context, mode: str, *, alone: bool) -> None:
             raise ConfigError(
                 f"{parameter.opts[0]} does nothing in mode {mode}: it belongs to --mode {_OF_MODE[name]}; leave it out"
             )
+
+
+def check_regularisation(
+    l2: float, exact: bool, clip_norm: float | None, optimizer: str, mode: str, *, many: bool
+) -> None:
+    """Refuse what a rule or a mode cannot do, before any process is started."""
+    if not 0 <= l2 < math.inf:
+        raise ConfigError(f"--l2 {l2:g}: give a number, 0 or above")
+    if clip_norm is not None and not 0 <= clip_norm < math.inf:
+        raise ConfigError(f"--clip-norm {clip_norm:g}: give a number above 0, or 0 for none")
+    if optimizer == "ftrl" and (l2 or exact):
+        raise ConfigError(
+            f"{'--exact' if exact else '--l2'} does not go with --optimizer ftrl: ftrl has an l2 of its own, in full "
+            "each time that a value is made, so that there is nothing to catch up; choose another optimizer"
+        )
+    if exact and mode == "geo" and many:
+        raise ConfigError(
+            "--exact does not work in --mode geo: there every trainer moves rows of its own, and no row is moved by "
+            "all steps of the job; choose sync, half_async or async"
+        )
+    if clip_norm and many:
+        raise ConfigError(
+            "--clip-norm is for one process: with servers nobody sees all gradients of a step, so nobody knows their "
+            "norm; --clip-norm 0 does without, also with a preset; or train without --servers"
+        )
 
 
 def check_folder(option: str, path: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -11,7 +13,8 @@ from sparsefleet import optim
 from sparsefleet.cli.console import console
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import Schema
-from sparsefleet.models import CTRDNN, PRESETS, choosing
+from sparsefleet.models import CTRDNN, choosing
+from sparsefleet.nn.embedding import embeddings
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.optim.schedule import Constant, ExponentialDecay, LinearWarmup, Schedule
 from sparsefleet.train import FitResult
@@ -36,9 +39,7 @@ def network(
     model: str = choosing.DEFAULT,
     settings: Sequence[str] = (),
 ) -> nn.Module:
-    if preset not in PRESETS:
-        raise ConfigError(f"--preset {preset}: choose {' or '.join(PRESETS)}")
-    if preset != "default" and choosing.choose(model) is not CTRDNN:
+    if preset == "paddle" and choosing.choose(model) is not CTRDNN:
         raise ConfigError(f"--preset {preset} is of {choosing.DEFAULT}; leave it out with --model {model}")
     sets = choosing.parse_sets(settings)
     if preset == "paddle" and init_range is None and "init_range" not in sets:
@@ -68,6 +69,27 @@ def rule(
         schedule = LinearWarmup(warmup, schedule)
     default = 1e-4 if preset == "paddle" else optim.usual_rate(name, rows)
     return optim.by_name(name, default if rate is None else rate, schedule=schedule)
+
+
+def regularised(rule: UpdateRule, l2: float, exact: bool, rows: int) -> tuple[UpdateRule, UpdateRule | None]:
+    """The rule of the dense parameters, and the tables' own where it is another; rows: of an update.
+
+    --l2 means the mean of a batch's losses, as in torch; gradients here are of the sum, which is so many times as
+    large: so is what L2 adds to them. And with --exact, which promises torch's numbers, epsilon.
+    """
+    if not l2 and not exact:
+        return rule, None
+    scaled: dict[str, Any] = {}
+    if exact and hasattr(rule, "epsilon"):
+        scaled["epsilon"] = rule.epsilon * rows
+    own = {**scaled, "exact": exact, **({"weight_decay": l2 * rows} if l2 else {})}
+    return replace(rule, **scaled), replace(rule, **own)
+
+
+def use_for_tables(model: nn.Module, rule: UpdateRule | None) -> None:
+    """Embeddings that name no rule of their own get this one."""
+    for embedding in embeddings(model) if rule is not None else ():
+        embedding.optimizer = embedding.optimizer or rule
 
 
 def metrics(result: FitResult, test_skipped: Mapping[str, int]) -> dict[str, object]:

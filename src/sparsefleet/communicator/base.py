@@ -6,6 +6,7 @@ between (waiting for others, merging, sending in the background) is the variant'
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,11 +41,16 @@ class CommunicatorConfig:
     whole run that counts: below a hundredth of a trainer's steps it costs little (docs/distributed.md has figures)."""
     trainers: int = 1
     """geo: trainers of the job; each sends its change divided by this."""
+    clip_norm: float | None = None
+    """A step's gradients, sparse and dense together, are scaled down to this norm where it is exceeded; None: never.
+    In one process only: `communicator/clipping.py`."""
 
     def __post_init__(self) -> None:
         for name in ("max_merge", "send_queue_size", "dense_refresh", "k_steps", "trainers"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or above")
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ConfigError(f"clip_norm={self.clip_norm} must be a number above 0, or None for no clipping")
         if self.staleness is not None and self.staleness < 0:
             raise ConfigError(f"staleness={self.staleness} must be 0 or above, or None for no bound")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparsefleet.communicator.base import Communicator, Lane, StepGradients
+from sparsefleet.communicator.clipping import clipped
 from sparsefleet.communicator.merging import merged
 from sparsefleet.communicator.thread_round import ThreadRound
 from sparsefleet.core.batch import F32, U64
@@ -17,7 +18,7 @@ class HalfAsyncCommunicator(Communicator):
         return [RoundLane(self.store, self._round, index) for index in range(lanes)]
 
     def _apply(self, parts: list[StepGradients]) -> None:
-        step = merged(parts, self.parameters)
+        step = clipped(merged(parts, self.parameters), self.config.clip_norm)
         parameters = self.parameters
         self.store.push_step(
             step.sparse, parameters.dense_part(step.dense), steps=len(parts), fresh=parameters.fresh()

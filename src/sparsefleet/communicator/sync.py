@@ -7,6 +7,7 @@ samples leaves the rounds, and the others go on without it; epochs begin togethe
 from __future__ import annotations
 
 from sparsefleet.communicator.base import Lane, StepGradients
+from sparsefleet.communicator.clipping import clipped
 from sparsefleet.communicator.half_async import HalfAsyncCommunicator, RoundLane
 from sparsefleet.communicator.merging import summed
 from sparsefleet.communicator.thread_round import ThreadRound
@@ -24,7 +25,7 @@ class SyncCommunicator(HalfAsyncCommunicator):
         return [RoundLane(self.store, self._round, index) for index in range(lanes)]
 
     def _apply(self, parts: list[StepGradients]) -> None:
-        step = summed(parts)
+        step = clipped(summed(parts), self.config.clip_norm)
         parameters = self.parameters
         handed_in = self.store.rounds.push(
             step.sparse, parameters.dense_part(step.dense), steps=len(parts), fresh=parameters.fresh()

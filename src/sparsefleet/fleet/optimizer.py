@@ -27,6 +27,11 @@ class FleetWorkplace(Workplace):
     def __init__(self, rule: UpdateRule, strategy: Resolved, role: Role) -> None:
         self.rule, self._strategy = rule, strategy
         self._single = role.kind == "single"
+        if strategy.clip_norm is not None and not self._single:
+            raise ConfigError(
+                f"clip_norm={strategy.clip_norm:g} is for one process: with servers nobody sees all gradients of a "
+                "step, so nobody knows their norm; leave it out, or train in one process (mode sync merges its threads)"
+            )
         self._store: ParameterStore | None = LocalStore() if self._single else None
         self._crew: Crew = CrewOfOne()
         self._last: Communicator | None = None
@@ -36,6 +41,7 @@ class FleetWorkplace(Workplace):
             staleness=strategy.staleness,
             dense_refresh=strategy.dense_refresh,
             k_steps=strategy.k_steps,
+            clip_norm=strategy.clip_norm,
             trainers=role.worker_num,
         )
 
@@ -64,7 +70,14 @@ class FleetWorkplace(Workplace):
         return self._last
 
     def kept_by_store(self, rule: UpdateRule) -> UpdateRule:
-        return values_only(rule) if self._strategy.mode == "geo" and not self._single else rule
+        if self._strategy.mode != "geo" or self._single:
+            return rule
+        if rule.exact:
+            raise ConfigError(
+                f"{rule.name} with exact=True does not work in mode geo: there every trainer moves rows of its own, "
+                "and no row is moved by all steps of the job; choose sync, half_async or async, or leave exact out"
+            )
+        return values_only(rule)
 
 
 class DistributedOptimizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral
@@ -32,6 +33,9 @@ class DistributedStrategy:
     staleness: int | None = None
     dense_refresh: int = 1
     k_steps: int = 2
+    clip_norm: float | None = None
+    """In one process: a step's gradients (of the sum of a batch's losses), sparse and dense together, are scaled down
+    to this norm where it is exceeded."""
     timeout: float = 60.0
     """Seconds without a sign of life after which a server or trainer counts as lost."""
     connect_timeout: float = 120.0
@@ -73,6 +77,10 @@ class DistributedStrategy:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
         for name in ("max_merge", "send_queue_size", "dense_refresh", "k_steps"):
             _check_count(name, getattr(self, name), least=1)
+        if self.clip_norm is not None and not (
+            isinstance(self.clip_norm, int | float) and 0 < self.clip_norm < math.inf
+        ):
+            raise ConfigError(f"clip_norm={self.clip_norm!r} must be a number above 0, or None for no clipping")
         if self.staleness is not None:
             _check_count("staleness", self.staleness, least=0)
 
@@ -95,6 +103,7 @@ class DistributedStrategy:
             staleness=self.staleness,
             dense_refresh=self.dense_refresh,
             k_steps=given.get("k_steps", self.k_steps),
+            clip_norm=self.clip_norm,
             timeout=self.timeout,
             connect_timeout=self.connect_timeout,
             shared_memory=self.shared_memory,
@@ -133,6 +142,7 @@ class Resolved:
     staleness: int | None
     dense_refresh: int
     k_steps: int
+    clip_norm: float | None
     timeout: float
     connect_timeout: float
     shared_memory: bool

@@ -83,10 +83,24 @@ class RowTable:
         b: float,
         initial_state: float = 0.0,
         notes: bool = False,
+        idle: tuple[int, F64] | None = None,
     ) -> None:
-        """notes: the last `dim` floats of the state, which begin at 0, are what rules of `NOTING` have changed."""
+        """notes: the last `dim` floats of the state, which begin at 0, are what rules of `NOTING` have changed.
+
+        idle: kind and hyperparameters of a rule whose steps move all rows (native idle.h). Then `note_steps` tells the
+        table of each step first, clocks are steps, and what reads rows catches them up to its clock.
+        """
         self.dim, self.state_width = dim, state_width
-        self._native = _native.RowTable(dim, state_width, seed, kind, a, b, initial_state, notes)
+        idle_kind, idle_hyper = idle if idle is not None else (-1, np.empty(0, np.float64))
+        self._native = _native.RowTable(dim, state_width, seed, kind, a, b, initial_state, notes, idle_kind, idle_hyper)
+
+    def note_steps(self, first: int, last: int, lr: float) -> None:
+        """Steps `first` to `last` have this learning rate; in order, without gaps, from 1 on, one caller at a time."""
+        self._native.note_steps(first, last, lr)
+
+    def forget_steps(self) -> None:
+        """Forget all steps noted; nobody may read or push meanwhile."""
+        self._native.forget_steps()
 
     def pull(self, keys: U64, out: F32, create: bool, clock: int = 0) -> int:
         """Fill `out` [U, D]; missing rows are created, touched at `clock`, or read as zeros. Returns their number."""
@@ -134,10 +148,13 @@ class RowTable:
         self._native.contains(keys, found)
         return found.view(np.bool_)
 
-    def scan(self, cursor: int, max_rows: int) -> Scanned:
-        """Up to `max_rows` rows from `cursor` on (0: from the start); no rows means the end."""
+    def scan(self, cursor: int, max_rows: int, clock: int = 0) -> Scanned:
+        """Up to `max_rows` rows from `cursor` on (0: from the start); no rows means the end.
+
+        clock: the step that copies of an exact table's rows are caught up to.
+        """
         keys, values, state, seen, touched = self._arrays(max_rows)
-        count, cursor = self._native.scan(cursor, keys, values, state, seen, touched)
+        count, cursor = self._native.scan(cursor, keys, values, state, seen, touched, clock)
         return Scanned(keys[:count], values[:count], state[:count], seen[:count], touched[:count], cursor)
 
     def begin_cut(self) -> int:
@@ -149,10 +166,10 @@ class RowTable:
         rows: int = self._native.begin_cut()
         return rows
 
-    def scan_cut(self, max_rows: int) -> Scanned:
-        """Up to `max_rows` of the cut's rows that were not read yet; no rows means the end."""
+    def scan_cut(self, max_rows: int, clock: int = 0) -> Scanned:
+        """Up to `max_rows` of the cut's rows that were not read yet; no rows means the end. clock: as in `scan`."""
         keys, values, state, seen, touched = self._arrays(max_rows)
-        count = self._native.scan_cut(keys, values, state, seen, touched)
+        count = self._native.scan_cut(keys, values, state, seen, touched, clock)
         return Scanned(keys[:count], values[:count], state[:count], seen[:count], touched[:count], 0)
 
     def end_cut(self) -> None:

@@ -1,5 +1,7 @@
 """Adam, lazy on rows: a row's moments move only when it gets a gradient; bias correction counts table steps.
 
+With exact=True a row's moments, and the row by them, move at every step, as in `torch.optim.Adam` on a dense table.
+
 Epsilon stands where `torch.optim.Adam` has it, for sparse rows too: sqrt(v) / sqrt(1 - beta2^t) + epsilon.
 (`torch.optim.SparseAdam` adds it to sqrt(v) before the correction: in the first steps its epsilon weighs up
 to 1 / sqrt(1 - beta2) = 32 times as much. The two agree but for that.)
@@ -36,6 +38,9 @@ class Adam(UpdateRule):
 
     def state_width(self, dim: int) -> int:
         return 2 * dim
+
+    def moves_idle_rows(self) -> bool:
+        return True  # by momentum, without any weight decay too
 
     def hyperparameters(self) -> tuple[float, ...]:
         return self.beta1, self.beta2, self.epsilon, self.weight_decay

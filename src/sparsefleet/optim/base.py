@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from sparsefleet.core.errors import ConfigError
@@ -29,6 +29,9 @@ class UpdateRule(ABC):
     """Step size before the schedule."""
     schedule: Schedule = field(default_factory=Constant, kw_only=True)
     """How the step size changes with the table's step."""
+    exact: bool = field(default=False, kw_only=True)
+    """Tables: each step moves every row, also those that its batch did not touch, by weight decay and by Adam's
+    momentum, as a dense optimizer does (rows are caught up when they are wanted). False: only the rows it touched."""
 
     name: ClassVar[str]
     """What command lines, checkpoints and the wire call it."""
@@ -37,6 +40,8 @@ class UpdateRule(ABC):
 
     def __post_init__(self) -> None:
         self.require("learning_rate", self.learning_rate >= 0, "0 or above")
+        if not isinstance(self.exact, bool):
+            raise ConfigError(f"{self.name}: exact={self.exact!r} must be True or False")
 
     def require(self, setting: str, ok: bool, allowed: str) -> None:
         """Refuse a setting that is out of its range, or not a finite number."""
@@ -57,8 +62,12 @@ class UpdateRule(ABC):
         return 0.0
 
     def for_dense(self) -> UpdateRule:
-        """The rule to use on a dense block, seen as one long row; itself unless its state is per row."""
-        return self
+        """The rule to use on a dense block, seen as one long row; its steps move all of it anyway."""
+        return replace(self, exact=False) if self.exact else self
+
+    def moves_idle_rows(self) -> bool:
+        """Whether a step moves a row that it has no gradient for, where the rule is exact."""
+        return getattr(self, "weight_decay", 0.0) > 0
 
     def rate(self, step: int) -> float:
         return self.learning_rate * self.schedule.factor(step)
@@ -69,5 +78,7 @@ class UpdateRule(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for manifests and the wire; `optim.from_dict` is the inverse."""
-        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "schedule"}
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("schedule", "exact")}
+        if self.exact:  # told only where it is so: whoever does not know of it reads all else as before
+            settings["exact"] = True
         return {"name": self.name, **settings, "schedule": self.schedule.to_dict()}

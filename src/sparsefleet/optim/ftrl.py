@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from sparsefleet.core.errors import ConfigError
 from sparsefleet.optim.base import UpdateRule
 
 
@@ -30,6 +31,11 @@ class FTRL(UpdateRule):
         self.require("l1", self.l1 >= 0, "0 or above")
         self.require("l2", self.l2 >= 0, "0 or above")
         self.require("beta", self.beta >= 0, "0 or above")
+        if self.exact:
+            raise ConfigError(
+                "ftrl cannot be exact: it makes values of sums of their gradients, with l1 and l2 in full each time, "
+                "so steps without a gradient have nothing to catch up; leave exact out"
+            )
 
     def state_width(self, dim: int) -> int:
         return 2 * dim

@@ -183,9 +183,16 @@ def _fill_table(checkpoint: Checkpoint, table: SparseTable, share: Share | None,
     table.clear()
     # State that the table has no place for, because trainers keep it (geo), is left in the files.
     read_state = not values_only and table.state_width > 0
+    info = checkpoint.manifest.table(table.spec.name)
     for rows in _rows_of(checkpoint, table.spec.name, share, read_state):
-        table.insert(_with_fresh_state(rows, table) if values_only else rows)
-    table.step = 0 if values_only else checkpoint.manifest.table(table.spec.name).step
+        if values_only:
+            rows = _with_fresh_state(rows, table)
+        elif table.exact and not info.rule.get("exact"):
+            # Rows that were trained lazily: what their steps left out is not made up for, but from here on nothing is.
+            now = np.full(len(rows), info.step, np.uint32)
+            rows = TableRows(rows.keys, rows.values, rows.state, rows.seen, now)
+        table.insert(rows)
+    table.step = 0 if values_only else info.step
 
 
 def _rows_of(checkpoint: Checkpoint, table: str, share: Share | None, read_state: bool) -> Iterator[TableRows]:

@@ -18,6 +18,7 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.kernels import table as kernels
 from sparsefleet.kernels.table import U32, Bools
+from sparsefleet.optim.schedule import Constant
 from sparsefleet.optim.sgd import SGD
 from sparsefleet.table.spec import TableSpec
 
@@ -34,11 +35,21 @@ class SparseTable:
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
         self.state_width = spec.rule.state_width(spec.dim)
+        self._exact = spec.rule.exact and spec.rule.moves_idle_rows()
+        """Every step moves every row. Rows are caught up when they are read; then a row's `touched` is the step that
+        its values and state are of, or the one at which it came to rest (native idle.h)."""
+        self._hyper = np.array(spec.rule.hyperparameters(), np.float64)
         a, b = spec.initializer.numbers
         self._rows = kernels.RowTable(
-            spec.dim, self.state_width, row_seed(spec), spec.initializer.kind, a, b, spec.rule.initial_state()
+            spec.dim,
+            self.state_width,
+            row_seed(spec),
+            spec.initializer.kind,
+            a,
+            b,
+            spec.rule.initial_state(),
+            idle=(spec.rule.kind, self._hyper) if self._exact else None,
         )
-        self._hyper = np.array(spec.rule.hyperparameters(), np.float64)
         self._counts = threading.Lock()  # for the counters below only; rows have locks of their own
         self._step = self._misses = self._pulls = self._pulled_rows = self._pushed_rows = 0
         self._cutting = threading.Lock()  # whoever begins, reads or closes a cut, or clears
@@ -55,6 +66,13 @@ class SparseTable:
             raise StoreError(f"table {self.spec.name!r}: step={step} must be 0 or above")
         with self._counts:
             self._step = step
+            if self._exact:
+                self._note_again(step)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every step moves every row: `pull` and `scan` then give rows as of the present step."""
+        return self._exact
 
     @property
     def rows(self) -> int:
@@ -77,10 +95,12 @@ class SparseTable:
         """Rows [U, D]. Missing ones are created, or with create=False read as zeros and counted as misses.
 
         clock: when rows that are created count as touched; by default at the step that comes next, so that every row
-        that was made after a cut is touched after it.
+        that was made after a cut is touched after it. An exact table goes by its step alone.
         """
         keys = self._checked("keys", keys, np.uint64)
         out = np.empty((len(keys), self.spec.dim), np.float32)
+        if self._exact:
+            clock = self._step
         missing = self._rows.pull(keys, out, create, (self._step + 1 if clock is None else clock) & _U32)
         with self._counts:
             self._pulls += 1
@@ -93,19 +113,38 @@ class SparseTable:
 
         Keys must be unique: one that comes twice is updated twice. counts [U]: how often each key occurs in the samples
         that the gradients are of, which is what rows' `seen` grows by; by default once. clock: when the rows are
-        touched; by default at this step. A clock is kept modulo 2^32 (`touched_after` compares).
+        touched; by default at this step. A clock is kept modulo 2^32 (`touched_after` compares). An exact table goes by
+        its step alone.
         """
         keys = self._checked("keys", keys, np.uint64)
         grads = self._checked("grads", grads, np.float32, (len(keys), self.spec.dim))
         if counts is not None:
             counts = self._checked("counts", counts, np.uint32, (len(keys),))
-        with self._counts:
-            self._step += 1
-            step = self._step
-            self._pushed_rows += len(keys)
         rule = self.spec.rule
+        with self._counts:
+            step = self._step + 1
+            rate = rule.rate(step)
+            if self._exact:  # before the step counts: whoever reads at it must find its rate
+                self._rows.note_steps(step, step, rate)
+                clock = step
+            self._step = step
+            self._pushed_rows += len(keys)
         now = (step if clock is None else clock) & _U32
-        self._rows.push(keys, grads, rule.kind, rule.rate(step), self._hyper, step, counts, now)
+        self._rows.push(keys, grads, rule.kind, rate, self._hyper, step, counts, now)
+
+    def _note_again(self, step: int) -> None:
+        """The table is at this step now: what rates the steps before had is what the rule's schedule says."""
+        self._rows.forget_steps()
+        rule, first = self.spec.rule, 1
+        if isinstance(rule.schedule, Constant) and step:
+            self._rows.note_steps(1, step, rule.rate(step))
+            return
+        while first <= step:
+            rate, last = rule.rate(first), first
+            while last < step and rule.rate(last + 1) == rate:
+                last += 1
+            self._rows.note_steps(first, last, rate)
+            first = last + 1
 
     def add(self, keys: U64, deltas: F32, counts: U32 | None = None, *, clock: int | None = None) -> None:
         """Add to the values of these rows, missing ones created first; one step. Only for rules without state.
@@ -116,10 +155,9 @@ class SparseTable:
         deltas = self._checked("deltas", deltas, np.float32, (len(keys), self.spec.dim))
         if counts is not None:
             counts = self._checked("counts", counts, np.uint32, (len(keys),))
-        if self.state_width:
-            raise StoreError(
-                f"table {self.spec.name!r}: {self.spec.rule.name} keeps state; values cannot just be added to"
-            )
+        if self.state_width or self._exact:
+            why = "is exact" if self._exact else "keeps state"
+            raise StoreError(f"table {self.spec.name!r}: {self.spec.rule.name} {why}; values cannot just be added to")
         with self._counts:
             self._step += 1
             step = self._step
@@ -136,10 +174,14 @@ class SparseTable:
             raise StoreError(f"table {self.spec.name!r}: batch_rows={batch_rows} must be 1 or above")
         cursor = 0
         while True:
-            keys, values, state, seen, touched, cursor = self._rows.scan(cursor, batch_rows)
+            keys, values, state, seen, touched, cursor = self._rows.scan(cursor, batch_rows, self._clock(self._step))
             if len(keys) == 0:
                 return
             yield TableRows(keys, values, state, seen, touched)
+
+    def _clock(self, step: int) -> int:
+        """What copies of rows are caught up to."""
+        return step if self._exact else 0
 
     def begin_cut(self) -> TableCut:
         """All rows as they are now, to be read while others pull, push, insert and create.
@@ -258,7 +300,7 @@ class TableCut:
             with table._cutting:  # or a cut that comes after this one could be read in its place
                 if not self._open:
                     raise StoreError(f"table {self.spec.name!r}: the cut was closed before it was read to its end")
-                keys, values, state, seen, touched, _ = table._rows.scan_cut(batch_rows)
+                keys, values, state, seen, touched, _ = table._rows.scan_cut(batch_rows, table._clock(self.step))
             if len(keys) == 0:
                 return
             yield TableRows(keys, values, state, seen, touched)

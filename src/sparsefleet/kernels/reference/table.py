@@ -138,6 +138,74 @@ def _adam(w: F32, s: F32, g: F32, lr: float, hyper: F64, step: int) -> None:
     w -= rate * m / (np.sqrt(v) * inverse_root + f32(eps))
 
 
+LOOK_EVERY, STILL, NOTHING = 16, np.float32(2.0**-30), np.float32(2.0**-40)
+"""Steps between two looks whether a row comes to rest, and what counts as that: native idle.h."""
+DECAY_AT = {0: 0, 1: 1, 2: 1, ADAM: 3}
+"""Where weight decay stands among the hyperparameters of the rules whose steps can be caught up."""
+
+
+class IdleSteps:
+    """What steps do to a row that they bring no gradient for: one after the other, each as the rule with zeros."""
+
+    def __init__(self, kind: int, hyper: F64) -> None:
+        if kind not in DECAY_AT:
+            raise ValueError(f"rule kind {kind} has no steps without a gradient that could be caught up")
+        self.kind, self.hyper = kind, hyper
+        self.decay = [*np.asarray(hyper, np.float32), *[np.float32(0)] * 6][DECAY_AT[kind]]
+        self.rates: list[float] = []
+
+    def note(self, first: int, last: int, lr: float) -> None:
+        if first != len(self.rates) + 1 or last < first:
+            raise ValueError("steps are noted in order, without gaps")
+        self.rates += [lr] * (last - first + 1)
+
+    def expect(self, step: int) -> None:
+        if step > len(self.rates):
+            raise ValueError("an exact table does not know this step yet")
+
+    def rests(self, row: _Row) -> bool:
+        """Whether the row does not move until its next gradient."""
+        moving = self.decay * row.values != 0
+        if self.kind == ADAM:
+            moving |= row.state[:, : row.values.shape[1]] != 0
+        return not moving.any()
+
+    def catch_up(self, row: _Row, to: int) -> None:
+        """Move the row to step `to`, or to where it comes to rest; Adam's squares go on from there when it wakes."""
+        none = np.zeros_like(row.values)
+        with flushed():
+            if row.touched >= to or (self.kind == ADAM and self.rests(row)):
+                return
+            for step in range(row.touched + 1, to + 1):
+                if self.kind != ADAM and self.decay == 0:
+                    break
+                _update(self.kind, self.rates[step - 1], self.hyper, step, row.values, row.state, none)
+                if self.kind == ADAM and step % LOOK_EVERY == 0:
+                    self._settle(row, step)
+                    if self.rests(row):
+                        row.touched = step
+                        return
+            row.touched = to
+
+    def _settle(self, row: _Row, step: int) -> None:
+        dim, (_, beta2, eps) = row.values.shape[1], map(float, self.hyper[:3])
+        w, m, v = row.values, row.state[:, :dim], row.state[:, dim:]
+        inverse_root = np.float32(1.0 / math.sqrt(1.0 - beta2**step))
+        still = np.abs(m) <= STILL * (np.sqrt(v) * inverse_root + np.float32(eps))
+        if self.decay != 0:
+            still &= np.abs(w) <= NOTHING
+            w[still] = 0
+        m[still] = 0
+
+    def wake(self, row: _Row, to: int) -> None:
+        """As `catch_up`, and a row that rests gets its squares of step `to`: a gradient is about to come."""
+        self.catch_up(row, to)
+        if self.kind == ADAM and row.touched < to:
+            v = row.state[:, row.values.shape[1] :]
+            with flushed():
+                v[...] = (float(self.hyper[1]) ** (to - row.touched) * v.astype(np.float64)).astype(np.float32)
+
+
 class BlockLocks:
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -181,15 +249,28 @@ class RowTable:
         b: float,
         initial_state: float = 0.0,
         notes: bool = False,
+        idle: tuple[int, F64] | None = None,
     ) -> None:
         if notes and state_width < dim:
             raise ValueError("a table that notes needs a float of state for each value")
+        self._idle = IdleSteps(*idle) if idle is not None else None
         self.dim, self.state_width, self.initial_state, self._notes = dim, state_width, initial_state, notes
         self._init = (seed, kind, a, b)
         self._lock = threading.Lock()
         self._rows: dict[int, _Row] = {}
         self._cut: list[tuple[int, _Row]] | None = None
         """What of an open cut is not read yet, by key."""
+
+    def note_steps(self, first: int, last: int, lr: float) -> None:
+        self._exact().note(first, last, lr)
+
+    def forget_steps(self) -> None:
+        self._exact().rates.clear()
+
+    def _exact(self) -> IdleSteps:
+        if self._idle is None:
+            raise ValueError("this table is not exact: it has no use for steps")
+        return self._idle
 
     def _row(self, key: int, clock: int) -> _Row:
         """The key's row; one that is missing is created."""
@@ -200,15 +281,23 @@ class RowTable:
         state = np.full((1, self.state_width), self.initial_state, np.float32)
         if self._notes:
             state[:, -self.dim :] = 0
-        return self._rows.setdefault(key, _Row(values, state, 0, clock))
+        return self._rows.setdefault(key, _Row(values, state, 0, clock if self._idle is None else 0))
 
     def pull(self, keys: U64, out: F32, create: bool, clock: int = 0) -> int:
+        if self._idle is not None:
+            self._idle.expect(clock)
         with self._lock:
             misses = 0
             for i, key in enumerate(keys.tolist()):
                 missing = key not in self._rows
                 misses += missing
-                out[i] = 0.0 if missing and not create else self._row(key, clock).values[0]
+                if missing and not create:
+                    out[i] = 0.0
+                    continue
+                row = self._row(key, clock)
+                if self._idle is not None:
+                    self._idle.catch_up(row, clock)
+                out[i] = row.values[0]
             return misses
 
     def push(
@@ -223,12 +312,16 @@ class RowTable:
         clock: int = 0,
     ) -> None:
         self._expect_rule(kind)
+        if self._idle is not None:
+            self._idle.expect(clock)
         with self._lock:
             for i, key in enumerate(keys.tolist()):
                 row = self._row(key, clock)
+                if self._idle is not None:
+                    self._idle.wake(row, clock - 1)
                 _update(kind, lr, hyper, step, row.values, row.state, grads[i : i + 1])
                 row.seen = min(row.seen + (1 if counts is None else int(counts[i])), 2**32 - 1)
-                row.touched = clock
+                row.touched = clock if self._idle is None else max(row.touched, clock)
 
     def insert(self, keys: U64, values: F32, state: F32, seen: U32, touched: U32) -> None:
         with self._lock:
@@ -275,9 +368,9 @@ class RowTable:
     def contains(self, keys: U64) -> Bools:
         return np.array([key in self._rows for key in keys.tolist()], np.bool_)
 
-    def scan(self, cursor: int, max_rows: int) -> Scanned:
+    def scan(self, cursor: int, max_rows: int, clock: int = 0) -> Scanned:
         with self._lock:
-            return self._scanned(self._copies()[cursor : cursor + max_rows], cursor)
+            return self._scanned(self._copies()[cursor : cursor + max_rows], cursor, clock)
 
     def begin_cut(self) -> int:
         """The native table copies a row only when somebody is about to change it; what comes out is the same."""
@@ -287,12 +380,12 @@ class RowTable:
             self._cut = self._copies()
             return len(self._cut)
 
-    def scan_cut(self, max_rows: int) -> Scanned:
+    def scan_cut(self, max_rows: int, clock: int = 0) -> Scanned:
         with self._lock:
             if self._cut is None:
                 raise ValueError("there is no open cut of this table")
             rows, self._cut = self._cut[:max_rows], self._cut[max_rows:]
-        return self._scanned(rows, 0)._replace(cursor=0)
+        return self._scanned(rows, 0, clock)._replace(cursor=0)
 
     def end_cut(self) -> None:
         self._cut = None
@@ -302,7 +395,11 @@ class RowTable:
             (key, replace(row, values=row.values.copy(), state=row.state.copy())) for key, row in self._rows.items()
         ]
 
-    def _scanned(self, rows: list[tuple[int, _Row]], cursor: int) -> Scanned:
+    def _scanned(self, rows: list[tuple[int, _Row]], cursor: int, clock: int) -> Scanned:
+        if self._idle is not None:
+            self._idle.expect(clock)
+            for _, row in rows:
+                self._idle.catch_up(row, clock)
         return Scanned(
             np.array([key for key, _ in rows], np.uint64),
             np.concatenate([np.empty((0, self.dim), np.float32), *[row.values for _, row in rows]]),
