@@ -19,10 +19,12 @@ _HOMES = {
     # samples and where they come from
     "Batch": "core.batch",
     "CRITEO": "core.schema",
+    "CsvDialect": "core.schema",
     "DatasetFactory": "data.dataset_factory",
     "DenseFeature": "core.schema",
     "Feeder": "data.feeder",
     "InMemoryDataset": "data.in_memory",
+    "Label": "core.schema",
     "MultiSlotDataGenerator": "data.generator",
     "MultiSlotStringDataGenerator": "data.generator",
     "PyReader": "data.py_reader",

@@ -14,7 +14,7 @@ from sparsefleet.core.errors import (
     StoreError,
     plain_errors,
 )
-from sparsefleet.core.schema import CRITEO, DenseFeature, Schema, Slot
+from sparsefleet.core.schema import CRITEO, CsvDialect, DenseFeature, Label, Schema, Slot
 from sparsefleet.core.train_configs import TrainConfigs, parse_train_configs
 from sparsefleet.data.base import Reader
 from sparsefleet.data.beside import schema_beside
@@ -64,6 +64,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "ConfigError",
+    "CsvDialect",
     "DataError",
     "DatasetFactory",
     "DenseFeature",
@@ -73,6 +74,7 @@ __all__ = [
     "FitResult",
     "InMemoryDataset",
     "JsonLinesReporter",
+    "Label",
     "LocalStore",
     "MultiSlotDataGenerator",
     "MultiSlotStringDataGenerator",

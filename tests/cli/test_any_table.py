@@ -62,7 +62,7 @@ def test_from_csv_to_a_served_score(shell: CommandLine, tmp_path: Path) -> None:
 
     (tmp_path / "few.csv").write_text("\n".join((tmp_path / "f.csv").read_text().split("\n")[:6]) + "\n")
     shell.result("infer", "model", "--data", "few.csv", "--output", "few-scores.csv")
-    wanted = [float(line["score"]) for line in csv.DictReader((tmp_path / "few-scores.csv").open())]
+    wanted = [float(line["probability"]) for line in csv.DictReader((tmp_path / "few-scores.csv").open())]
     with serving(tmp_path / "bundle") as server:
         # A whole number and its text are one value.
         for convert in (lambda value: value, str):
@@ -82,5 +82,5 @@ def test_from_csv_to_a_served_score(shell: CommandLine, tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(few), tmp_path / "few.parquet")
     for name in ("few.jsonl", "few.parquet"):
         shell.result("infer", "model", "--data", name, "--output", "again.csv")
-        again = [float(line["score"]) for line in csv.DictReader((tmp_path / "again.csv").open())]
+        again = [float(line["probability"]) for line in csv.DictReader((tmp_path / "again.csv").open())]
         assert again == pytest.approx(wanted, abs=1e-6)

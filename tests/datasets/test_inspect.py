@@ -83,9 +83,8 @@ def test_the_same_rows_in_other_formats(events: Path, tmp_path: Path) -> None:
 def test_columns_of_all_kinds(tmp_path: Path) -> None:
     lines = ["id,hour,C14,constant,empty,amount,zip,words,target"]
     for i in range(300):
-        lines.append(
-            f"x{i},141021{i % 24:02d},{100 + i % 80},1,,{1.5 * 2 ** (i % 20)},{10000 + i % 90},a b{i % 3} c{i % 4},{i % 2}"
-        )
+        amount, words = 1.5 * 2 ** (i % 20), f"a b{i % 3} c{i % 4}"
+        lines.append(f"x{i},141021{i % 24:02d},{100 + i % 80},1,,{amount},{10000 + i % 90},{words},{i % 2}")
     (tmp_path / "f.tsv").write_text("\n".join(lines).replace(",", "\t") + "\n")
     found = inspect(tmp_path / "f.tsv")
     assert found.schema.csv == CsvDialect("\t")

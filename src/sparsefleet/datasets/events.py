@@ -167,13 +167,15 @@ class EventsModel:
         return Events(columns, clicks, buys, click_probability, buy_probability)
 
     def _popular(self, draw: np.random.Generator, size: int | tuple[int, int]) -> I64:
-        return np.searchsorted(self.popularity, draw.random(size) * self.popularity[-1])
+        found: I64 = np.searchsorted(self.popularity, draw.random(size) * self.popularity[-1])
+        return found
 
     def _of_interest(self, draw: np.random.Generator, user: I64) -> I64:
         """An item of one of the user's kinds."""
         kind = self.interests[user, draw.integers(3, size=user.shape)]
         start, stop = self._kind_start[kind], self._kind_start[kind + 1]
-        return self._by_kind[start + (draw.random(user.shape) * (stop - start)).astype(np.int64)]
+        chosen: I64 = self._by_kind[start + (draw.random(user.shape) * (stop - start)).astype(np.int64)]
+        return chosen
 
 
 def synth_events(

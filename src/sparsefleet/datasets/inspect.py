@@ -184,7 +184,7 @@ def _place(column: Column, values: Sequence[Any], table: RawTable, label: str) -
     if any(abs(float(text)) > 1e30 for text in texts):
         return
     column.kind = "number"
-    column.quantiles = tuple(np.quantile(np.array(texts, np.float64), [0, 0.05, 0.5, 0.95, 1]).tolist())  # type: ignore[assignment]
+    column.quantiles = tuple(np.quantile(np.array(texts, np.float64), [0, 0.05, 0.5, 0.95, 1]).tolist())
 
 
 def _leave(column: Column, why: str) -> None:
@@ -251,7 +251,7 @@ def _relation(column: Column, values: Sequence[Any], truth: np.ndarray[Any, Any]
         count / len(clicks) * _entropy(np.array([one, count - one])) for one, count in zip(ones, all_, strict=True)
     )
     chance = (len(all_) - 1) / (2 * len(clicks) * math.log(2))
-    return max(0.0, (entropy - inside - chance) / entropy)
+    return max(0.0, float((entropy - inside - chance) / entropy))
 
 
 def _entropy(counts: np.ndarray[Any, Any]) -> float:

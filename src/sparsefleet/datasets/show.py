@@ -3,7 +3,7 @@
     13 0.05 0.0066334992 … 1 715353 1 817085 … 1 0
 
 The dense values first (their number, then the values), then each slot (its number of keys, then the keys),
-then the label.
+then the label, or each of them.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def multislot_lines(batch: Batch) -> Iterator[str]:
         borders = batch.offsets[row * width : (row + 1) * width + 1].tolist()
         for start, stop in pairwise(borders):
             words += [str(stop - start), *map(str, batch.keys[start:stop].tolist())]
-        label = batch.labels[row]
-        words += ["0"] if np.isnan(label) else ["1", str(int(label)) if label == int(label) else _number(label)]
+        for label in np.atleast_1d(batch.labels[row]):
+            words += ["0"] if np.isnan(label) else ["1", str(int(label)) if label == int(label) else _number(label)]
         yield " ".join(words)
 
 

@@ -186,6 +186,7 @@ def _parquet_rows(file: str, format: ParquetFormat, bad_samples: BadSamples) -> 
 def _held_out(batch: Batch, seen: int, spec: PrepareSpec, split: str, from_time: int | None) -> Mask:
     if split == "time":
         assert batch.times is not None
+        assert from_time is not None
         return np.asarray(batch.times >= from_time, np.bool_) & (spec.test_share > 0)
     if split == "group":
         assert batch.groups is not None

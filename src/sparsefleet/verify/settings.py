@@ -90,7 +90,10 @@ def _schema_settings(schema: Schema) -> dict[str, Items]:
         "hash prefixes": {slot.name: slot.prefix.decode() for slot in schema.slots},
         "folding of keys": {"sparse_feature_dim": schema.sparse_feature_dim},
         "normalisation": {f.name: f"(x - {f.minimum:.17g}) / {f.diff:.17g}" for f in schema.dense},
-        "transforms": {part.name: str(part) for part in (*schema.dense, *schema.slots) if not part.plain}
+        "transforms": {
+            **{feature.name: str(feature) for feature in schema.dense if not feature.plain},
+            **{slot.name: str(slot) for slot in schema.slots if not slot.plain},
+        }
         or {"transforms": "none"},
     }
 

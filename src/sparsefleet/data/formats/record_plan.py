@@ -52,14 +52,15 @@ def record_plan(
         )
     names = list(schema.fields)
     if not features_only:
-        absent = {name for name in beside_features(schema) if there is not None and name not in there}
-        names += [
-            name
-            for name in beside_features(schema)
-            if name not in names and not (absent and not labelled and name in absent)
-        ]
+        for name in beside_features(schema):
+            absent = there is not None and name not in there
+            if name not in names and (labelled or not absent):
+                names.append(name)
     place = {name: index for index, name in enumerate(names)}
-    beside = (lambda name: -1) if features_only else (lambda name: place.get(name, -1))
+
+    def beside(name: str | None) -> int:
+        return -1 if name is None or features_only else place.get(name, -1)
+
     labels = schema.labels
     conditions = schema.label_conditions
     return RecordPlan(

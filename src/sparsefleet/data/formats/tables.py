@@ -143,7 +143,7 @@ def batch_of_columns(out: RecordColumns, schema: Schema) -> Batch:
     samples, width = out.filled, len(schema.slots)
     assert out.offsets is not None
     offsets = out.offsets[: samples * width + 1]
-    more = {"weights": out.weights, "groups": out.groups, "times": out.times}
+    more: dict[str, Any] = {"weights": out.weights, "groups": out.groups, "times": out.times}
     labels = out.labels[:samples]
     return Batch.trusted(
         labels=np.ascontiguousarray(labels[:, 0]) if labels.shape[1] == 1 else labels,

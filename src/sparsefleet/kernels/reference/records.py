@@ -57,7 +57,7 @@ def parse_time(text: bytes, format: int) -> int | None:
         found = ISO.fullmatch(text) if format == TimeFormat.AUTO else None
         if found is None:
             return None
-        parts = [int(part or 0) for part in found.groups()[:6]]
+        year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
         shift = 0
         zone = found.group(7) or b"Z"
         if zone != b"Z":
@@ -65,10 +65,10 @@ def parse_time(text: bytes, format: int) -> int | None:
             if hours > 14 or minutes > 59:
                 return None
             shift = (hours * 3600 + minutes * 60) * (1 if zone[:1] == b"+" else -1)
-        days = timegm(datetime(parts[0] or 2000, *parts[1:], tzinfo=UTC).timetuple())
-        if parts[0] == 0:  # Python has no year 0; it is a leap year, as 2000 is
-            days -= 2000 * 365 * 86400 + 485 * 86400
-        return days - shift
+        seconds = timegm(datetime(year or 2000, month, day, hour, minute, second, tzinfo=UTC).timetuple())
+        if year == 0:  # Python has no year 0; it is a leap year, as 2000 is
+            seconds -= 2000 * 365 * 86400 + 485 * 86400
+        return seconds - shift
     except ValueError:
         return None
 
