@@ -69,11 +69,11 @@ def bundle(folder: Path, rows: int) -> tuple[Path, list[dict[str, Any]]]:
     return folder / "bundle", raw
 
 
-def requests(raw: list[dict[str, Any]], whole: bool, count: int = 50) -> list[bytes]:
+def requests(raw: list[dict[str, Any]], whole: bool, count: int = 50, samples: int = CANDIDATES) -> list[bytes]:
     """HTTP requests, ready to send."""
     made = []
     for number in range(count):
-        rows = [raw[(number * CANDIDATES + index) % len(raw)] for index in range(CANDIDATES)]
+        rows = [raw[(number * samples + index) % len(raw)] for index in range(samples)]
         if whole:
             body = json.dumps({"rows": rows})
         else:
@@ -119,8 +119,8 @@ def _alone(path: Path, raw: list[dict[str, Any]], seconds: float, callers: int, 
 
 
 @contextlib.contextmanager
-def server(path: Path, sparse: str = "mmap") -> Iterator[tuple[tuple[str, int], int]]:
-    command = [sys.executable, "-m", "sparsefleet", "serve", str(path), "--port", "0", "--sparse", sparse]
+def server(path: Path, sparse: str = "mmap", *options: str) -> Iterator[tuple[tuple[str, int], int]]:
+    command = [sys.executable, "-m", "sparsefleet", "serve", str(path), "--port", "0", "--sparse", sparse, *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -275,6 +275,81 @@ def redis_lines(table: Table, path: Path, forms: dict[str, list[bytes]], seconds
                     table.add_row(*row, f"{ratio:.2f}", "≥ 0.4", _mark(ratio >= 0.4))
 
 
+@contextlib.contextmanager
+def bulk(address: tuple[str, int], raw: list[dict[str, Any]], clients: int, samples: int) -> Iterator[None]:
+    """Clients that ask for long requests one after the other; refusals (429) count as answers."""
+    (made,) = requests(raw, whole=True, count=1, samples=samples)
+    ended = threading.Event()
+
+    def run() -> None:
+        client = Client(address)
+        while not ended.is_set():
+            try:
+                client.ask(made)
+            except RuntimeError as error:
+                if " 429 " not in str(error):
+                    raise
+                client.close()
+                client = Client(address)
+                ended.wait(0.2)
+        client.close()
+
+    workers = [threading.Thread(target=run) for _ in range(clients)]
+    for worker in workers:
+        worker.start()
+    try:
+        time.sleep(1.0)
+        yield
+    finally:
+        ended.set()
+        for worker in workers:
+            worker.join()
+
+
+def bad_day_lines(table: Table, path: Path, raw: list[dict[str, Any]], seconds: float, rounds: int) -> None:
+    """Small requests under bulk load, idle connections, and two versions."""
+    small = requests(raw, whole=True, samples=1)
+    whole = requests(raw, whole=True)
+    with server(path) as (address, _):
+        throughput(address, small, 4, 1.0)  # warm
+        calm, loaded = [], []
+        for _ in range(rounds):
+            calm.append(quantiles(latencies(address, small, 50, seconds))[1])
+            with bulk(address, raw, 30, 2000):
+                loaded.append(quantiles(latencies(address, small, 50, seconds))[1])
+        ratio = statistics.median(b / a for a, b in zip(calm, loaded, strict=True))
+        row = ("1 row, 30 bulk clients: p99", f"{1e3 * statistics.median(loaded):.1f} ms")
+        row = (*row, f"without them {1e3 * statistics.median(calm):.1f} ms")
+        table.add_row(*row, f"{ratio:.1f}", "≤ 5", _mark(ratio <= 5))
+        pairs = []
+        for _ in range(rounds):
+            before = throughput(address, whole, 8, seconds / 2)
+            held = [socket.create_connection(address, timeout=30) for _ in range(1000)]
+            pairs.append((before, throughput(address, whole, 8, seconds / 2)))
+            for one in held:
+                one.close()
+        _compared(table, "whole rows, 1,000 idle connections", "none", pairs, 0.95)
+    other = path.parent / "other"
+    export_checkpoint(path.parent / "run", other, name="other")
+    sides = {
+        "a canary of half the requests": ("--canary", str(other), "--canary-share", "0.5"),
+        "a shadow": ("--shadow", str(other)),
+    }
+    for name, options in sides.items():
+        with server(path) as (plain, _), server(path, "mmap", *options) as (both, _):
+            pairs = []
+            for _ in range(rounds):
+                pairs.append((throughput(plain, whole, 8, seconds / 2), throughput(both, whole, 8, seconds / 2)))
+        _compared(table, f"whole rows, {name}", "one version", pairs, 0.8)
+
+
+def _compared(table: Table, what: str, against: str, pairs: list[tuple[float, float]], wanted: float) -> None:
+    ratio = statistics.median(after / before for before, after in pairs)
+    before, after = (statistics.median(values) for values in zip(*pairs, strict=True))
+    row = (what, f"{after:,.0f} requests/s", f"{against} {before:,.0f}/s")
+    table.add_row(*row, f"{ratio:.2f}", f"≥ {wanted}", _mark(ratio >= wanted))
+
+
 def publishing(table: Table, address: RedisAddress, path: Path, rounds: int) -> None:
     bundle, commands = Bundle.open(path), path.parent / "commands"
     total = redis_rows.commands_file(bundle, commands)
@@ -324,6 +399,7 @@ def main() -> None:
                 ratio = statistics.median(high / middle for middle, high in pairs)
                 row = (f"{form}: p99 at {rate:,.0f} requests/s", f"{1e3 * p99:.1f} ms", f"median {1e3 * median:.1f} ms")
                 table.add_row(*row, f"{ratio:.1f}", "≤ 5", _mark(ratio <= 5))
+        bad_day_lines(table, path, raw, seconds, rounds)
         if redis_rows.installed():
             redis_lines(table, path, forms, seconds, rounds)
         else:

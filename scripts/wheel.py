@@ -1,5 +1,8 @@
 """Builds wheels for Linux x86-64 into dist/: one for Python 3.11, and one for 3.12 and all later (stable ABI).
 
+Each comes twice: as `sparsefleet`, and as `sparsefleet-serve`, the same files with other requirements: what serving a
+bundle needs, without torch. The two are for different machines, not for one environment.
+
     python scripts/wheel.py                       for all Pythons that are found
     python scripts/wheel.py --python python3.12   for this one only
 
@@ -10,11 +13,15 @@ library into the module, so what is built on a new Linux runs on old ones, witho
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +140,50 @@ def build(interpreter: Interpreter, out: Path) -> Path:
     return Path(shutil.copy(wheel, out))
 
 
+SERVING = "sparsefleet-serve"
+TRAINING_ONLY = ("torch", "safetensors", "onnx", "onnxscript")
+"""What is needed to train or to make a bundle, and not to serve one."""
+
+
+def serving_requirements() -> list[str]:
+    """From pyproject.toml, so that versions stand in one place."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+    return sorted(text for text in wanted if re.match(r"[A-Za-z0-9_.-]+", text)[0] not in TRAINING_ONLY)  # type: ignore[index]
+
+
+def serving_wheel(wheel: Path, out: Path) -> Path:
+    """The small distribution, of the files of a wheel of the whole."""
+    project, version, tags = re.fullmatch(r"([^-]+)-([^-]+)-(.+)\.whl", wheel.name).groups()  # type: ignore[union-attr]
+    name = SERVING.replace("-", "_")
+    old, new = f"{project}-{version}.dist-info", f"{name}-{version}.dist-info"
+    target = out / f"{name}-{version}-{tags}.whl"
+    record = []
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as made:
+        for entry in source.infolist():
+            if entry.filename == f"{old}/RECORD":
+                continue
+            data = source.read(entry)
+            if entry.filename == f"{old}/METADATA":
+                data = serving_metadata(data.decode()).encode()
+            elif entry.filename == f"{old}/entry_points.txt":
+                data = b"[console_scripts]\nsparsefleet = sparsefleet.cli:main\n"
+            entry.filename = entry.filename.replace(old, new)
+            made.writestr(entry, data, zipfile.ZIP_DEFLATED)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            record.append(f"{entry.filename},sha256={digest},{len(data)}")
+        made.writestr(f"{new}/RECORD", "\n".join([*record, f"{new}/RECORD,,"]) + "\n")
+    return target
+
+
+def serving_metadata(text: str) -> str:
+    head, _, body = text.partition("\n\n")
+    kept = [line for line in head.splitlines() if not re.match("(Name|Summary|Requires-Dist|Provides-Extra):", line)]
+    named = [f"Name: {SERVING}", "Summary: Serve bundles of sparsefleet: predictions over HTTP, without torch"]
+    needs = [f"Requires-Dist: {text}" for text in serving_requirements()]
+    return "\n".join([kept[0], *named, *kept[1:], *needs]) + "\n\n" + body
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     arguments.add_argument("--python", action="append", type=Path, help="build with this one; may be repeated")
@@ -143,6 +194,7 @@ def main() -> int:
         print("no Python 3.11 or newer was found to build with; name one with --python", file=sys.stderr)
         return 1
     made = [build(interpreter, given.out) for interpreter in chosen]
+    made += [serving_wheel(wheel, given.out) for wheel in made]
     for wheel in made:
         print(f"{wheel} ({wheel.stat().st_size / 1e6:.1f} MB)")
     if all(one.version >= STABLE_ABI for one in chosen) or all(one.version < STABLE_ABI for one in chosen):

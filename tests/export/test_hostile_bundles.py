@@ -18,6 +18,7 @@ from sparsefleet.export import Bundle
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.rows_file import RowsHeader
 from sparsefleet.serving import Predictor
+from sparsefleet.serving.source import SourceError
 
 TABLE = "SparseFeatFactors"
 ROWS = f"sparse/{TABLE}.rows"
@@ -78,7 +79,7 @@ def test_a_directory_that_runs_wild_is_an_error_not_a_crash(copy):
     data[layout.directory : layout.keys] = b"\xff" * (layout.keys - layout.directory)
     rewrite(copy, ROWS, bytes(data))
     predictor = Predictor(copy)
-    with pytest.raises(BundleError, match="directory is damaged"):
+    with pytest.raises(SourceError, match="directory is damaged"):
         predictor.predict([[0] * 13 + ["x"] * 26])
 
 
@@ -140,7 +141,7 @@ def test_files_of_two_bundles(trained, copy, path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 3}, "version 3 of the bundle format; this release reads versions 1 to 2"),
+        ({"version": 4}, "version 4 of the bundle format; this release reads versions 1 to 3"),
         ({"version": True}, "version True"),
         ({"format": "sparsefleet-checkpoint"}, "no bundle"),
         ({"name": ""}, "'name' is ''"),

@@ -18,10 +18,14 @@ SOURCES = Path(__file__).resolve().parents[2] / "src"
 
 
 class Served:
-    def __init__(self, bundle: Path | str, *options: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, bundle: Path | str, *options: str, env: dict[str, str] | None = None, code: str | None = None
+    ) -> None:
+        """`code`: run in place of `-m sparsefleet`."""
+        program = ["-m", "sparsefleet"] if code is None else ["-c", code]
         paths = os.pathsep.join([str(SOURCES), os.environ.get("PYTHONPATH", "")])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sparsefleet", "serve", str(bundle), "--port", "0", *options],
+            [sys.executable, *program, "serve", str(bundle), "--port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -35,7 +39,8 @@ class Served:
         if not line:
             _, errors = self.process.communicate(timeout=10)
             raise AssertionError(f"the server ended with {self.process.returncode}: {errors}")
-        self.url = json.loads(line)["url"]
+        self.about = json.loads(line)
+        self.url = self.about["url"]
         self.client = httpx.Client(base_url=self.url, timeout=30)
 
     def post(self, path: str, body: object) -> httpx.Response:

@@ -95,7 +95,8 @@ def wheel(script, tmp_path_factory) -> Path:
     dist = tmp_path_factory.mktemp("dist")
     said = run([sys.executable, ROOT / "scripts" / "wheel.py", f"--python={sys.executable}", f"--out={dist}"])
     assert f'platform tag:\n"{script.PLATFORM}"' in said
-    (built,) = dist.glob("*.whl")
+    assert len(list(dist.glob("sparsefleet_serve-*.whl"))) == 1
+    (built,) = dist.glob("sparsefleet-*.whl")
     return built
 
 

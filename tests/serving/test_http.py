@@ -206,7 +206,7 @@ def test_bad_bundles_are_refused_while_the_old_one_serves(trained, expected, tmp
             ({"bundle": str(tmp_path / "none")}, 409, "no bundle at"),
             ({"bundle": str(trained.run)}, 409, "checkpoints"),
             ({"bundle": "a\0b"}, 409, "is not a path"),
-            ({"bundle": "s3://bucket/v1"}, 409, "local disk"),
+            ({"bundle": "ftp://host/v1"}, 409, "give a local path or a URI"),
             ({"bundle": 3}, 400, '{"bundle": path}'),
             ({}, 400, '{"bundle": path}'),
         ):
@@ -354,7 +354,9 @@ def test_sigterm_answers_what_is_under_way(trained):
             answers = [pool.submit(ask) for _ in range(4)]
             started.wait(timeout=10)
             # Under way: the server has begun to work on them.
-            wait_until(lambda: "rows_total 0" not in server.client.get("/metrics").text, 20, "requests under way")
+            wait_until(
+                lambda: "sparsefleet_rows_total 0\n" not in server.client.get("/metrics").text, 20, "requests under way"
+            )
             assert server.terminate() == 0
             results = [answer.result(timeout=30) for answer in answers]
         assert [result.status_code for result in results] == [200] * 4

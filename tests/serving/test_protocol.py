@@ -15,7 +15,7 @@ from http_server import SOURCES, serving
 
 from sparsefleet.serving import Predictor
 from sparsefleet.serving.direct import most_samples
-from sparsefleet.serving.protocol import plain_length
+from sparsefleet.serving.protocol import plain_head
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,10 @@ def scores_in(answer):
     ],
 )
 def test_only_what_leaves_no_doubt_is_plain(lines, length):
-    assert plain_length("\r\n".join(("POST /v1/predict HTTP/1.1", *lines)).encode()) == length
+    found = plain_head("\r\n".join(("POST /v1/predict HTTP/1.1", *lines)).encode())
+    assert (None if found is None else found.length) == length
     for other in ("POST /v1/predict HTTP/1.0", "GET /v1/predict HTTP/1.1", "POST /v1/predict?a HTTP/1.1", "POST  /"):
-        assert plain_length("\r\n".join((other, *lines)).encode()) is None
+        assert plain_head("\r\n".join((other, *lines)).encode()) is None
 
 
 def test_no_request_has_more_rows_than_are_counted_on(trained):

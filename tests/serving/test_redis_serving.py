@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 import signal
 import time
 
@@ -44,7 +45,8 @@ def test_answers_are_those_of_the_mapped_file(trained, store):
         sparse = server.client.get("/v1/model").json()["sparse"]
         assert (sparse["kind"], sparse["errors"], sparse["reachable"]) == ("redis", 0, True)
         text = server.client.get("/metrics").text
-        assert "sparsefleet_source_round_trips 1.0" in text
+        trips = float(re.search(r"^sparsefleet_source_round_trips (\S+)$", text, re.M)[1])
+        assert 2 <= trips <= 4  # one of the warm-up, and one a piece of the request
         assert server.terminate() == 0
 
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "checkpoint": "Look into checkpoints, check them, compare them.",
     "export": "Make a bundle of a checkpoint: ONNX network, mapped rows, schema.",
     "publish": "Publish a bundle's rows to Redis, for `serve --sparse redis://…`.",
-    "serve": "Serve predictions: POST /v1/predict, GET /v1/model, /healthz, /metrics; POST /v1/reload, /v1/rollback.",
+    "serve": "Serve predictions of a bundle: POST /v1/predict; GET /v1/model, /healthz, /readyz, /metrics.",
     "verify": "Compare a checkpoint with its bundle and whoever serves it: network, parameters, settings, scores.",
     "replay": "Send logged requests again and compare the scores; exit status 1 where they differ or a request fails.",
     "doctor": "Tell versions, processor, limits and speed of this machine; exit status 1 where something is broken.",

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
+from pyarrow import parquet
 from rich.table import Table
 
-from sparsefleet.cli.console import console, errors_to_exit, say, size_text
+from sparsefleet.cli.console import console, errors_to_exit, progress, say, size_text
 from sparsefleet.cli.reading import OWN_MODEL
-from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.core.inputs import pipe_advice
+from sparsefleet.data.formats import format_help
+from sparsefleet.export.gate import require as require_metrics
+from sparsefleet.export.manifest import SCORE_BOUNDS, Lineage
 
 
 @errors_to_exit
 def export(
     checkpoint: Annotated[str, typer.Argument(help="A checkpoint, or a run's folder: then its newest checkpoint.")],
-    out: Annotated[str, typer.Option(help="The bundle's folder; a bundle of that name is replaced.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            help="The bundle's folder; a bundle of that name is replaced. Or a URI such as s3://bucket/models/v1, "
+            "where there must be none yet."
+        ),
+    ],
     rows: Annotated[str, typer.Option(help="How rows are kept: float32, float16 or int8.")] = "float32",
     min_seen: Annotated[int, typer.Option(help="Leave out rows that training met fewer times than this.")] = 0,
     name: Annotated[
@@ -31,6 +47,23 @@ def export(
             "this you vouch that the schema makes the same of raw values, and requests may hold those."
         ),
     ] = False,
+    test_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Score these rows with the checkpoint first: their metrics, and how scores are spread, go into the "
+            "manifest, for --require and for servers' metrics of drift."
+        ),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            help='Write a bundle only if its metrics are good enough: "auc>=.75". May repeat; with --test-data.'
+        ),
+    ] = None,
+    format: Annotated[str, typer.Option(help=f"Of --test-data. {format_help()}")] = "auto",
+    pipe_command: Annotated[
+        str | None, typer.Option(help="Of --test-data: shell command that turns a file into MultiSlot text.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print what was written as one JSON object.")] = False,
 ) -> None:
     """Make a bundle of a checkpoint: ONNX network, mapped rows, schema. Needs neither script nor torch to serve."""
@@ -39,6 +72,10 @@ def export(
         from sparsefleet.scoring.saved_model import saved_model
     except ImportError as error:
         raise SparseFleetError(f"exporting needs more packages ({error}): pip install 'sparsefleet[serve]'") from error
+    if require and test_data is None:
+        raise ConfigError("--require compares metrics of --test-data: give that, too")
+    lineage = _lineage(checkpoint, test_data, format, pipe_command, same_inputs)
+    require_metrics(lineage.metrics, require or (), checkpoint)
     done = export_checkpoint(
         checkpoint,
         out,
@@ -47,6 +84,7 @@ def export(
         name=name,
         model=None if own_model is None else saved_model(checkpoint, own_model)[0],
         same_inputs=same_inputs,
+        lineage=lineage,
         progress=lambda what: console.print(f"writing {what}", markup=False),
     )
     manifest = done.manifest
@@ -67,3 +105,44 @@ def export(
         total = sum(entry.bytes for entry in manifest.files)
         facts = {"bundle": str(done.path), "version": manifest.name, "id": manifest.id, "bytes": total}
         print(json.dumps({**facts, "tables": tables, "difference": done.difference}))
+
+
+def _lineage(checkpoint: str, data: str | None, format: str, pipe_command: str | None, same_inputs: bool) -> Lineage:
+    if data is None:
+        return Lineage(commit=_commit())
+    from sparsefleet.checkpoint import Checkpoint, latest
+    from sparsefleet.data.files import list_files
+    from sparsefleet.scoring import Scoring
+
+    scoring = Scoring(
+        checkpoint=str(Checkpoint.open(latest(checkpoint)).location),
+        format=format,
+        pipe_command=pipe_command,
+        batch_size=1000,
+        threads=1,
+        on_bad_row="error",
+        labelled=True,
+        precision="float32",
+        same_inputs=same_inputs,
+    )
+    with tempfile.TemporaryDirectory() as folder, progress("scoring the test data") as report:
+        out = Path(folder) / "scores.parquet"
+        metrics, _ = scoring.score(list_files(data), out, lambda rows, share: report(rows, None))
+        scores = parquet.read_table(out, columns=["probability"])["probability"].to_numpy()
+    counts = np.bincount(np.searchsorted(np.array(SCORE_BOUNDS[:-1]), scores), minlength=len(SCORE_BOUNDS))
+    kept = {
+        name: value
+        for name, value in metrics.values().items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+    return Lineage(data=data, metrics=kept, commit=_commit(), scores=tuple(counts.tolist()))
+
+
+def _commit() -> str | None:
+    """Of the source tree that this runs in; None where there is none."""
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    text = found.stdout.strip()
+    return text if found.returncode == 0 and re.fullmatch(r"[0-9a-f]{40,64}", text) else None

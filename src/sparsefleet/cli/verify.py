@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +21,7 @@ UNREADABLE = 2
 @errors_exit_with(UNREADABLE)
 def verify(
     checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a run's folder: then its newest checkpoint.")],
-    bundle: Annotated[Path, typer.Option(help="The bundle that was made of it.")],
+    bundle: Annotated[str, typer.Option(help="The bundle that was made of it: a folder, or its URI (s3://…).")],
     data: Annotated[str, typer.Option(help="Rows to score everywhere: a folder, a file or a pattern.")],
     own_model: Annotated[str | None, typer.Option("--model", help=OWN_MODEL)] = None,
     url: Annotated[str | None, typer.Option(help="A running server, http://host:port.")] = None,
@@ -44,6 +43,8 @@ def verify(
     json_output: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
     """Compare a checkpoint with its bundle and whoever serves it: network, parameters, settings, scores."""
+    from sparsefleet.export.bundle import is_remote, local_path
+
     try:
         from sparsefleet.scoring.saved_model import saved_model
         from sparsefleet.verify import VerifyConfig
@@ -73,7 +74,7 @@ def verify(
                 progress=lambda what: status.update(f"comparing {what}"),
             )
         except BundleError as error:
-            if not (bundle.expanduser() / "manifest.json").exists():
+            if not is_remote(bundle) and not (local_path(bundle) / "manifest.json").exists():
                 raise
             _refused(error, json_output)
     if json_output:

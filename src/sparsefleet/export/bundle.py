@@ -7,8 +7,9 @@ import re
 import stat
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from sparsefleet.core.errors import BundleError, ConfigError
 from sparsefleet.core.inputs import Inputs
@@ -17,11 +18,14 @@ from sparsefleet.core.schema import Schema
 from sparsefleet.export import manifest as manifests
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, NetworkInfo
+from sparsefleet.export.remote import fetch_bundle, shown
 from sparsefleet.export.rows_file import RowsFile, RowsHeader
+from sparsefleet.export.warm_up import WarmUp, parse_warm_up
 
 MAX_GRAPH_BYTES = 2 << 30
-REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """What one protobuf message can hold."""
+REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""A URI, or what `Path` has made of one: s3:/bucket/v1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +37,27 @@ class Bundle:
     graph: bytes
     """The ONNX model."""
     tables: Mapping[str, RowsFile]
+    """Empty where the bundle was opened without its rows."""
+    warm_up: WarmUp | None = None
+    """Samples with the scores that they must get; None in bundles of older releases."""
+    origin: str = ""
+    """Where it came from, for people: a path, or a URI without its keys."""
 
     @staticmethod
-    def open(path: str | os.PathLike[str], *, full: bool = False) -> Bundle:
-        """Open and check a bundle; with `full`, read and check all rows too."""
-        folder = local_path(path)
+    def open(path: str | os.PathLike[str], *, full: bool = False, rows: bool = True) -> Bundle:
+        """Open and check a bundle; with `full`, read and check all rows too.
+
+        One behind a URI is fetched into the local cache first. `rows=False`: its rows are elsewhere (in Redis), so the
+        rows files are not looked at and need not be there.
+        """
+        text = os.fspath(path)
+        remote = is_remote(text)
+        folder = fetch_bundle(text, rows=rows) if remote else local_path(text)
         manifest = manifests.parse_manifest(_manifest_bytes(folder), str(folder / manifests.MANIFEST))
+        left_out = set() if rows else {table.path for table in manifest.tables}
         for entry in manifest.files:
-            _check_size(folder, entry)
+            if entry.path not in left_out:
+                _check_size(folder, entry)
         small = {
             name: _read(folder, manifest.file(name), limit)
             for name, limit in (
@@ -64,10 +81,12 @@ class Bundle:
             schema=schema,
             network=network,
             graph=small[manifests.GRAPH],
-            tables={table.name: _open_rows(folder, table, manifest) for table in manifest.tables},
+            tables={table.name: _open_rows(folder, table, manifest) for table in manifest.tables if rows},
+            origin=shown(text) if remote else str(folder),
         )
         bundle._check_together()
-        if full:
+        bundle = replace(bundle, warm_up=_warm_up(folder, manifest, schema))
+        if full and rows:
             bundle.check_rows()
         return bundle
 
@@ -104,7 +123,7 @@ class Bundle:
                     f"{where}: the embedding {embedding.input!r} is over slot {', '.join(map(repr, missing))}; the "
                     f"schema has {', '.join(slots)}: files of two bundles?"
                 )
-            table = self.tables.get(embedding.table)
+            table = next((one for one in self.manifest.tables if one.name == embedding.table), None)
             if table is None or table.dim != embedding.dim:
                 has = "there is no such table" if table is None else f"that table's rows have {table.dim} values"
                 raise BundleError(
@@ -121,6 +140,13 @@ class Bundle:
             raise BundleError(
                 f"{where}: the network takes {dense.features} dense features; the schema has {len(self.schema.dense)}"
             )
+
+
+def _warm_up(folder: Path, manifest: BundleManifest, schema: Schema) -> WarmUp | None:
+    if not any(entry.path == manifests.WARM_UP for entry in manifest.files):
+        return None
+    data = _read(folder, manifest.file(manifests.WARM_UP), manifests.MAX_BYTES)
+    return parse_warm_up(data, schema, str(folder / manifests.WARM_UP))
 
 
 def _check_schema_types(schema: Schema, where: str) -> None:
@@ -185,8 +211,12 @@ def _check_size(folder: Path, entry: BundleFile) -> None:
     try:
         found = path.stat()
     except OSError as error:
+        thin = (
+            "half copied, or a thin bundle, which is served with --sparse redis://…" if "sparse/" in entry.path else ""
+        )
         raise BundleError(
-            f"{path}: {error.strerror or error}; the manifest lists it with {entry.bytes} bytes: half copied?"
+            f"{path}: {error.strerror or error}; the manifest lists it with {entry.bytes} bytes: "
+            f"{thin or 'half copied'}?"
         ) from error
     real, root = os.path.realpath(path), os.path.realpath(folder)
     if os.path.commonpath([real, root]) != root:
@@ -220,11 +250,15 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if not text or "\0" in text:
         raise BundleError(f"{text!r:.200} is not a path")
-    if looks_remote(text):
-        raise BundleError(f"{text!r:.200}: bundles are memory-mapped, so copy it to a local disk and give that path")
+    if text.startswith("file://"):
+        text = unquote(urlsplit(text).path)
+    elif REMOTE.match(text):
+        raise BundleError(f"{text!r:.200}: a URI has two slashes after the colon (and is no `Path`, which joins them)")
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
-def looks_remote(text: str) -> bool:
-    """Whether this is a URI such as s3://bucket/v1, or what `Path` has made of one: s3:/bucket/v1."""
-    return REMOTE.match(text) is not None
+def is_remote(text: str) -> bool:
+    """Whether this is the URI of something that is not on this machine's disks."""
+    if "\0" in text:
+        raise BundleError(f"{text!r:.200} is not a path")
+    return "://" in text and REMOTE.match(text) is not None and not text.startswith("file://")

@@ -8,8 +8,9 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,18 +20,18 @@ import sparsefleet
 from sparsefleet.checkpoint import AnyPath, Checkpoint, latest
 from sparsefleet.checkpoint.draft import CheckpointDraft, begin
 from sparsefleet.checkpoint.manifest import now
-from sparsefleet.checkpoint.storage import locate
-from sparsefleet.checkpoint.storage.local import LocalStorage
 from sparsefleet.core.errors import BundleError, CheckpointError, ConfigError
 from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.export import manifest as manifests
-from sparsefleet.export.bundle import looks_remote
+from sparsefleet.export.bundle import is_remote, local_path
 from sparsefleet.export.kernels.bundle_rows import RowType
-from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, Origin
+from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, Lineage, Origin
 from sparsefleet.export.network import Network, export_network
-from sparsefleet.export.rows_file import RowsHeader
+from sparsefleet.export.remote import RemoteFolder, check_free, put_bundle, shown
+from sparsefleet.export.rows_file import RowsFile, RowsHeader
 from sparsefleet.export.rows_writer import RowsWriter, count_rows
+from sparsefleet.export.warm_up import make_warm_up
 from sparsefleet.models import registry
 from sparsefleet.nn.embedding import tables as tables_of
 from sparsefleet.store.base import ParameterStore, RunFacts
@@ -40,7 +41,8 @@ from sparsefleet.store.base import ParameterStore, RunFacts
 class Exported:
     """What an export wrote."""
 
-    path: Path
+    path: Path | str
+    """A local folder, or the URI of one (without the keys that may stand in it)."""
     manifest: BundleManifest
     difference: float
     """The largest difference between torch and ONNX Runtime on random inputs."""
@@ -52,6 +54,7 @@ class _Options:
     min_seen: int
     name: str | None
     progress: Callable[[str], None]
+    lineage: Lineage = field(default_factory=Lineage)
 
     def __post_init__(self) -> None:
         if self.rows not in manifests.DTYPES:
@@ -63,8 +66,13 @@ class _Options:
 
 
 def check_export(out: str | os.PathLike[str], *, rows: str, min_seen: int, name: str | None) -> Path:
-    """Where a bundle with these options would go. Raises if an export would refuse the options."""
+    """Where on this machine a bundle with these options would go. Raises if an export would refuse the options."""
     _Options(rows, min_seen, name, lambda what: None)
+    if is_remote(os.fspath(out)):
+        raise ConfigError(
+            f"{shown(os.fspath(out))!r:.200}: a running job writes bundles to a local or shared folder; "
+            "`sparsefleet export` puts one behind a URI"
+        )
     return _target(out)
 
 
@@ -79,22 +87,24 @@ def export_checkpoint(
     name: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
     same_inputs: bool = False,
+    lineage: Lineage | None = None,
 ) -> Exported:
-    """Make a bundle of a checkpoint, or of a run's newest one.
+    """Make a bundle of a checkpoint, or of a run's newest one. `out`: a folder, or the URI of one (s3://…).
 
     `rows`: how values are kept: float32, float16 or int8. `min_seen`: leave out rows that training met fewer times.
     `model`: your own module where the checkpoint does not hold one of the project's. `name`: the version that servers
     tell; by default the checkpoint's step and the start of the bundle's id. `same_inputs`: where the model was trained
     on ready keys and numbers (a pipe_command's), its requests must hold such; with this you vouch that the schema makes
-    the same of raw values, and requests may hold those.
+    the same of raw values, and requests may hold those. `lineage`: data, metrics and commit for the manifest.
     """
-    options = _Options(rows, min_seen, name, progress)
-    target = _target(out)
-    checkpoint = Checkpoint.open(latest(checkpoint_path))
-    inputs = inputs_of(checkpoint)
-    if inputs is not None and same_inputs:
-        inputs = inputs.vouched()
-    return _export(checkpoint, model_of(checkpoint, model), schema_of(checkpoint, schema), inputs, target, options)
+    options = _Options(rows, min_seen, name, progress, lineage or Lineage())
+    with _placed(out, progress) as place:
+        checkpoint = Checkpoint.open(latest(checkpoint_path))
+        inputs = inputs_of(checkpoint)
+        if inputs is not None and same_inputs:
+            inputs = inputs.vouched()
+        network, schema = model_of(checkpoint, model), schema_of(checkpoint, schema)
+        return place.finished(_export(checkpoint, network, schema, inputs, place.target, options))
 
 
 def export_model(
@@ -119,18 +129,45 @@ def export_model(
             source, out, rows=rows, min_seen=min_seen, model=model, schema=schema, name=name, progress=progress
         )
     options = _Options(rows, min_seen, name, progress)
-    target = _target(out)
     if schema is None:
         raise ConfigError("schema=None: a store does not know what its input looks like; give the reader's schema")
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     buffers = {key: value.detach().numpy() for key, value in model.state_dict().items() if key not in trained}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.rows-", dir=target.parent) as folder:
-        path = os.path.join(folder, "store")
-        store_facts = RunFacts(step=step, schema=schema.to_dict(), model=registry.describe(model), buffers=buffers)
-        source.save(path, store_facts)
-        checkpoint = Checkpoint.open(path)
-        return _export(checkpoint, model_of(checkpoint, model), schema, None, target, options)
+    with _placed(out, progress) as place:
+        target = place.target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.rows-", dir=target.parent) as folder:
+            path = os.path.join(folder, "store")
+            store_facts = RunFacts(step=step, schema=schema.to_dict(), model=registry.describe(model), buffers=buffers)
+            source.save(path, store_facts)
+            checkpoint = Checkpoint.open(path)
+            return place.finished(_export(checkpoint, model_of(checkpoint, model), schema, None, target, options))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a bundle is written, and where it goes from there."""
+
+    target: Path
+    remote: RemoteFolder | None
+    progress: Callable[[str], None]
+
+    def finished(self, done: Exported) -> Exported:
+        if self.remote is None:
+            return done
+        put_bundle(self.target, self.remote, done.manifest.files, self.progress)
+        return replace(done, path=self.remote.shown)
+
+
+@contextmanager
+def _placed(out: str | os.PathLike[str], progress: Callable[[str], None]) -> Iterator[_Place]:
+    text = os.fspath(out)
+    if not is_remote(text):
+        yield _Place(_target(out), None, progress)
+        return
+    remote = check_free(text)
+    with tempfile.TemporaryDirectory(prefix="sparsefleet-export-") as folder:
+        yield _Place(Path(folder) / "bundle", remote, progress)
 
 
 def _export(
@@ -151,7 +188,10 @@ def _export(
         for name, users in tables_of(model).items():
             options.progress(f"table {name}")
             tables.append(_write_table(checkpoint, name, users[0].dim, bundle_id, folder, options))
-        paths = (manifests.GRAPH, manifests.NETWORK, manifests.SCHEMA, *(table.path for table in tables))
+        files = {table.name: RowsFile(folder / table.path) for table in tables}
+        _write(folder / manifests.WARM_UP, make_warm_up(network.graph, network.info, schema, files).to_json())
+        small = (manifests.GRAPH, manifests.NETWORK, manifests.SCHEMA, manifests.WARM_UP)
+        paths = (*small, *(table.path for table in tables))
         manifest = BundleManifest(
             name=options.name or f"step-{origin.step:08d}-{bundle_id[:8]}",
             id=bundle_id,
@@ -162,9 +202,20 @@ def _export(
             created=now(),
             sparsefleet=sparsefleet.__version__,
             inputs=inputs,
+            lineage=_lineage(checkpoint, options),
         )
         _commit(draft, manifest)
     return Exported(target, manifest, network.difference)
+
+
+def _lineage(checkpoint: Checkpoint, options: _Options) -> Lineage:
+    manifest = checkpoint.manifest
+    settings = {
+        "model": dict(manifest.model),
+        "tables": {table.name: dict(table.rule) for table in manifest.tables},
+        "dense": {block.name: dict(block.rule) for block in manifest.blocks},
+    }
+    return replace(options.lineage, settings={**settings, **options.lineage.settings})
 
 
 def _commit(draft: CheckpointDraft, manifest: BundleManifest) -> None:
@@ -206,13 +257,9 @@ def _write_table(
 def _target(out: str | os.PathLike[str]) -> Path:
     """Where the bundle is to be. Refuses a place that holds something else than a bundle."""
     text = os.fspath(out)
-    wrong = ConfigError(f"out={text!r:.200}: bundles are memory-mapped, so export to a local path and copy it")
-    if looks_remote(text) and not text.startswith("file://"):
-        raise wrong
-    location = locate(text)
-    if not isinstance(location.storage, LocalStorage) or not location.name:
-        raise wrong
-    target = Path(location.path)
+    target = local_path(text)
+    if not target.name:
+        raise ConfigError(f"out={text!r:.200}: a bundle is a folder with a name")
     if target.is_dir() and any(target.iterdir()):
         try:
             is_bundle = json.loads((target / manifests.MANIFEST).read_bytes()).get("format") == manifests.FORMAT
@@ -281,6 +328,7 @@ def _bundle_id(
         options.rows,
         options.min_seen,
         options.name,
+        options.lineage.to_dict(),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 

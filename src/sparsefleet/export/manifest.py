@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sparsefleet.core.errors import BundleError
@@ -13,20 +13,23 @@ from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.json_fields import MAX_TEXT, Fields, document, once, path_problem, short
 
 FORMAT, NETWORK_FORMAT = "sparsefleet-bundle", "sparsefleet-network"
-VERSION = 2
+VERSION = 3
 OLDEST = 1
-"""Bundles from here on are read. Version 1 did not say what its inputs are."""
+"""Bundles from here on are read. Version 1 did not say what its inputs are; neither 1 nor 2 had a lineage."""
 NETWORK_VERSION = 2
 """Version 1 had neither sequences nor labels; a network without them is written so."""
 MAX_BYTES = 16 << 20
 
 MANIFEST, NETWORK, GRAPH, SCHEMA = "manifest.json", "network.json", "model.onnx", "schema.json"
+WARM_UP = "warmup.json"
 DTYPES = ("float32", "float16", "int8")
 POOLINGS = ("sum", "mean")
 SEQUENCE = "sequence"
 ZEROS = "zeros"
 MAX_DIM = 65536
 MAX_LENGTH = 65536
+SCORE_BOUNDS = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Of the histogram of scores."""
 
 NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 ID = re.compile(r"[0-9a-f]{32}")
@@ -80,6 +83,30 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class Lineage:
+    """What a bundle comes from, beyond its checkpoint: for people, and for gates (`export/gate.py`)."""
+
+    data: str | None = None
+    """The samples that `metrics` are of."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Model and optimizers, as the checkpoint describes them."""
+    commit: str | None = None
+    """Of the source tree that the export ran in, where there is one."""
+    scores: tuple[int, ...] = ()
+    """How many of the data's samples score up to each of SCORE_BOUNDS: what a server's scores are compared with."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "metrics": dict(self.metrics),
+            "settings": dict(self.settings),
+            "commit": self.commit,
+            "scores": list(self.scores),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class BundleManifest:
     name: str
     """The model's version; every answer names it."""
@@ -92,13 +119,16 @@ class BundleManifest:
     sparsefleet: str
     inputs: Inputs | None = None
     """How the samples were read that the model was trained on, and so what a request has to hold; None: not known."""
+    lineage: Lineage = field(default_factory=lambda: Lineage())
 
     def file(self, path: str) -> BundleFile:
         return next(entry for entry in self.files if entry.path == path)
 
     def to_json(self) -> bytes:
         inputs = None if self.inputs is None else self.inputs.to_dict()
-        return _json({"format": FORMAT, "version": VERSION, **asdict(self), "inputs": inputs})
+        return _json(
+            {"format": FORMAT, "version": VERSION, **asdict(self), "inputs": inputs, "lineage": self.lineage.to_dict()}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +197,7 @@ def parse_manifest(data: bytes, where: str) -> BundleManifest:
         created=fields.created("created"),
         sparsefleet=fields.text("sparsefleet"),
         inputs=_inputs(fields, where) if version > 1 else None,
+        lineage=_lineage(fields) if version > 2 else Lineage(),
     )
     origin.end()
     fields.end()
@@ -183,6 +214,30 @@ def parse_manifest(data: bytes, where: str) -> BundleManifest:
 def _inputs(fields: BundleFields, where: str) -> Inputs | None:
     value = fields.take("inputs")
     return None if value is None else Inputs.from_dict(value, f"{where}: inputs", BundleError)
+
+
+def _lineage(fields: BundleFields) -> Lineage:
+    part = fields.child("lineage")
+    metrics, settings = part.mapping("metrics"), part.mapping("settings")
+    for name, value in metrics.items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise part.fail("metrics", f"has {short(name)}: {short(value)}; wanted are numbers")
+    scores = part.items("scores", _count)
+    if len(scores) not in (0, len(SCORE_BOUNDS)):
+        raise part.fail("scores", f"has {len(scores)} counts; wanted are none or {len(SCORE_BOUNDS)}")
+    found = Lineage(_text_or_none(part, "data"), metrics, settings, _text_or_none(part, "commit"), scores)
+    part.end()
+    return found
+
+
+def _count(item: Any, where: str) -> int:
+    if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < 2**62:
+        raise BundleError(f"{where}: wanted is a count, got {short(item)}")
+    return item
+
+
+def _text_or_none(fields: BundleFields, name: str) -> str | None:
+    return None if fields.take(name) is None else fields.text(name)
 
 
 def parse_network(data: bytes, where: str) -> NetworkInfo:

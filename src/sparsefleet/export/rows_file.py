@@ -13,12 +13,11 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.kernels import bundle_rows as kernels
 from sparsefleet.export.kernels.bundle_rows import U8, Found, RowsLayout, RowType
+from sparsefleet.export.kernels.mapping_guard import GuardedMap
 from sparsefleet.kernels.text import xxh64
 
 MAGIC = b"SFROWS\r\n"
@@ -107,6 +106,20 @@ class RowsHeader:
         return header
 
 
+class _Handle:
+    """An open file, for questions about the very file that is mapped; its name may lead to another one by now."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+def _state(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
+
+
 class RowsFile:
     """A mapped rows file. Pages are read when they are needed and shared with every process that maps the file."""
 
@@ -126,15 +139,18 @@ class RowsFile:
                     f"{path}: {found.st_size} bytes where its header says {self.header.file_bytes}: "
                     "cut short or half copied"
                 )
-            mapping = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+            mapping = GuardedMap(handle, 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise BundleError(f"cannot map {path}: {error}") from error
-        finally:
             os.close(handle)
+            raise BundleError(f"cannot map {path}: {error}") from error
+        except BaseException:
+            os.close(handle)
+            raise
         if hasattr(mmap, "MADV_RANDOM"):
             mapping.madvise(mmap.MADV_RANDOM)  # keys that are looked up together are not neighbours in the file
-        # The array keeps the mapping alive as long as anybody holds a view of it.
-        self.data: U8 = np.frombuffer(mapping, np.uint8)
+        self._mapping, self._handle = mapping, _Handle(handle)
+        self._state = _state(found)
+        self.data: U8 = mapping.array()
         self._layout = self.header.layout
 
     def __len__(self) -> int:
@@ -146,7 +162,35 @@ class RowsFile:
 
     def lookup(self, keys: U64) -> tuple[F32, Found]:
         """Rows [U, D] as float32, zeros where there is none, and which were found [U]."""
-        return kernels.lookup_rows(self.data, self._layout, keys)
+        try:
+            found = kernels.lookup_rows(self.data, self._layout, keys)
+        except BundleError:
+            if self._mapping.lost:
+                raise self._cut_short() from None
+            raise
+        if self._mapping.lost:
+            raise self._cut_short()
+        return found
+
+    def changed(self) -> str:
+        """What has happened to the file since it was mapped; empty where nothing has. Asks the system, reads nothing.
+
+        A file that was replaced (renamed over) is not changed: the mapping is of the old one, which is as it was.
+        """
+        found = os.fstat(self._handle.number)
+        if found.st_size < self.header.file_bytes or self._mapping.lost:
+            return f"{self.path}: cut short to {found.st_size} bytes while it was open; it had {self.header.file_bytes}"
+        return "" if _state(found) == self._state else f"{self.path}: written to while it was open"
+
+    def settle(self) -> None:
+        """The file is found to be right as it is now: `changed` compares with this moment from now on."""
+        self._state = _state(os.fstat(self._handle.number))
+
+    def _cut_short(self) -> BundleError:
+        return BundleError(
+            f"{self.path}: cut short while it was open, so rows are missing; bundles are never changed in place: copy "
+            "it anew under another name, and load that"
+        )
 
     def keys(self) -> U64:
         """All keys, in the file's order; a view."""

@@ -9,8 +9,9 @@ from starlette.requests import ClientDisconnect
 
 from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import BundleError, SparseFleetError
-from sparsefleet.serving.batcher import OverloadedError
+from sparsefleet.serving.batcher import LateError, OverloadedError
 from sparsefleet.serving.kernels.request import format_floats
+from sparsefleet.serving.log import tell_seldom
 from sparsefleet.serving.samples import RequestError
 from sparsefleet.serving.source import SourceError
 
@@ -25,11 +26,20 @@ class HttpError(Exception):
         self.facts = {name: value for name, value in facts.items() if value is not None}
 
 
-def answer_bytes(version: str, scores: F32) -> bytes:
+def answer_bytes(version: str, scores: F32, request_id: str | int | None = None) -> bytes:
     text = format_floats(scores)
     if text is None:
-        raise HttpError(500, f"version {version} gave a score that is not a number", version=version)
-    return b'{"version": ' + json.dumps(version).encode() + b', "scores": ' + text + b"}"
+        raise HttpError(503, f"version {version} gave a score that is not a number", version=version)
+    echoed = b"" if request_id is None else b', "request_id": ' + json.dumps(request_id).encode()
+    return b'{"version": ' + json.dumps(version).encode() + b', "scores": ' + text + echoed + b"}"
+
+
+def told(answer: Answer) -> Answer:
+    """The same; what is not the client's fault is told in the log, too."""
+    status, body, _ = answer
+    if status >= 500 or status == 429:
+        tell_seldom(f"answer {status}", f"answered {status}: {body.decode(errors='replace'):.500}")
+    return answer
 
 
 def refusal(error: Exception, version: str) -> Answer | None:
@@ -38,12 +48,16 @@ def refusal(error: Exception, version: str) -> Answer | None:
         case HttpError():
             # We do not read the rest of a body that is too long, so the connection cannot be used again.
             close = {"connection": "close"} if error.status in (408, 413) else {}
+            close |= {"www-authenticate": "Bearer"} if error.status == 401 else {}
+            close |= {"retry-after": "1"} if error.status == 503 else {}
             return _problem(error.status, error.message, close, **error.facts)
         case RequestError():
             return _problem(400, str(error), field=error.field, row=error.row)
         case BundleError():
             return _problem(409, str(error), version=version)
-        case OverloadedError() | SourceError():
+        case OverloadedError():
+            return _problem(429, str(error), {"retry-after": str(error.retry_after)})
+        case SourceError() | LateError():
             return _problem(503, str(error), {"retry-after": "1"})
         case ClientDisconnect():
             return 499, b"", {}

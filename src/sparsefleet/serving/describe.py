@@ -9,6 +9,33 @@ from sparsefleet.core.inputs import pipe_advice
 from sparsefleet.export.bundle import Bundle
 
 
+def fields_of(bundle: Bundle, allow_missing: bool) -> list[dict[str, Any]]:
+    """Every field that a row of a request may have, in the order of rows that are lists, and whether it must."""
+    schema, inputs = bundle.schema, bundle.inputs
+    used = {slot for entry in bundle.network.embeddings for slot in entry.slots}
+    numbers = [
+        {
+            "name": name,
+            "kind": "number",
+            "required": not allow_missing,
+            "used": bundle.network.dense is not None,
+            "takes": "either" if inputs is None else inputs.dense.get(name, "either"),
+        }
+        for name in schema.dense_names
+    ]
+    categories = [
+        {
+            "name": name,
+            "kind": "category",
+            "required": not allow_missing,
+            "used": name in used,
+            "takes": "either" if inputs is None else inputs.slots.get(name, "either"),
+        }
+        for name in schema.slot_names
+    ]
+    return [*numbers, *categories]
+
+
 def described(bundle: Bundle) -> dict[str, Any]:
     manifest, schema = bundle.manifest, bundle.schema
     return {
@@ -30,5 +57,6 @@ def described(bundle: Bundle) -> dict[str, Any]:
         "embeddings": [asdict(entry) for entry in bundle.network.embeddings],
         "missing": "zeros",
         "unknown": "zeros",
+        "lineage": manifest.lineage.to_dict(),
         "checksums": {entry.path: entry.checksum for entry in manifest.files},
     }

@@ -13,31 +13,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparsefleet.core.batch import Batch
-from sparsefleet.serving.answers import Answer, answer_bytes, refusal
-from sparsefleet.serving.batcher import MicroBatcher, OverloadedError
+from sparsefleet.serving.answers import Answer, answer_bytes, refusal, told
+from sparsefleet.serving.batcher import LateError, MicroBatcher, OverloadedError, Task
 from sparsefleet.serving.kernels.request import count_byte
 from sparsefleet.serving.log import tell_failure
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.serving.request_log import RequestLog
+from sparsefleet.serving.samples import RequestError, split_request_id
+from sparsefleet.serving.shadow import Shadow
 from sparsefleet.serving.source import SourceError
 from sparsefleet.serving.versions import Versions
 
 JSON = {"content-type": "application/json"}
-LISTS = re.compile(rb'\s*\{\s*"rows"\s*:\s*\[\s*\[')
+LISTS = re.compile(rb'"rows"\s*:\s*\[\s*\[')
+HEAD = 4096
+"""Where a request's list of rows begins, unless it is a strange one."""
 
 
 def most_samples(body: bytes) -> int:
     """The most samples that a JSON request can hold: all are objects or all are lists, within one more of that kind."""
-    return max(1, count_byte(body, b"[" if LISTS.match(body) else b"{") - 1)
+    return max(1, count_byte(body, b"[" if LISTS.search(body, 0, HEAD) else b"{") - 1)
 
 
-@dataclass(slots=True)
-class _Request:
+@dataclass(slots=True, eq=False)
+class DirectRequest:
     body: bytes
     samples: int
     done: Callable[[Answer], None]
     came: float
+    deadline: float
+    """Of time.monotonic()."""
+    task: Task | None = None
+    request_id: str | int | None = None
     batch: Batch | None = None
     answer: Answer | None = None
 
@@ -49,34 +57,42 @@ class DirectRequests:
         self, versions: Versions, batcher: MicroBatcher, metrics: Metrics, log: RequestLog | None = None
     ) -> None:
         self._versions, self._batcher, self._metrics, self._log = versions, batcher, metrics, log
+        self._shadow = Shadow(versions, batcher, metrics)
         self._loop = asyncio.get_running_loop()
 
-    def ask(self, body: bytes, samples: int, done: Callable[[Answer], None]) -> None:
-        """`samples`: the most that the body can hold (`most_samples`). `done` is called in any case, exactly once."""
-        request = _Request(body, samples, done, time.perf_counter())
+    def ask(self, body: bytes, samples: int, seconds: float, done: Callable[[Answer], None]) -> DirectRequest:
+        """`samples`: the most that the body can hold (`most_samples`). `seconds`: in which it is to be answered.
+
+        `done` is called exactly once, unless the request is abandoned.
+        """
+        request = DirectRequest(body, samples, done, time.perf_counter(), time.monotonic() + seconds)
         try:
-            self._batcher.submit(self._work, request, samples)
+            request.task = self._batcher.submit(self._work, request, samples, request.deadline)
         except OverloadedError as error:
             self._refuse([request], error)
+            self._metrics.answered("/v1/predict", 429, 0.0)
             self._loop.call_soon(self._deliver, [request])
+        return request
 
-    def too_slow(self, seconds: float) -> Answer:
-        """The answer to a request whose body did not come within `seconds`."""
-        body = b'{"error":"the body did not come within %g seconds"}' % seconds
+    def abandon(self, request: DirectRequest) -> None:
+        """The client has gone: what is not done yet need not be done."""
+        if request.task is not None and self._batcher.drop(request.task):
+            self._metrics.answered("/v1/predict", 499, time.perf_counter() - request.came)
+
+    def too_slow(self, seconds: float, what: str = "body") -> Answer:
+        """The answer to a request whose body (or head) did not come within `seconds`."""
+        body = b'{"error":"the %b did not come within %g seconds"}' % (what.encode(), seconds)
         self._metrics.answered("/v1/predict", 408, seconds)
         return 408, body, {**JSON, "connection": "close"}
 
-    def _work(self, requests: Sequence[_Request]) -> None:
+    def _work(self, requests: Sequence[DirectRequest]) -> None:
         """In a scoring thread: answers all of them."""
         # A request takes its version here, not when it came: one that waited through a switch is of the new version.
         try:
-            with self._versions.hold() as predictor:
-                for request in requests:
-                    try:
-                        request.batch = predictor.parser.body(request.body)
-                    except Exception as error:
-                        self._refuse([request], error)
-                self._score(predictor, [request for request in requests if request.answer is None])
+            canary = [request for request in requests if self._of_canary(request)] if self._versions.canary else []
+            if canary:
+                self._answer_together(canary, canary=True)
+            self._answer_together([one for one in requests if one not in canary] if canary else requests)
         except Exception as error:  # a bug of ours: whoever asked must hear of it
             self._refuse([request for request in requests if request.answer is None], error)
         for request in requests:
@@ -87,7 +103,25 @@ class DirectRequests:
         except RuntimeError:  # the event loop has ended, and with it all who waited
             return
 
-    def _score(self, predictor: Predictor, requests: Sequence[_Request]) -> None:
+    def _of_canary(self, request: DirectRequest) -> bool:
+        try:
+            return self._versions.chooses_canary(split_request_id(request.body)[0])
+        except RequestError:
+            return False
+
+    def _answer_together(self, requests: Sequence[DirectRequest], canary: bool = False) -> None:
+        with self._versions.hold(canary) as predictor:
+            for request in requests:
+                try:
+                    if request.deadline < time.monotonic():
+                        raise LateError("the request's time was up before it was scored; try again later")
+                    request.request_id, body = split_request_id(request.body)
+                    request.batch = predictor.parser.body(body)
+                except Exception as error:
+                    self._refuse([request], error)
+            self._score(predictor, [request for request in requests if request.answer is None])
+
+    def _score(self, predictor: Predictor, requests: Sequence[DirectRequest]) -> None:
         if not requests:
             return
         try:
@@ -102,12 +136,13 @@ class DirectRequests:
         except Exception as error:
             self._refuse(requests, error)
             return
-        self._metrics.scored(len(batch), len(requests), scores.keys, scores.unknown)
+        self._metrics.scored(predictor.version, batch, len(requests), scores)
+        self._shadow.follow(predictor, batch, scores)
         start = 0
         for request in requests:
             stop = start + (len(request.batch) if request.batch is not None else 0)
             try:
-                body = answer_bytes(predictor.version, scores.probabilities[start:stop])
+                body = answer_bytes(predictor.version, scores.probabilities[start:stop], request.request_id)
             except Exception as error:
                 self._refuse([request], error)
             else:
@@ -117,16 +152,16 @@ class DirectRequests:
                     self._log.add(body, request.body)
             start = stop
 
-    def _refuse(self, requests: Sequence[_Request], error: Exception) -> None:
+    def _refuse(self, requests: Sequence[DirectRequest], error: Exception) -> None:
         answer = refusal(error, self._versions.current.version)
         if answer is None:
             tell_failure(error)
             answer = 500, b'{"error":"the server failed; its log says why"}', JSON
         for request in requests:
-            request.answer = answer
+            request.answer = told(answer)
 
     @staticmethod
-    def _deliver(requests: Sequence[_Request]) -> None:
+    def _deliver(requests: Sequence[DirectRequest]) -> None:
         for request in requests:
             if request.answer is not None:
                 request.done(request.answer)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import ipaddress
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -14,20 +16,23 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sparsefleet.core.batch import F32
 from sparsefleet.serving import arrow_body
-from sparsefleet.serving.answers import HttpError, answer_bytes, refusal
+from sparsefleet.serving.answers import HttpError, answer_bytes, refusal, told
 from sparsefleet.serving.batcher import MicroBatcher
 from sparsefleet.serving.config import ServeConfig
-from sparsefleet.serving.describe import described
-from sparsefleet.serving.direct import DirectRequests
-from sparsefleet.serving.log import tell
+from sparsefleet.serving.connections import Connections
+from sparsefleet.serving.describe import described, fields_of
+from sparsefleet.serving.direct import DirectRequests, most_samples
+from sparsefleet.serving.log import tell, tell_failure, tell_seldom
 from sparsefleet.serving.metrics import Metrics
-from sparsefleet.serving.pointer import follow
+from sparsefleet.serving.openapi import openapi
+from sparsefleet.serving.pointer import Pointer, follow
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.serving.request_log import RequestLog
-from sparsefleet.serving.samples import parse_json
+from sparsefleet.serving.samples import parse_json, split_request_id
 from sparsefleet.serving.versions import Versions
 
 T = TypeVar("T")
@@ -35,29 +40,43 @@ T = TypeVar("T")
 MAX_ADMIN_BODY = 1 << 16
 ARROW = arrow_body.CONTENT_TYPE.encode()
 LARGE_BODY = 256 << 10
-"""A longer body is parsed in a thread, so that other requests need not wait for it."""
+"""A longer body is parsed by a scoring thread, so that other requests need not wait for it."""
+ARROW_SAMPLE_BYTES = 64
+"""A sample of an Arrow stream takes about so many bytes, or more."""
+READY_SECONDS = 0.5
+"""An answer of /readyz holds for so long: probes of many load balancers cost one warm-up."""
+MILLISECONDS = re.compile(rb"[1-9][0-9]{0,7}")
+OPEN = frozenset({"/healthz", "/readyz"})
+"""Routes that ask for no token: probes seldom have one."""
 
 
 class Service:
     """What the routes use. Made on the event loop, at start-up."""
 
-    def __init__(self, config: ServeConfig, first: Predictor, pointer: Any = None) -> None:
+    def __init__(self, config: ServeConfig, first: Predictor, pointer: Pointer | None = None, serves: str = "") -> None:
+        """`pointer`: followed. `serves`: what it names now."""
         self.config, self.metrics = config, Metrics()
         self.versions = Versions(config, self.metrics, first)
-        self.batcher = MicroBatcher(config.threads, config.batch_rows, config.max_waiting_rows, self.metrics)
+        self.batcher = MicroBatcher(config.threads, config.batch_rows, config.queue_rows, self.metrics)
+        self.connections = Connections(config.max_connections, config.client_connections)
+        self.draining = False
+        """The server was told to end: it still answers, and every answer closes its connection."""
+        self._readiness = asyncio.Lock()
+        self._trouble, self._tried_at = "", time.monotonic()
         self._log = (
             RequestLog(config.log_requests, config.log_max_bytes, self.metrics, tell) if config.log_requests else None
         )
         self.direct = DirectRequests(self.versions, self.batcher, self.metrics, self._log)
-        self._follow = (
-            asyncio.create_task(follow(pointer, self.versions, config.watch_seconds, tell)) if pointer else None
-        )
+        self._tasks = [asyncio.create_task(self._look())]
+        if pointer is not None:
+            following = follow(pointer, self.versions, serves, config.watch_seconds, tell)
+            self._tasks.append(asyncio.create_task(following))
 
     async def close(self) -> None:
-        if self._follow is not None:
-            self._follow.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._follow
+                await task
         self.batcher.close()
         if self._log is not None:
             self._log.close()
@@ -69,23 +88,52 @@ class Service:
 
     async def scores(self, scope: Scope, receive: Receive) -> bytes:
         """The answer's body. This speaks ASGI itself: `Request` and `Response` would cost a tenth of a prediction."""
+        deadline = time.monotonic() + seconds_of(_header(scope, b"x-timeout-ms"), self.config.deadline)
         body = await self._body(scope, receive, self.config.max_body)
-        with self.versions.hold() as predictor:
-            arrow = _header(scope, b"content-type").partition(b";")[0].strip() == ARROW
-            if arrow:
-                batch = await asyncio.to_thread(
-                    arrow_body.batch_of_stream, body, predictor.bundle.schema, predictor.bundle.inputs
-                )
-            elif len(body) > LARGE_BODY:
-                batch = await asyncio.to_thread(predictor.parser.body, body)
-            else:
-                batch = predictor.parser.body(body)
-            scores = await self.batcher.score(predictor, batch)
-            self.metrics.predicted(predictor.version)
-            answer = answer_bytes(predictor.version, scores)
+        arrow = _header(scope, b"content-type").partition(b";")[0].strip() == ARROW
+        # Before it is parsed: whoever will not be served should cost nothing.
+        samples = len(body) // ARROW_SAMPLE_BYTES if arrow else most_samples(body)
+        self.batcher.check_room(samples, deadline)
+        work = asyncio.ensure_future(self._scored(body, samples, arrow, deadline))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ClientDisconnect
+            answer = work.result()
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
         if self._log is not None and not arrow:
             self._log.add(answer, body)
         return answer
+
+    async def scored_rows(self, rows: list[dict[str, Any]], request_id: str | None, seconds: float) -> tuple[str, F32]:
+        """Version and probabilities of samples that are no JSON text: another protocol's."""
+        deadline = time.monotonic() + seconds
+        self.batcher.check_room(len(rows), deadline)
+        with self.versions.hold(self.versions.chooses_canary(request_id)) as predictor:
+            batch = await self.batcher.call(predictor.parser.samples, rows, samples=len(rows), deadline=deadline)
+            scores = await self.batcher.score(predictor, batch, deadline)
+            self.metrics.predicted(predictor.version)
+            return predictor.version, scores.probabilities
+
+    async def _scored(self, body: bytes, samples: int, arrow: bool, deadline: float) -> bytes:
+        request_id, text = (None, body) if arrow else split_request_id(body)
+        with self.versions.hold(self.versions.chooses_canary(request_id)) as predictor:
+            bundle = predictor.bundle
+            call = functools.partial(self.batcher.call, samples=samples, deadline=deadline)
+            if arrow:
+                batch = await call(arrow_body.batch_of_stream, body, bundle.schema, bundle.inputs)
+            elif len(body) > LARGE_BODY:
+                batch = await call(predictor.parser.body, text)
+            else:
+                batch = predictor.parser.body(text)
+            scores = await self.batcher.score(predictor, batch, deadline)
+            answer = answer_bytes(predictor.version, scores.probabilities, request_id)
+            self.metrics.predicted(predictor.version)
+            return answer
 
     # -- what it is and how it does ----------------------------------------------------------------------------------
 
@@ -93,11 +141,51 @@ class Service:
         return JSONResponse(self.describe())
 
     async def health(self, request: Request) -> Response:
+        """Alive: the event loop answers. Whether it can score says `ready`."""
         return JSONResponse({"status": "ok", "version": self.versions.current.version})
+
+    async def ready(self, request: Request) -> Response:
+        version = self.versions.current.version
+        reason = "the server was told to end" if self.draining else await self.trouble()
+        if reason:
+            document = {"status": "not ready", "version": version, "error": reason}
+            return JSONResponse(document, 503, {"retry-after": "1"})
+        return JSONResponse({"status": "ready", "version": version})
+
+    async def trouble(self) -> str:
+        """Why the version that answers cannot score; empty where it can. It is tried once in READY_SECONDS at most."""
+        async with self._readiness:
+            if time.monotonic() - self._tried_at >= READY_SECONDS or self._trouble:
+                with self.versions.hold() as predictor:
+                    self._trouble = await asyncio.to_thread(predictor.trouble)
+                self._tried_at = time.monotonic()
+                self.metrics.ready(not self._trouble)
+                if self._trouble:
+                    tell_seldom("not ready", f"version {predictor.version} is not ready: {self._trouble}")
+            return self._trouble
+
+    async def _look(self) -> None:
+        """From time to time: are the rows of both versions what they were?"""
+        while True:
+            await asyncio.sleep(self.config.watch_seconds)
+            try:
+                await self.look()
+            except Exception as error:
+                tell_failure(error)
+
+    async def look(self) -> None:
+        for version in self.versions.held():
+            with version as predictor:
+                for news in await asyncio.to_thread(predictor.source.look) if predictor is not None else ():
+                    tell(news)
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(openapi(self.versions.current.bundle, self.config))
 
     async def show_metrics(self, request: Request) -> Response:
         current = self.versions.current
-        text = self.metrics.text(current.version, self.batcher.waiting, current.source.stats())
+        reference = current.bundle.manifest.lineage.scores
+        text = self.metrics.text(current.version, self.batcher.waiting, current.source.stats(), reference)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def describe(self) -> dict[str, Any]:
@@ -105,10 +193,18 @@ class Service:
         bundle, config = current.bundle, self.config
         return {
             **described(bundle),
-            "bundle": str(bundle.path),
+            "bundle": bundle.origin,
+            "fields": fields_of(bundle, self.config.allow_missing),
+            "extra_fields": "ignored" if config.allow_extra else "refused",
             "previous": previous.version if previous else None,
+            **self._sides(),
             "sparse": {"kind": config.sparse.partition(":")[0], **current.source.stats()},
-            "limits": {"body_bytes": config.max_body, "rows": config.max_rows},
+            "limits": {
+                "body_bytes": config.max_body,
+                "rows": config.max_rows,
+                "queue_rows": config.queue_rows,
+                "seconds": config.deadline,
+            },
         }
 
     # -- versions ----------------------------------------------------------------------------------------------------
@@ -122,19 +218,62 @@ class Service:
         if not isinstance(document.get("other_schema", False), bool):
             raise HttpError(400, '"other_schema" must be true or false', field="other_schema")
         taken = await self.versions.load(document["bundle"], other_schema=document.get("other_schema", False))
-        tell(f"now serving {taken.version} from {taken.bundle.path}")
+        tell(f"now serving {taken.version} from {taken.bundle.origin}")
         return JSONResponse(self._switched())
 
     async def roll_back(self, request: Request) -> Response:
         self._allow_admin(request)
         await self._body(request.scope, request.receive, MAX_ADMIN_BODY)
         taken = await self.versions.roll_back()
-        tell(f"rolled back to {taken.version} from {taken.bundle.path}")
+        tell(f"rolled back to {taken.version} from {taken.bundle.origin}")
         return JSONResponse(self._switched())
+
+    async def set_canary(self, request: Request) -> Response:
+        self._allow_admin(request)
+        path, document = await self._beside(request, {"bundle", "share"})
+        share = document.get("share", self.config.canary_share)
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise HttpError(400, '"share" must be a number from 0 to 1', field="share")
+        taken = await self.versions.set_canary(path, share)
+        tell(f"version {taken.version} answers {share:.1%} of the requests" if taken else "no canary any more")
+        return JSONResponse(self._switched())
+
+    async def set_shadow(self, request: Request) -> Response:
+        self._allow_admin(request)
+        path, _ = await self._beside(request, {"bundle"})
+        taken = await self.versions.set_shadow(path)
+        tell(f"version {taken.version} scores along, and answers nobody" if taken else "no shadow any more")
+        return JSONResponse(self._switched())
+
+    async def _beside(self, request: Request, allowed: set[str]) -> tuple[str | None, dict[str, Any]]:
+        document = parse_json(await self._body(request.scope, request.receive, MAX_ADMIN_BODY))
+        fits = isinstance(document, dict) and "bundle" in document and not document.keys() - allowed
+        if not fits or not isinstance(document["bundle"], str | None):
+            words = ", ".join(f'"{name}"' for name in sorted(allowed))
+            raise HttpError(400, f"the body must be an object with {words}; a bundle is a path, a URI or null")
+        return document["bundle"], document
 
     def _switched(self) -> dict[str, Any]:
         previous = self.versions.previous
-        return {"version": self.versions.current.version, "previous": previous.version if previous else None}
+        told = {"version": self.versions.current.version, "previous": previous.version if previous else None}
+        return {**told, **self._sides()}
+
+    def _sides(self) -> dict[str, Any]:
+        canary, shadow = self.versions.canary, self.versions.shadow
+        told: dict[str, Any] = {"canary": {"version": canary[0].version, "share": canary[1]}} if canary else {}
+        return {**told, **({"shadow": shadow.version} if shadow else {})}
+
+    def allow(self, authorization: bytes) -> None:
+        """HttpError where a client does not show the token that predictions need. The other token is as good."""
+        wanted = self.config.predict_token
+        if wanted is None:
+            return
+        kind, _, given = authorization.partition(b" ")
+        known = [token.encode() for token in (wanted, self.config.token) if token]
+        # Compare with all of them, whichever fits: the time that it takes tells nothing.
+        fits = [hmac.compare_digest(given.strip(), token) for token in known]
+        if kind.lower() != b"bearer" or not any(fits):
+            raise HttpError(401, "this server asks for a token: send the header Authorization: Bearer <token>")
 
     def _allow_admin(self, request: Request) -> None:
         if self.config.token:
@@ -170,24 +309,47 @@ class Service:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def application(config: ServeConfig, first: Predictor, pointer: Any = None) -> ASGIApp:
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def seconds_of(header: bytes, default: float) -> float:
+    """How long a request may take: what its header x-timeout-ms says, and the server's own limit at most."""
+    if not header:
+        return default
+    if not MILLISECONDS.fullmatch(header):
+        raise HttpError(400, "the header x-timeout-ms must be a whole number of milliseconds, 1 to 99999999")
+    return min(int(header) / 1000, default)
+
+
+def application(config: ServeConfig, first: Predictor, pointer: Pointer | None = None, serves: str = "") -> ASGIApp:
     """The ASGI application; its threads start and end with it."""
     services: list[Service] = []
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
-        services.append(Service(config, first, pointer))
+        services.append(Service(config, first, pointer, serves))
+        if config.canary is not None:
+            await services[-1].versions.set_canary(config.canary, config.canary_share)
+        if config.shadow is not None:
+            await services[-1].versions.set_shadow(config.shadow)
         try:
             yield {"service": services[-1]}  # for `protocol.PredictionConnection`
         finally:
             await services.pop().close()
 
     def route(path: str, method: str, handler: Callable[[Service, Request], Awaitable[Response]]) -> Route:
+        async def asked(service: Service, request: Request) -> Response:
+            if path not in OPEN:
+                service.allow(_header(request.scope, b"authorization"))
+            return await handler(service, request)
+
         async def endpoint(request: Request) -> Response:
             service = services[-1]
             started, status = time.perf_counter(), 500
             try:
-                response = await _answer(service, handler(service, request))
+                response = await _answer(service, asked(service, request))
                 status = response.status_code
                 return response
             finally:
@@ -201,7 +363,11 @@ def application(config: ServeConfig, first: Predictor, pointer: Any = None) -> A
             route("/v1/model", "GET", Service.model),
             route("/v1/reload", "POST", Service.reload),
             route("/v1/rollback", "POST", Service.roll_back),
+            route("/v1/canary", "POST", Service.set_canary),
+            route("/v1/shadow", "POST", Service.set_shadow),
             route("/healthz", "GET", Service.health),
+            route("/readyz", "GET", Service.ready),
+            route("/openapi.json", "GET", Service.openapi),
             route("/metrics", "GET", Service.show_metrics),
         ],
         lifespan=lifespan,
@@ -211,7 +377,7 @@ def application(config: ServeConfig, first: Predictor, pointer: Any = None) -> A
         service = services[-1]
         started, status = time.perf_counter(), 500
         try:
-            found = await _answer(service, service.scores(scope, receive))
+            found = await _answer(service, _allowed(service, scope, receive))
             if isinstance(found, Response):
                 status = found.status_code
                 await found(scope, receive, send)
@@ -226,12 +392,34 @@ def application(config: ServeConfig, first: Predictor, pointer: Any = None) -> A
 
     async def directly(scope: Scope, receive: Receive, send: Send) -> None:
         # Routing and middleware take a tenth of a millisecond, which is much compared with one prediction.
+        if scope["type"] == "http":
+            send = _with_headers(services[-1], scope, send)
         if scope["type"] == "http" and scope["path"] == "/v1/predict" and scope["method"] == "POST":
             await predict(scope, receive, send)
         else:
             await routed(scope, receive, send)
 
     return directly
+
+
+async def _allowed(service: Service, scope: Scope, receive: Receive) -> bytes:
+    service.allow(_header(scope, b"authorization"))
+    return await service.scores(scope, receive)
+
+
+def _with_headers(service: Service, scope: Scope, send: Send) -> Send:
+    request_id = _header(scope, b"x-request-id")
+    if not request_id and not service.draining:
+        return send
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            added = [(b"x-request-id", request_id)] if request_id else []
+            added += [(b"connection", b"close")] if service.draining else []
+            message["headers"] = [*message.get("headers", []), *added]
+        await send(message)
+
+    return sending
 
 
 async def _answer(service: Service, work: Awaitable[T]) -> T | Response:
@@ -242,7 +430,7 @@ async def _answer(service: Service, work: Awaitable[T]) -> T | Response:
         answer = refusal(error, service.versions.current.version)
         if answer is None:
             raise
-        status, body, headers = answer
+        status, body, headers = told(answer)
         return Response(body, status, headers)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import time
 import traceback
 from datetime import UTC, datetime
 from typing import Any
@@ -27,9 +29,33 @@ def tell(text: str) -> None:
     print(f"{_now()} {text}", file=sys.stderr, flush=True)
 
 
+class Seldom:
+    """Tells of each kind of event once in `seconds` at most, and then how many of its kind were not told."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._kinds: dict[str, tuple[float, int]] = {}
+        """When one was told last, and how many came since."""
+
+    def __call__(self, kind: str, text: str) -> None:
+        now = time.monotonic()
+        with self._lock:
+            told, since = self._kinds.get(kind, (-self._seconds, 0))
+            if now - told < self._seconds:
+                self._kinds[kind] = told, since + 1
+                return
+            self._kinds[kind] = now, 0
+        tell(f"{text} (and {since:,} more of this kind since the last line)" if since else text)
+
+
+tell_seldom = Seldom()
+
+
 def tell_failure(error: BaseException) -> None:
     """A fault of our own, with all that helps to find it."""
-    tell("the server failed:\n" + "".join(traceback.format_exception(error)).rstrip())
+    told = "".join(traceback.format_exception(error)).rstrip()
+    tell_seldom(f"failure {type(error).__name__}", f"the server failed:\n{told}")
 
 
 def _now() -> str:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from sparsefleet.core.batch import I64, Batch
+from sparsefleet.export.manifest import SCORE_BOUNDS
+from sparsefleet.serving.predictor import Scores
+
+F64 = npt.NDArray[np.float64]
+BOUNDS = np.array(SCORE_BOUNDS[:-1], np.float32)
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -23,6 +32,15 @@ class Metrics:
         self._buckets = [0] * (len(SECONDS) + 1)
         self._seconds = 0.0
         self._rows = self._batches = self._joined = self._keys = self._unknown = 0
+        self._dropped_rows = 0
+        self._ready = True
+        self._scores: dict[str, I64] = {}
+        self._values: Counter[str] = Counter()
+        self._unknown_values: Counter[str] = Counter()
+        self._shadow_rows: Counter[str] = Counter()
+        self._shadow_sums: defaultdict[str, float] = defaultdict(float)
+        self._shadow_most: defaultdict[str, float] = defaultdict(float)
+        self._shadow_skipped = 0
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         with self._lock:
@@ -35,13 +53,44 @@ class Metrics:
         with self._lock:
             self._answers[version] += 1
 
-    def scored(self, rows: int, requests: int, keys: int, unknown: int) -> None:
+    def scored(self, version: str, batch: Batch, requests: int, scores: Scores) -> None:
         with self._lock:
-            self._rows += rows
+            self._rows += len(batch)
             self._batches += 1
             self._joined += requests
-            self._keys += keys
-            self._unknown += unknown
+            self._keys += scores.keys
+            self._unknown += scores.unknown
+
+            histogram = self._scores.setdefault(version, np.zeros(len(SCORE_BOUNDS), np.int64))
+            histogram += np.bincount(np.searchsorted(BOUNDS, scores.probabilities), minlength=len(SCORE_BOUNDS))
+            if scores.by_slot is not None:
+                for slot, values, unknown in zip(batch.slots, *scores.by_slot, strict=True):
+                    self._values[slot] += int(values)
+                    self._unknown_values[slot] += int(unknown)
+
+    def shadowed(self, version: str, differences: F64) -> None:
+        """Samples that the shadow scored: its scores less those that were answered."""
+        with self._lock:
+            self._shadow_rows[version] += len(differences)
+            self._shadow_sums[version] += float(np.abs(differences).sum())
+            self._shadow_most[version] = max(self._shadow_most[version], float(np.abs(differences).max(initial=0.0)))
+
+    def shadow_skipped(self, rows: int) -> None:
+        with self._lock:
+            self._shadow_skipped += rows
+
+    def shadow_summary(self, version: str) -> tuple[int, float, float]:
+        """Samples compared, mean and largest difference."""
+        with self._lock:
+            rows = self._shadow_rows[version]
+            return rows, self._shadow_sums[version] / max(rows, 1), self._shadow_most[version]
+
+    def dropped(self, rows: int) -> None:
+        with self._lock:
+            self._dropped_rows += rows
+
+    def ready(self, ready: bool) -> None:
+        self._ready = ready
 
     def switched(self, outcome: str) -> None:
         """`outcome`: loaded, refused or rolled_back."""
@@ -53,17 +102,20 @@ class Metrics:
         with self._lock:
             self._logged[outcome] += count
 
-    def text(self, version: str, waiting_rows: int, source: Mapping[str, Any]) -> str:
-        """In Prometheus' exposition format, version 0.0.4. `source`: counters of where rows come from."""
-        with self._lock:
-            return "\n".join(self._lines(version, waiting_rows, source)) + "\n"
+    def text(self, version: str, waiting_rows: int, source: Mapping[str, Any], reference: Sequence[int] = ()) -> str:
+        """In Prometheus' exposition format, version 0.0.4. `source`: counters of where rows come from.
 
-    def _lines(self, version: str, waiting_rows: int, source: Mapping[str, Any]) -> list[str]:
+        `reference`: the histogram of scores in the version's lineage.
+        """
+        with self._lock:
+            return "\n".join(self._lines(version, waiting_rows, source, reference)) + "\n"
+
+    def _lines(self, version: str, waiting_rows: int, source: Mapping[str, Any], reference: Sequence[int]) -> list[str]:
         lines: list[str] = []
 
         def metric(name: str, kind: str, help_text: str, *samples: tuple[str, float]) -> None:
             lines.extend((f"# HELP sparsefleet_{name} {help_text}", f"# TYPE sparsefleet_{name} {kind}"))
-            lines.extend(f"sparsefleet_{name}{labels} {value}" for labels, value in samples)
+            lines.extend(f"sparsefleet_{name}{labels} {value + 0}" for labels, value in samples)
 
         metric(
             "requests_total",
@@ -82,6 +134,8 @@ class Metrics:
         metric("batched_requests_total", "counter", "Requests (or pieces of long ones) in them.", ("", self._joined))
         metric("keys_total", "counter", "Distinct keys looked up.", ("", self._keys))
         metric("unknown_keys_total", "counter", "Those that no table held; they read as zeros.", ("", self._unknown))
+        metric("dropped_rows_total", "counter", "Rows not scored: their clients had gone.", ("", self._dropped_rows))
+        metric("ready", "gauge", "Whether the warm-up scored as it should when it was last tried.", ("", self._ready))
         metric("waiting_rows", "gauge", "Rows that wait to be scored.", ("", waiting_rows))
         metric(
             "switches_total",
@@ -98,6 +152,51 @@ class Metrics:
             *((_labels(outcome=name), self._logged[name]) for name in ("written", "dropped")),
         )
         metric("model_info", "gauge", "The version that answers now.", (_labels(version=version), 1))
+        metric(
+            "slot_values_total",
+            "counter",
+            "Values by slot, of one batch in 16.",
+            *((_labels(slot=slot), count) for slot, count in self._values.items()),
+        )
+        metric(
+            "slot_unknown_values_total",
+            "counter",
+            "Those of them that no table held.",
+            *((_labels(slot=slot), self._unknown_values[slot]) for slot in self._values),
+        )
+        lines.append("# HELP sparsefleet_scores Scores, by model version.")
+        lines.append("# TYPE sparsefleet_scores histogram")
+        for name, histogram in sorted(self._scores.items()):
+            below = np.cumsum(histogram).tolist()
+            for bound, sum_so_far in zip((*SCORE_BOUNDS[:-1], "+Inf"), below, strict=True):
+                lines.append(f"sparsefleet_scores_bucket{_labels(version=name, le=str(bound))} {sum_so_far}")
+            lines.append(f"sparsefleet_scores_count{_labels(version=name)} {below[-1]}")
+        if reference and version in self._scores:
+            metric(
+                "score_drift",
+                "gauge",
+                "Population stability index of the scores against those of the bundle's test data.",
+                (_labels(version=version), round(stability_index(reference, self._scores[version]), 6)),
+            )
+        metric(
+            "shadow_rows_total",
+            "counter",
+            "Rows that the shadow scored along.",
+            *((_labels(version=name), count) for name, count in sorted(self._shadow_rows.items())),
+        )
+        metric(
+            "shadow_difference_sum",
+            "counter",
+            "Sum of the differences between its scores and those answered.",
+            *((_labels(version=name), round(total, 9)) for name, total in sorted(self._shadow_sums.items())),
+        )
+        metric(
+            "shadow_difference_max",
+            "gauge",
+            "The largest of them.",
+            *((_labels(version=name), round(most, 9)) for name, most in sorted(self._shadow_most.items())),
+        )
+        metric("shadow_skipped_rows_total", "counter", "Rows that it had no time for.", ("", self._shadow_skipped))
         lines.append("# HELP sparsefleet_predict_seconds Time from a prediction's request to its answer.")
         lines.append("# TYPE sparsefleet_predict_seconds histogram")
         count = 0
@@ -107,6 +206,14 @@ class Metrics:
         lines.append(f"sparsefleet_predict_seconds_sum {self._seconds:.6f}")
         lines.append(f"sparsefleet_predict_seconds_count {count}")
         return lines
+
+
+def stability_index(reference: Sequence[int], found: I64) -> float:
+    """PSI: 0 where both histograms have the same shape; above .25 is usually called a large shift."""
+    # Half a sample in every bucket: an empty one would make it infinite.
+    before, now = np.asarray(reference, np.float64) + 0.5, found + 0.5
+    before, now = before / before.sum(), now / now.sum()
+    return float(((now - before) * np.log(now / before)).sum())
 
 
 def _labels(**labels: str) -> str:

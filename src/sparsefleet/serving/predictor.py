@@ -5,6 +5,7 @@ Legend: B samples, U unique keys, D values a row.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +16,17 @@ import numpy as np
 from sparsefleet.core.batch import F32, I64, Batch
 from sparsefleet.core.errors import BundleError, ConfigError
 from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.kernels.bundle_rows import Found
 from sparsefleet.export.manifest import EmbeddingInput
 from sparsefleet.export.onnx_session import open_session, run_session
 from sparsefleet.kernels.rows import I32, pool_forward, select_slots, unique_keys
 from sparsefleet.kernels.sequences import sequence_input
 from sparsefleet.serving.mmap import MappedSource
 from sparsefleet.serving.samples import SampleParser
-from sparsefleet.serving.source import SparseSource
+from sparsefleet.serving.source import Fetch, SparseSource
 
+COUNTED = 16
+"""Of so many batches, one is counted by slot: it costs a few per cent of the batch."""
 CHUNK_SAMPLES = 4096
 """Samples scored at a time. A longer batch is cut, so that memory stays bounded."""
 
@@ -35,6 +39,18 @@ class Scores:
     """Distinct keys looked up."""
     unknown: int
     """Of these, the keys that no table held."""
+    by_slot: tuple[I64, I64] | None = None
+    """[S] values, and those of them without a row, in the schema's order; of one batch in `COUNTED`."""
+
+    @staticmethod
+    def joined(parts: Sequence[Scores]) -> Scores:
+        if len(parts) == 1:
+            return parts[0]
+        return Scores(
+            np.concatenate([part.probabilities for part in parts]),
+            sum(part.keys for part in parts),
+            sum(part.unknown for part in parts),
+        )
 
 
 class Predictor:
@@ -48,19 +64,26 @@ class Predictor:
         threads: int = 1,
         max_rows: int | None = None,
         allow_missing: bool = False,
+        allow_extra: bool = False,
     ) -> None:
         """`source`: where rows come from; by default the bundle's own files. `threads`: of ONNX Runtime, per call.
 
         `max_rows`: refuse requests of more samples. `allow_missing`: a field that a sample leaves out counts as null.
+        `allow_extra`: a field that the model does not have is left out of account.
         """
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         self.source = source or MappedSource(self.bundle)
         self.parser = SampleParser(
-            self.bundle.schema, max_rows=max_rows or 2**31, allow_missing=allow_missing, inputs=self.bundle.inputs
+            self.bundle.schema,
+            max_rows=max_rows or 2**31,
+            allow_missing=allow_missing,
+            inputs=self.bundle.inputs,
+            allow_extra=allow_extra,
         )
         self._session = _open_session(self.bundle, threads)
         self._slots = self.bundle.schema.slot_names
-        self._tables = [_Table(name, self._slots, self.bundle) for name in self.bundle.tables]
+        self._batches = itertools.count()
+        self._tables = [_Table(table.name, self._slots, self.bundle) for table in self.bundle.manifest.tables]
 
     @property
     def version(self) -> str:
@@ -89,13 +112,24 @@ class Predictor:
             self._score(batch.samples(start, min(start + CHUNK_SAMPLES, len(batch))))
             for start in range(0, len(batch), CHUNK_SAMPLES)
         ]
-        return Scores(
-            np.concatenate([part.probabilities for part in parts]),
-            sum(part.keys for part in parts),
-            sum(part.unknown for part in parts),
-        )
+        return Scores.joined(parts)
 
-    def _score(self, batch: Batch) -> Scores:
+    def trouble(self) -> str:
+        """Why this version cannot score at the moment; empty where it can.
+
+        The bundle's warm-up is scored with rows from where they are kept, past every cache.
+        """
+        warm_up = self.bundle.warm_up
+        try:
+            if warm_up is not None:
+                return warm_up.problem(self._score(warm_up.batch, self.source.probe).probabilities)
+            names = (*self.bundle.schema.dense_names, *self._slots)  # a bundle of an older release
+            scores = self._score(self.parser.samples([dict.fromkeys(names)]), self.source.probe).probabilities
+        except Exception as error:  # whatever it is: requests would meet it, too
+            return str(error) or type(error).__name__
+        return "" if np.isfinite(scores).all() else f"an empty sample scores {scores.tolist()}, which is not a number"
+
+    def _score(self, batch: Batch, fetch: Fetch | None = None) -> Scores:
         inputs: dict[str, F32] = {}
         network = self.bundle.network
         if network.dense is not None:
@@ -103,11 +137,17 @@ class Predictor:
         asked = missed = 0
         bags = [table.bags(batch) for table in self._tables]
         distinct = [unique_keys(keys) for keys, _ in bags]
-        fetched = self.source.fetch([(t.name, unique) for t, (unique, _) in zip(self._tables, distinct, strict=True)])
+        asking = [(table.name, unique) for table, (unique, _) in zip(self._tables, distinct, strict=True)]
+        fetched = (fetch or self.source.fetch)(asking)
+        by_slot = None
+        if next(self._batches) % COUNTED == 0:
+            by_slot = np.zeros(len(self._slots), np.int64), np.zeros(len(self._slots), np.int64)
         for table, (_, offsets), (unique, inverse), (rows, found) in zip(
             self._tables, bags, distinct, fetched, strict=True
         ):
             asked, missed = asked + len(unique), missed + len(unique) - int(np.count_nonzero(found))
+            if by_slot is not None:
+                table.count(offsets, found[inverse], *by_slot)
             for embedding, places in table.embeddings:
                 if embedding.length is not None:
                     of, place = len(table.slots), int(places[0])
@@ -117,7 +157,7 @@ class Predictor:
                 mean = embedding.pooling == "mean"
                 pool_forward(rows, inverse, offsets, len(table.slots), places, mean, pooled)
                 inputs[embedding.input] = pooled
-        return Scores(run_session(self._session, network.output, inputs), asked, missed)
+        return Scores(run_session(self._session, network.output, inputs), asked, missed, by_slot)
 
     def close(self) -> None:
         self.source.close()
@@ -130,10 +170,17 @@ class _Table:
         users = [entry for entry in bundle.network.embeddings if entry.table == name]
         self.name = name
         self.slots = tuple(dict.fromkeys(slot for user in users for slot in user.slots))
+        self._place_of = _places(all_slots, self.slots)
         self._chosen: I32 | None = None
         if self.slots != all_slots:
-            self._chosen = _places(all_slots, self.slots)
+            self._chosen = self._place_of
         self.embeddings: list[tuple[EmbeddingInput, I32]] = [(user, _places(self.slots, user.slots)) for user in users]
+
+    def count(self, offsets: I64, known: Found, values_S: I64, unknown_S: I64) -> None:
+        """Add this table's values by slot, and those without a row."""
+        slot_of = np.repeat(np.resize(self._place_of, len(offsets) - 1), np.diff(offsets))
+        values_S += np.bincount(slot_of, minlength=len(values_S))
+        unknown_S += np.bincount(slot_of[~known], minlength=len(values_S))
 
     def bags(self, batch: Batch) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], I64]:
         if self._chosen is None:

@@ -14,12 +14,13 @@ import asyncio
 import re
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sparsefleet.serving import arrow_body
-from sparsefleet.serving.answers import Answer
-from sparsefleet.serving.direct import most_samples
-from sparsefleet.serving.http import LARGE_BODY, Service
+from sparsefleet.serving.answers import Answer, HttpError, refusal
+from sparsefleet.serving.direct import DirectRequest, most_samples
+from sparsefleet.serving.http import LARGE_BODY, Service, seconds_of
+from sparsefleet.serving.log import tell_seldom
 
 MAX_HEAD = 16 << 10
 MAX_AHEAD = 64 << 10
@@ -30,16 +31,39 @@ PLAIN = re.compile(rb"POST /v1/predict HTTP/1\.1(?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-
 LENGTH = re.compile(rb"[0-9]{1,9}")
 OTHERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"})
 ARROW = arrow_body.CONTENT_TYPE.encode()
+STRANGE = re.compile(rb"[^A-Z]|[A-Z]+[^A-Z ]")
+"""What no request begins with: a parser that knows all of HTTP should say so at once."""
+NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 
 
-def plain_length(head: bytes) -> int | None:
-    """The length of the body where this is the head of a plain JSON prediction; else None."""
+class PlainHead(NamedTuple):
+    length: int
+    timeout: bytes = b""
+    """The header x-timeout-ms."""
+    authorization: bytes = b""
+    request_id: bytes = b""
+    """The header x-request-id, which is sent back."""
+
+
+def plain_head(head: bytes) -> PlainHead | None:
+    """What matters of the head of a plain JSON prediction; None where it is another request."""
     if not PLAIN.fullmatch(head):
         return None
     length = None
-    for line in head.lower().split(b"\r\n")[1:]:
+    timeout = authorization = request_id = b""
+    for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
-        if name == b"content-length":
+        name = name.lower()
+        if name == b"authorization":
+            authorization = value.strip()
+            continue
+        if name == b"x-request-id":
+            request_id = value.strip()
+            continue
+        value = value.lower()
+        if name == b"x-timeout-ms":
+            timeout = value.strip()
+        elif name == b"content-length":
             if length is not None or not LENGTH.fullmatch(value.strip()):
                 return None
             length = int(value)
@@ -49,12 +73,15 @@ def plain_length(head: bytes) -> int | None:
             or (name == b"content-type" and value.partition(b";")[0].strip() == ARROW)
         ):
             return None
-    return length
+    return None if length is None else PlainHead(length, timeout, authorization, request_id)
 
 
 class ServerConnection(Protocol):
-    """What uvicorn's server needs of a connection."""
+    """What uvicorn's server and we need of a connection."""
 
+    peer: str
+
+    def close_idle(self) -> None: ...
     def connection_made(self, transport: asyncio.Transport) -> None: ...
     def data_received(self, data: bytes) -> None: ...
     def shutdown(self) -> None: ...
@@ -74,24 +101,44 @@ class PredictionConnection(asyncio.Protocol):
         """`state`: uvicorn's `ServerState`. `other`: makes what takes over at the first other request."""
         self._service, self._state, self._keep_alive, self._loop, self._other = service, state, keep_alive, loop, other
         self._transport: Any = None
+        self.peer = ""
+        self._request: DirectRequest | None = None
+        self._head = PlainHead(0)
+        self._beginning = b""
+        """Of a request whose head is not complete."""
         self._timer: asyncio.TimerHandle | None = None
         self._chunks: list[bytes] = []
         """Of a request whose body is not complete: `_missing` bytes are to come, the body starts at `_start`."""
         self._missing = self._start = self._length = 0
         self._ahead = b""
         """Bytes that came after the request under way."""
-        self._busy = self._choked = self._ending = False
+        self._busy = self._choked = self._ending = self._heading = False
 
     # -- what the transport tells --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.peer = str(peer[0]) if peer else "a local socket"
+        if not self._service.connections.opened(self):
+            self._transport.write(NO_ROOM)
+            self._transport.close()
+            return
         self._state.connections.add(self)
         self._set_timer(self._keep_alive, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
+        self._service.connections.closed(self)
         self._stop_timer()
+        if self._request is not None:
+            self._service.direct.abandon(self._request)
+            self._request = None
+
+    def close_idle(self) -> None:
+        self._state.connections.discard(self)
+        self._stop_timer()
+        self._transport.abort()  # whoever fills our room gets no time to be told
 
     def data_received(self, data: bytes) -> None:
         if self._busy or self._choked:
@@ -112,7 +159,7 @@ class PredictionConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Called when uvicorn's server ends. A request under way is answered first."""
         self._ending = True
-        if not self._busy and not self._chunks:
+        if not self._busy and not self._chunks and not self._beginning:
             self._transport.close()
 
     # -- one request ---------------------------------------------------------------------------------------------------
@@ -125,13 +172,23 @@ class PredictionConnection(asyncio.Protocol):
                 data, self._chunks = b"".join(self._chunks), []
                 self._ask(data)
             return
+        if self._beginning:
+            data, self._beginning = self._beginning + data, b""
         end = data.find(b"\r\n\r\n", 0, MAX_HEAD)
-        length = plain_length(data[:end]) if end > 0 else None
-        if length is None or length > min(LARGE_BODY, self._service.config.max_body):
+        if end < 0 and len(data) < MAX_HEAD and not STRANGE.match(data):
+            if self._timer is None or not self._heading:
+                self._set_timer(self._service.config.header_timeout, self._no_head)
+                self._heading = True
+            self._beginning = data
+            return
+        self._heading = False
+        head = plain_head(data[:end]) if end > 0 else None
+        if head is None or head.length > min(LARGE_BODY, self._service.config.max_body):
             self._hand_over(data)
             return
-        self._start, self._length = end + 4, length
-        self._missing = self._start + length - len(data)
+        self._service.connections.became_busy(self)
+        self._head, self._start, self._length = head, end + 4, head.length
+        self._missing = self._start + head.length - len(data)
         if self._missing <= 0:
             self._ask(data)
             return
@@ -147,17 +204,27 @@ class PredictionConnection(asyncio.Protocol):
             return
         self._stop_timer()
         self._busy, self._ahead = True, data[stop:]
-        self._service.direct.ask(body, samples, self._answer)
+        try:
+            self._service.allow(self._head.authorization)
+            seconds = seconds_of(self._head.timeout, self._service.config.deadline)
+        except HttpError as error:
+            answer = refusal(error, self._service.versions.current.version)
+            assert answer is not None
+            self._service.metrics.answered("/v1/predict", answer[0], 0.0)
+            self._loop.call_soon(self._answer, answer)
+            return
+        self._request = self._service.direct.ask(body, samples, seconds, self._answer)
 
     def _answer(self, answer: Answer) -> None:
-        self._busy = False
+        self._busy, self._request = False, None
         if self._transport.is_closing():
             return
         status, body, headers = answer
-        self._ending |= headers.get("connection") == "close"
+        self._ending |= headers.get("connection") == "close" or self._service.draining
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-length: {len(body)}\r\n".encode()]
         lines += [b"%b: %b\r\n" % header for header in self._state.default_headers]
         lines += [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
+        lines += [b"x-request-id: %b\r\n" % self._head.request_id] if self._head.request_id else []
         lines += [b"connection: close\r\n"] if self._ending and "connection" not in headers else []
         self._transport.write(b"".join((*lines, b"\r\n", body)))
         if self._ending:
@@ -169,14 +236,17 @@ class PredictionConnection(asyncio.Protocol):
         self._transport.resume_reading()
         if self._ahead:
             ahead, self._ahead = self._ahead, b""
+            self._service.connections.became_idle(self)
             self._take(ahead)
         else:
             self._set_timer(self._keep_alive, self._transport.close)
+            self._service.connections.became_idle(self)
 
     def _hand_over(self, data: bytes) -> None:
         self._stop_timer()
         self._state.connections.discard(self)
         other = self._other()
+        self._service.connections.handed_over(self, other)
         self._transport.set_protocol(other)
         other.connection_made(self._transport)
         other.data_received(data)
@@ -184,6 +254,12 @@ class PredictionConnection(asyncio.Protocol):
             other.shutdown()
 
     # -- time-outs -----------------------------------------------------------------------------------------------------
+
+    def _no_head(self) -> None:
+        seconds = self._service.config.header_timeout
+        tell_seldom("no head", f"the head of a request from {self.peer} did not come within {seconds:g} seconds")
+        self._beginning, self._head = b"", PlainHead(0)
+        self._answer(self._service.direct.too_slow(seconds, "head"))
 
     def _too_slow(self) -> None:
         seconds = self._service.config.body_timeout

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -43,6 +44,11 @@ MAX_TEXT = 65536
 """Characters of one value; as long as a line of a file may be."""
 MAX_VALUES = 10_000
 """Values of one slot in one sample."""
+
+BODY_FIELDS = frozenset({"rows", "context", "candidates"})
+MAX_ID = 200
+"""Characters of a request_id."""
+FIRST_ID = re.compile(rb'\s*\{\s*"request_id"\s*:\s*("(?:[^"\\\x00-\x1f]|\\.){0,400}"|-?(?:0|[1-9]\d{0,18}))\s*,')
 
 Column = Sequence[Any]
 
@@ -70,13 +76,18 @@ class SampleParser:
         max_rows: int = 10_000,
         allow_missing: bool = False,
         inputs: Inputs | None = None,
+        allow_extra: bool = False,
     ) -> None:
-        """`allow_missing`: a field that a sample leaves out counts as null. `inputs`: what the model was trained on."""
+        """`allow_missing`: a field that a sample leaves out counts as null. `inputs`: what the model was trained on.
+
+        `allow_extra`: a field that the model does not have is left out of account.
+        """
         schema = schema if inputs is None else inputs.with_ready_keys(schema)
         marked = [slot.name for slot in schema.slots if slot.keys]
         self._ready = frozenset(marked if inputs is None else [*marked, *inputs.ready_slots])
         self._trained_on = "ready-made keys" if inputs is None else inputs.source()
         self.schema, self.max_rows, self.allow_missing = schema, max_rows, allow_missing
+        self.allow_extra = allow_extra
         self._slots = schema.slot_names
         self._plain = None
         if schema.plain and schema.labels == (schema.label,):
@@ -106,6 +117,8 @@ class SampleParser:
         """The body of a request: {"rows": […]}, or {"context": {…}, "candidates": […]}."""
         if not isinstance(document, dict):
             raise RequestError(f"the body must be a JSON object; got {kind(document)}")
+        if self.allow_extra:
+            document = {name: value for name, value in document.items() if name in BODY_FIELDS}
         if document.keys() == {"rows"}:
             return self.samples(document["rows"])
         if document.keys() == {"context", "candidates"}:
@@ -127,7 +140,7 @@ class SampleParser:
         for name, value in context.items():
             if name in self._place:
                 shared[self._place[name]] = value
-            elif name not in self._ignored:
+            elif name not in self._ignored and not self.allow_extra:
                 raise _bad(name, None, f"the model has no such field; it has {', '.join(self._names)}")
         names = tuple(name for name in self._names if name not in context)
         if candidates and isinstance(candidates[0], list):
@@ -196,9 +209,12 @@ class SampleParser:
                 )
             if sample.keys() <= known:
                 continue
+            for name in sample:
+                if context is not None and name in context and name not in known:
+                    raise _bad(str(name), index, "it stands in the context too; give it in one place")
+            if self.allow_extra:
+                continue
             name = next(name for name in sample if name not in known)
-            if context is not None and name in context:
-                raise _bad(str(name), index, "it stands in the context too; give it in one place")
             raise _bad(str(name), index, f"the model has no such field; it has {', '.join(self._names)}")
 
     # -- columns into arrays -----------------------------------------------------------------------------------------
@@ -369,6 +385,34 @@ def _check_value(value: Any, name: str, row: int) -> None:
             _check_value(one, name, row)
     elif isinstance(value, str) and len(value) > MAX_TEXT:
         raise _bad(name, row, f"text of {len(value)} characters; at most {MAX_TEXT} are allowed")
+
+
+def split_request_id(body: bytes) -> tuple[str | int | None, bytes]:
+    """The `request_id` of a body of JSON, which the answer repeats, and the body without it.
+
+    The native parser knows nothing of it, so one that stands first is cut off; one that stands elsewhere costs a pass
+    through Python's own parser.
+    """
+    if b'"request_id"' not in body:
+        return None, body
+    first = FIRST_ID.match(body)
+    if first is not None and b'"request_id"' not in body[first.end() :]:
+        return _request_id(parse_json(first[1])), b"{" + body[first.end() :]
+    document = parse_json(body)
+    if not isinstance(document, dict) or "request_id" not in document:
+        return None, body
+    found = _request_id(document.pop("request_id"))
+    return found, json.dumps(document).encode()
+
+
+def _request_id(value: Any) -> str | int:
+    if isinstance(value, str) and len(value) <= MAX_ID:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
+        return value
+    raise RequestError(
+        f"{_shown(value)}; a request_id is text of at most {MAX_ID} characters, or a whole number", "request_id"
+    )
 
 
 def parse_json(body: bytes) -> Any:

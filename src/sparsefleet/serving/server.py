@@ -3,31 +3,68 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.serving.config import ServeConfig
-from sparsefleet.serving.http import application
-from sparsefleet.serving.log import UVICORN
+from sparsefleet.serving.handed import HandedConnection
+from sparsefleet.serving.http import Service, application
+from sparsefleet.serving.log import UVICORN, tell
 from sparsefleet.serving.pointer import resolve
 from sparsefleet.serving.protocol import PredictionConnection
 from sparsefleet.serving.versions import open_predictor
+
+if TYPE_CHECKING:
+    from sparsefleet.serving.kserve.server import KServeServer
 
 SWITCH_SECONDS = 0.0001
 """How long one thread may keep the interpreter while another waits for it. Python's 5 ms would show in every p99."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, except that SIGTERM is a normal end: requests under way are answered, then the process exits with 0."""
+    """uvicorn, except that SIGTERM is a normal end: requests under way are answered, then the process exits with 0.
+
+    Clients that keep connections open may be sending a request at this very moment. So for `linger` seconds the server
+    goes on as before, except that every answer says `Connection: close`.
+    """
+
+    def __init__(self, settings: uvicorn.Config, about: dict[str, Any]) -> None:
+        """`about`: told on stdout, in a line of JSON, once the server listens."""
+        super().__init__(settings)
+        self._about, self._grpc = about, cast("KServeServer | None", None)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        service: Service = self.lifespan.state["service"]
+        if service.config.grpc_port is not None:
+            from sparsefleet.serving.kserve.server import KServeServer
+
+            self._grpc = KServeServer(service)
+            self._about["grpc"] = f"{service.config.host}:{self._grpc.port}"
+        print(json.dumps(self._about), flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        service: Service | None = self.lifespan.state.get("service")
+        if service is not None and not self.force_exit:
+            service.draining = True
+            tell(f"told to end; {len(service.connections)} connections are open")
+            until = time.monotonic() + service.config.linger
+            while len(service.connections) and time.monotonic() < until and not self.force_exit:
+                await asyncio.sleep(0.02)
+        if self._grpc is not None:
+            await self._grpc.close()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -46,14 +83,19 @@ class _Server(uvicorn.Server):
 
 def serve(config: ServeConfig) -> None:
     """Serve until a signal comes. One JSON line on stdout says where the server listens."""
+    faulthandler.enable()  # no signal of the processor ends the process without a word
     path, pointer = resolve(config.bundle)
     predictor = open_predictor(config, path)
     listener = _listen(config)
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if config.tls_cert is None else "https"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     sys.setswitchinterval(SWITCH_SECONDS)
     settings = uvicorn.Config(
-        application(config, predictor, pointer),
+        application(config, predictor, pointer, path),
+        http="httptools",
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
         log_config=UVICORN,
         access_log=False,
         server_header=False,
@@ -61,19 +103,19 @@ def serve(config: ServeConfig) -> None:
         timeout_keep_alive=75,
     )
     _begin_connections_directly(settings)
-    print(json.dumps({"url": url, "version": predictor.version}), flush=True)
-    _Server(settings).run(sockets=[listener])
+    _Server(settings, {"url": url, "version": predictor.version}).run(sockets=[listener])
 
 
 def _begin_connections_directly(settings: uvicorn.Config) -> None:
     """Let every connection begin as a `PredictionConnection`, which hands over to uvicorn's own kind."""
     settings.load()
-    usual: Any = settings.http_protocol_class
 
     def connection(**given: Any) -> PredictionConnection:
         service, state = given["app_state"]["service"], given["server_state"]
         loop = given["_loop"] or asyncio.get_running_loop()
-        return PredictionConnection(service, state, settings.timeout_keep_alive, loop, lambda: usual(**given))
+        return PredictionConnection(
+            service, state, settings.timeout_keep_alive, loop, lambda: HandedConnection(service, **given)
+        )
 
     settings.http_protocol_class = connection  # type: ignore[assignment]
 

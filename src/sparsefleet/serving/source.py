@@ -31,6 +31,14 @@ class SparseSource(ABC):
         """Rows of several tables, whose names are distinct: all that a request needs, in one call."""
         return [self.rows(table, keys) for table, keys in asked]
 
+    def probe(self, asked: Sequence[tuple[str, U64]]) -> list[tuple[F32, Found]]:
+        """`fetch` past every cache: whether rows can be had now."""
+        return self.fetch(asked)
+
+    def look(self) -> list[str]:
+        """Look after what the rows are read from, now and then; what is new and worth telling. May take long."""
+        return []
+
     def stats(self) -> Mapping[str, Any]:
         """Counters for /metrics and /v1/model."""
         return {}
@@ -40,10 +48,28 @@ class SparseSource(ABC):
 
 
 OpenSource = Callable[[Bundle], SparseSource]
+Fetch = Callable[[Sequence[tuple[str, U64]]], list[tuple[F32, Found]]]
 
 
-def source_opener(where: str) -> OpenSource:
-    """What `--sparse` means: `mmap`, the bundle's own files, or the address of a Redis that holds its rows."""
+def needs_files(where: str, fallback: str | None) -> bool:
+    """Whether a bundle's own rows files are read."""
+    return where == "mmap" or fallback is not None
+
+
+def source_opener(where: str, fallback: str | None = None) -> OpenSource:
+    """What `--sparse` means: `mmap`, the bundle's own files, or the address of a Redis that holds its rows.
+
+    `fallback`: `file`: the bundle's own files wherever Redis cannot give rows.
+    """
+    if fallback is not None:
+        if fallback != "file" or where == "mmap":
+            raise ConfigError(
+                f"fallback={fallback!r:.80}, sparse={where!r:.80}: the one fallback is file, and it goes with a redis://"
+            )
+        from sparsefleet.serving.fallback import FallbackSource
+
+        first = source_opener(where)
+        return lambda bundle: FallbackSource(bundle, first)
     if where == "mmap":
         from sparsefleet.serving.mmap import MappedSource
 

@@ -7,19 +7,21 @@ request is done. Rows, network and schema are parts of one object, so they switc
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+import zlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-
-import numpy as np
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from sparsefleet.core.errors import BundleError
 from sparsefleet.core.schema import Schema
 from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.gate import require
 from sparsefleet.serving.config import ServeConfig
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.predictor import Predictor
-from sparsefleet.serving.source import SourceError, source_opener
+from sparsefleet.serving.source import SourceError, needs_files, source_opener
 
 SWITCH_SECONDS = 60.0
 """How long a switch waits for another one."""
@@ -47,6 +49,12 @@ class _Version:
             self.predictor.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Canary:
+    version: _Version
+    share: float
+
+
 class Versions:
     """Lives on the server's event loop, and opens bundles in another thread. Any thread may `hold`."""
 
@@ -54,6 +62,8 @@ class Versions:
         self._config, self._metrics = config, metrics
         self._current = _Version(first)
         self._previous: _Version | None = None
+        self._canary: _Canary | None = None
+        self._shadow: _Version | None = None
         self._switching = asyncio.Lock()
 
     @property
@@ -64,15 +74,98 @@ class Versions:
     def previous(self) -> Predictor | None:
         return self._previous.predictor if self._previous else None
 
+    @property
+    def canary(self) -> tuple[Predictor, float] | None:
+        """The version that answers a share of the requests, and the share."""
+        canary = self._canary
+        return (canary.version.predictor, canary.share) if canary else None
+
+    @property
+    def shadow(self) -> Predictor | None:
+        return self._shadow.predictor if self._shadow else None
+
+    def chooses_canary(self, request_id: str | int | None) -> bool:
+        """Whether this request is the canary's. Requests with the same id are of the same version."""
+        canary = self._canary
+        if canary is None:
+            return False
+        if request_id is None:
+            return random.random() < canary.share
+        return zlib.crc32(str(request_id).encode(errors="replace")) < canary.share * 2**32
+
     @contextmanager
-    def hold(self) -> Iterator[Predictor]:
-        """The version that answers now; it stays open within the `with` block."""
-        while not (version := self._current).hold():
-            pass  # between the two looks of this thread, the server switched and closed that version
+    def hold(self, canary: bool = False) -> Iterator[Predictor]:
+        """The version that answers now; it stays open within the `with` block. `canary`: that one, if there is one."""
+        while True:
+            side = self._canary if canary else None
+            version = side.version if side else self._current
+            if version.hold():
+                break  # else: between the two looks of this thread, the server switched and closed that version
         try:
             yield version.predictor
         finally:
             version.let_go()
+
+    @contextmanager
+    def hold_shadow(self) -> Iterator[Predictor | None]:
+        version = self._shadow
+        if version is None or not version.hold():
+            yield None
+            return
+        try:
+            yield version.predictor
+        finally:
+            version.let_go()
+
+    def held(self) -> list[AbstractContextManager[Predictor | None]]:
+        """All versions that are open, each held within its `with` block; None for one that is closed meanwhile."""
+        canary = self._canary.version if self._canary else None
+        known = (self._current, self._previous, canary, self._shadow)
+        return [self._held(version) for version in known if version is not None]
+
+    @staticmethod
+    @contextmanager
+    def _held(version: _Version) -> Iterator[Predictor | None]:
+        if not version.hold():
+            yield None
+            return
+        try:
+            yield version.predictor
+        finally:
+            version.let_go()
+
+    async def set_canary(self, path: str | None, share: float = 0.0) -> Predictor | None:
+        """Give a share of the requests to a bundle; None: to no other one."""
+        async with self._switched_alone():
+            opened = None if path is None else await self._open_beside(path)
+            left, self._canary = self._canary, None if opened is None else _Canary(_Version(opened), share)
+            if left is not None:
+                left.version.let_go()
+            return opened
+
+    async def set_shadow(self, path: str | None) -> Predictor | None:
+        """Let a bundle score along; None: nobody does."""
+        async with self._switched_alone():
+            opened = None if path is None else await self._open_beside(path)
+            left, self._shadow = self._shadow, None if opened is None else _Version(opened)
+            if left is not None:
+                left.let_go()
+            return opened
+
+    async def _open_beside(self, path: str) -> Predictor:
+        try:
+            opened = await asyncio.to_thread(open_predictor, self._config, path)
+            try:
+                self._check_follows(opened.bundle, False)
+                if opened.bundle.manifest.id == self.current.bundle.manifest.id:
+                    raise BundleError(f"{opened.bundle.origin}: it is the one that serves: there is nothing to compare")
+            except BundleError:
+                opened.close()
+                raise
+        except (BundleError, SourceError):
+            self._metrics.switched("refused")
+            raise
+        return opened
 
     async def load(self, path: str, *, other_schema: bool = False) -> Predictor:
         """Switch to a bundle. One that is refused (`BundleError`) or without rows (`SourceError`) changes nothing."""
@@ -94,6 +187,10 @@ class Versions:
             self._metrics.switched("loaded")
             if retired is not None:
                 retired.let_go()
+            promoted, taken = self._canary, opened.bundle.manifest.id
+            if promoted is not None and promoted.version.predictor.bundle.manifest.id == taken:
+                self._canary = None
+                promoted.version.let_go()
             return opened
 
     async def roll_back(self) -> Predictor:
@@ -128,35 +225,36 @@ class Versions:
         current = self.current.bundle
         if bundle.name == current.name and bundle.manifest.id != current.manifest.id:
             raise BundleError(
-                f"{bundle.path}: this is another model, but it has the name {bundle.name!r} of the one that serves: "
+                f"{bundle.origin}: this is another model, but it has the name {bundle.name!r} of the one that serves: "
                 "answers could not be told apart; export it with another --name"
             )
         difference = schema_difference(current.schema, bundle.schema) or inputs_difference(current, bundle)
         if difference and not other_schema:
             raise BundleError(
-                f"{bundle.path}: its schema differs from the one that serves: {difference}; requests would "
+                f"{bundle.origin}: its schema differs from the one that serves: {difference}; requests would "
                 'be refused, or their values read differently. {"other_schema": true} switches all the same'
             )
 
 
 def open_predictor(config: ServeConfig, path: str) -> Predictor:
     """Open and check a bundle, and let it score a sample: what fails here would fail for every request."""
-    bundle = Bundle.open(path, full=config.check == "full")
-    source = source_opener(config.sparse)(bundle)
+    bundle = Bundle.open(path, full=config.check == "full", rows=needs_files(config.sparse, config.fallback))
+    require(bundle.manifest.lineage.metrics, config.require, bundle.origin)
+    source = source_opener(config.sparse, config.fallback)(bundle)
     try:
-        predictor = Predictor(bundle, source=source, max_rows=config.max_rows, allow_missing=config.allow_missing)
+        predictor = Predictor(
+            bundle,
+            source=source,
+            max_rows=config.max_rows,
+            allow_missing=config.allow_missing,
+            allow_extra=config.allow_extra,
+        )
     except BaseException:
         source.close()
         raise
-    names = (*bundle.schema.dense_names, *bundle.schema.slot_names)
-    try:
-        (score,) = predictor.predict([dict.fromkeys(names)])
-    except Exception as error:
+    if trouble := predictor.trouble():
         predictor.close()
-        raise BundleError(f"{bundle.path}: it cannot score a sample: {error}") from error
-    if not (np.isfinite(score) and 0 <= score <= 1):
-        predictor.close()
-        raise BundleError(f"{bundle.path}: it scores an empty sample {score}, which is not a probability")
+        raise BundleError(f"{bundle.origin}: it cannot score: {trouble}")
     return predictor
 
 

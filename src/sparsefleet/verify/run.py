@@ -202,7 +202,7 @@ class _Comparison:
         return Question("Are the serving settings right?", checks)
 
     def _named(self) -> dict[str, str]:
-        named = {CHECKPOINT: str(self.checkpoint.location), BUNDLE: str(self.bundle.path)}
+        named = {CHECKPOINT: str(self.checkpoint.location), BUNDLE: self.bundle.origin}
         if self.server:
             named[HTTP] = self.server.url
         if self.published:

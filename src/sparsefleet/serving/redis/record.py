@@ -12,6 +12,7 @@ from sparsefleet.core.json_fields import CHECKSUM, document, once
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import DTYPES, ID, MAX_DIM, NAME, BundleFields
+from sparsefleet.export.rows_file import RowsHeader
 
 FORMAT, VERSION = "sparsefleet-rows", 1
 MARK = f"{FORMAT} {VERSION}"
@@ -98,7 +99,7 @@ class VersionRecord:
         manifest = bundle.manifest
         tables = []
         for table in manifest.tables:
-            layout = bundle.tables[table.name].header.layout
+            layout = RowsHeader.of(RowType[table.dtype.upper()], table.dim, table.rows, manifest.id, table.name).layout
             bits = bucket_bits(table.rows, layout.stride)
             tables.append(TableRecord(table.name, table.dim, table.dtype, table.rows, layout.stride, layout.seed, bits))
         return VersionRecord(

@@ -50,12 +50,16 @@ class _Table:
 class _Asked:
     """The keys of one table in one request, and what is known of their rows so far."""
 
-    def __init__(self, table: _Table, keys: U64) -> None:
+    def __init__(self, table: _Table, keys: U64, cached: bool = True) -> None:
         self.table, self.keys = table, keys
         self.packed: U8
         self.found: U8
         self.missing: I64
-        self.packed, self.found, self.missing = table.cache.get(keys)
+        if cached:
+            self.packed, self.found, self.missing = table.cache.get(keys)
+        else:
+            self.packed = np.zeros((len(keys), table.record.stride), np.uint8)
+            self.found, self.missing = np.zeros(len(keys), np.uint8), np.arange(len(keys))
 
     def command(self) -> U8:
         record = self.table.record
@@ -92,6 +96,12 @@ class RedisSource(SparseSource):
 
     def rows(self, table: str, keys: U64) -> tuple[F32, Found]:
         return self.fetch([(table, keys)])[0]
+
+    def probe(self, asked: Sequence[tuple[str, U64]]) -> list[tuple[F32, Found]]:
+        parts = [_Asked(self._tables[table], keys, cached=False) for table, keys in asked]
+        if any(len(part.missing) for part in parts):
+            self._round_trip([part for part in parts if len(part.missing)])
+        return [part.rows() for part in parts]
 
     def fetch(self, asked: Sequence[tuple[str, U64]]) -> list[tuple[F32, Found]]:
         parts = [_Asked(self._tables[table], keys) for table, keys in asked]

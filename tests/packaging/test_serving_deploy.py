@@ -1,0 +1,72 @@
+"""The files of deploy/serving fit the server: its options, routes, signals and wheels."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from sparsefleet.cli.app import app
+from sparsefleet.serving.config import PREDICT_TOKEN, TOKEN, ServeConfig
+
+yaml = pytest.importorskip("yaml", reason="no PyYAML: manifests are not checked")
+FOLDER = Path(__file__).parents[2] / "deploy" / "serving"
+
+
+def documents(name):
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+@pytest.fixture(scope="module")
+def pod():
+    (deployment,) = documents("deployment.yaml")
+    assert (deployment["kind"], deployment["apiVersion"]) == ("Deployment", "apps/v1")
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= (
+        deployment["spec"]["template"]["metadata"]["labels"].items()
+    )
+    return deployment["spec"]["template"]["spec"]
+
+
+def test_probes_ask_what_they_are_for(pod):
+    (container,) = pod["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for probe, path in (("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")):
+        assert container[probe]["httpGet"]["path"] == path
+        assert container[probe]["httpGet"]["port"] in ports
+
+
+def test_arguments_are_the_servers_and_the_end_has_time(pod):
+    (container,) = pod["containers"]
+    command = typer.main.get_command(app).commands["serve"]
+    known = {option for parameter in command.params for option in parameter.opts}
+    given = dict(re.fullmatch(r"(--[a-z-]+)=(.*)", text).groups() for text in container["args"][1:])
+    assert given.keys() <= known
+    names = {name.removeprefix("--").replace("-", "_"): value for name, value in given.items()}
+    types = {field: type(value) for field, value in vars(ServeConfig("b")).items()}
+    config = ServeConfig("b", **{name: types[name](value) for name, value in names.items()})
+    assert pod["terminationGracePeriodSeconds"] > config.linger + config.drain_timeout
+    assert {PREDICT_TOKEN, TOKEN, "SPARSEFLEET_CACHE"} <= {variable["name"] for variable in container["env"]}
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    assert pod["securityContext"]["runAsNonRoot"]
+
+
+def test_the_service_finds_its_pods(pod):
+    service, budget, scaler = documents("service.yaml")
+    (deployment,) = documents("deployment.yaml")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == labels == budget["spec"]["selector"]["matchLabels"]
+    assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in pod["containers"][0]["ports"]}
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert budget["spec"]["minAvailable"] < scaler["spec"]["minReplicas"] == deployment["spec"]["replicas"]
+
+
+def test_the_image_runs_the_small_distribution_as_nobody_special():
+    lines = (FOLDER / "Dockerfile").read_text()
+    assert "sparsefleet_serve-*.whl" in lines
+    assert re.search(r"^USER serve$", lines, re.M)
+    entry = re.search(r"^ENTRYPOINT (\[.*\])$", lines, re.M)[1]  # the exec form: a shell would swallow SIGTERM
+    words = yaml.safe_load(entry)
+    assert words[:2] == ["sparsefleet", "serve"]
+    assert CliRunner().invoke(app, ["serve", "--help"]).exit_code == 0

@@ -1,0 +1,384 @@
+"""A server on a bad day: rows gone or changed, clients that hold connections, requests that come too late, the end."""
+
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import zlib
+
+import httpx
+import numpy as np
+import pytest
+from http_server import Served, serving
+from waiting import wait_until
+
+from sparsefleet.export import Bundle
+from sparsefleet.serving import Predictor
+from sparsefleet.serving.redis import RedisAddress, publish
+
+ROWS = "sparse/SparseFeatFactors.rows"
+
+
+def published(store, path):
+    publish(Bundle.open(path), RedisAddress.parse(store.url))
+
+
+def not_ready(server):
+    answer = server.client.get("/readyz")
+    return answer.json()["error"] if answer.status_code == 503 else ""
+
+
+def log_of(server):
+    """Ends the server, and returns all that it said."""
+    server.process.terminate()
+    return server.process.communicate(timeout=40)[1]
+
+
+# -- can it score? -----------------------------------------------------------------------------------------------------
+
+
+def test_ready_is_who_can_score_and_alive_is_who_answers(trained, store):
+    bundle = trained.bundles[0]
+    published(store, bundle)
+    with serving(bundle, "--sparse", store.url) as server:
+        assert server.client.get("/readyz").json() == {"status": "ready", "version": "v1"}
+        for name in store.client().keys("sparsefleet:*:*"):  # rows gone, and the cache knows those of the warm-up
+            store.client().delete(name)
+        wait_until(lambda: "no longer in Redis" in not_ready(server), 20, "the server to notice that rows are gone")
+        store.kill()
+        wait_until(lambda: "cannot reach Redis" in not_ready(server), 20, "the server to notice that Redis is gone")
+        assert server.client.get("/healthz").status_code == 200
+        assert "sparsefleet_ready 0" in server.client.get("/metrics").text
+        answers = [server.post("/v1/predict", {"rows": trained.rows[100:110]}).status_code for _ in range(30)]
+        assert set(answers) == {503}
+        store.start()
+        published(store, bundle)
+        wait_until(lambda: server.client.get("/readyz").status_code == 200, 20, "a ready server")
+        said = log_of(server)
+    # All failures are told of, and none of them more than once a second.
+    assert re.search(r"version v1 is not ready: .*no longer in Redis", said)
+    times = re.findall(r"T(\d\d:\d\d:\d\d)\.\d+Z answered 503", said)
+    assert 1 <= len(times) < 30
+
+
+def test_rows_come_from_the_file_while_redis_is_away(trained, store):
+    bundle = trained.bundles[0]
+    want = Predictor(bundle).predict(trained.rows[:50])
+    published(store, bundle)
+    options = ("--sparse", f"{store.url}?cache_mb=0&timeout=0.3", "--fallback", "file", "--watch-seconds", "0.1")
+    with serving(bundle, *options) as server:
+
+        def scores():
+            answer = server.post("/v1/predict", {"rows": trained.rows[:50]})
+            assert answer.status_code == 200, answer.text
+            return np.array(answer.json()["scores"], np.float32)
+
+        for away in (False, True, False):
+            if away:
+                store.kill()
+            elif store.process is None:
+                store.start()
+                published(store, bundle)
+            np.testing.assert_array_equal(scores(), want)
+            assert server.client.get("/readyz").status_code == 200
+            wait_until(lambda: scores() is not None and _falls_back(server) == away, 20, f"a fallback that is {away}")  # noqa: B023
+        said = log_of(server)
+    assert "come from its own file until it is back" in said
+    assert "come from Redis again" in said
+    store.kill()
+    with serving(bundle, *options) as server:  # Redis is away from the start
+        np.testing.assert_array_equal(scores(), want)
+
+
+def _falls_back(server):
+    return server.client.get("/v1/model").json()["sparse"]["fallback"]
+
+
+def test_a_network_that_gives_no_numbers_is_refused_by_its_warm_up(trained, tmp_path):
+    path = shutil.copytree(trained.bundles[1], tmp_path / "b")
+    document = json.loads((path / "warmup.json").read_text())
+    document["samples"][1]["score"] = 0.987
+    raw = json.dumps(document).encode()
+    (path / "warmup.json").write_bytes(raw)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (entry,) = [entry for entry in manifest["files"] if entry["path"] == "warmup.json"]
+    entry.update(bytes=len(raw), checksum=f"crc32:{zlib.crc32(raw):08x}")
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with serving(trained.bundles[0]) as server:
+        answer = server.post("/v1/reload", {"bundle": str(path)})
+        assert answer.status_code == 409
+        assert "sample 1 of the warm-up scores" in answer.json()["error"]
+
+
+# -- rows files that are changed in place ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "cut short"])
+def test_a_rows_file_that_is_changed_in_place_gives_no_scores(trained, tmp_path, damage):
+    path = shutil.copytree(trained.bundles[0], tmp_path / "b")
+    with serving(path, "--watch-seconds", "0.1") as server:
+        rows = path / ROWS
+        assert server.post("/v1/predict", {"rows": trained.rows[:9]}).status_code == 200
+        os.utime(rows)  # touched, and the same: no reason to stop
+        time.sleep(0.5)
+        assert server.post("/v1/predict", {"rows": trained.rows[:9]}).status_code == 200
+        if damage == "overwritten":
+            with rows.open("r+b") as file:
+                file.seek(-400, os.SEEK_END)
+                file.write(b"\x3f" * 400)
+        else:
+            os.truncate(rows, 4096)
+        wait_until(lambda: server.post("/v1/predict", {"rows": trained.rows}).status_code == 503, 20, "a refusal")
+        wait_until(lambda: "never changed in place" in not_ready(server), 20, "the reason")
+        assert server.post("/v1/reload", {"bundle": str(trained.bundles[1])}).status_code == 200
+        assert server.post("/v1/predict", {"rows": trained.rows[:9]}).status_code == 200
+        said = log_of(server)
+    assert ("written to while it was open" if damage == "overwritten" else "cut short") in said
+
+
+def test_a_bundle_that_is_replaced_by_another_of_its_name_goes_on(trained, tmp_path):
+    path = shutil.copytree(trained.bundles[0], tmp_path / "b")
+    want = Predictor(path).predict(trained.rows[:9])
+    with serving(path, "--watch-seconds", "0.1") as server:
+        shutil.copytree(trained.bundles[1], tmp_path / "new")
+        os.replace(tmp_path / "new" / ROWS, path / ROWS)
+        time.sleep(0.4)
+        got = server.post("/v1/predict", {"rows": trained.rows[:9]}).json()["scores"]
+        np.testing.assert_array_equal(np.array(got, np.float32), want)
+
+
+# -- too much, too late ------------------------------------------------------------------------------------------------
+
+
+def test_a_request_whose_time_is_up_is_told_so(trained):
+    with serving(trained.bundles[0], "--threads", "1") as server:
+        body = {"rows": trained.rows}
+        answer = server.client.post("/v1/predict", json=body, headers={"x-timeout-ms": "0"})
+        assert answer.status_code == 400
+        assert "x-timeout-ms" in answer.json()["error"]
+        assert server.client.post("/v1/predict", json=body, headers={"x-timeout-ms": "20000"}).status_code == 200
+        # One thread, many long requests: whoever has a millisecond is not scored.
+        long = json.dumps({"rows": trained.rows * 30}).encode()
+
+        def ask(milliseconds):
+            with httpx.Client(base_url=server.url, timeout=60) as client:
+                return client.post("/v1/predict", content=long, headers={"x-timeout-ms": milliseconds})
+
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            patient = [pool.submit(ask, "30000") for _ in range(4)]
+            hasty = [pool.submit(ask, "1") for _ in range(2)]
+            assert {found.result().status_code for found in patient} == {200}
+            for found in hasty:
+                assert found.result().status_code in (429, 503)
+                assert int(found.result().headers["retry-after"]) >= 1
+
+
+def test_a_full_queue_refuses_at_the_door_and_short_requests_go_first(trained):
+    """Ten clients keep the queue full of long requests; short ones are answered all the same, and before them."""
+    long = json.dumps({"rows": trained.rows * 20}).encode()
+    ended = threading.Event()
+    seen: list[int] = []
+    with serving(trained.bundles[0], "--queue-rows", "15000") as server:
+
+        def bulk():
+            with httpx.Client(base_url=server.url, timeout=60) as client:
+                while not ended.is_set():
+                    answer = client.post("/v1/predict", content=long)
+                    seen.append(answer.status_code)
+                    if answer.status_code == 429:
+                        assert int(answer.headers["retry-after"]) >= 1
+                        assert "wait to be scored" in answer.json()["error"] or "wait before" in answer.json()["error"]
+
+        with concurrent.futures.ThreadPoolExecutor(10) as pool:
+            running = [pool.submit(bulk) for _ in range(10)]
+            try:
+                wait_until(lambda: 429 in seen or any(one.done() for one in running), 60, "a full queue")
+                for _ in range(20):
+                    answer = server.post("/v1/predict", {"rows": trained.rows[:2]})
+                    assert answer.status_code == 200, answer.text
+            finally:
+                ended.set()
+            for one in running:
+                one.result(timeout=60)
+        assert set(seen) <= {200, 429}
+        assert "sparsefleet_waiting_rows" in server.client.get("/metrics").text
+
+
+def test_work_of_clients_that_have_gone_is_dropped(trained):
+    long = json.dumps({"rows": trained.rows * 30}).encode()
+    head = f"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(long)}\r\n\r\n".encode()
+    with serving(trained.bundles[0], "--threads", "1", "--queue-rows", "1000000") as server:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        with contextlib.ExitStack() as stack:
+            for _ in range(12):
+                raw = stack.enter_context(socket.create_connection(address, timeout=20))
+                raw.sendall(head + long)
+        # All have gone. What was not under way is dropped, and counted.
+        wait_until(lambda: _metric(server, "dropped_rows_total") > 0, 30, "dropped rows")
+        wait_until(lambda: _metric(server, "waiting_rows") == 0, 30, "an empty queue")
+        assert _metric(server, "rows_total") < 12 * 9000
+
+
+def _metric(server, name):
+    (line,) = re.findall(rf"^sparsefleet_{name} (\S+)$", server.client.get("/metrics").text, re.M)
+    return float(line)
+
+
+# -- connections -------------------------------------------------------------------------------------------------------
+
+
+def test_heads_that_never_come_keep_nobody_out(trained):
+    """A limit of 200 files and 400 half-sent heads: others are answered, and the log says what happens."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    code = (
+        "import resource, sys, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200));"
+        "sys.argv = ['sparsefleet', *sys.argv[1:]]; runpy.run_module('sparsefleet', run_name='__main__')"
+    )
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        server = Served(trained.bundles[0], "--header-timeout", "3", code=code)
+        stack.callback(server.end)
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        for number in range(400):
+            raw = stack.enter_context(socket.create_connection(address, timeout=20))
+            raw.sendall(b"POST /v1/predict HTTP/1.1\r\nhost: x\r\n" if number % 2 else b"GET /healthz HTT")
+        for _ in range(20):
+            with httpx.Client(base_url=server.url, timeout=20) as client:
+                answer = client.post("/v1/predict", json={"rows": trained.rows[:2]})
+                assert answer.status_code == 200
+        # The last ones are still open: they are told that their head did not come, and are closed.
+        raw.settimeout(20)
+        assert raw.recv(100).startswith(b"HTTP/1.1 408")
+        said = log_of(server)
+    assert "connections are open, as many as may be" in said
+    assert "did not come within 3 seconds" in said
+
+
+def test_one_client_holds_only_so_many_idle_connections(trained):
+    with (
+        serving(trained.bundles[0], "--client-connections", "5") as server,
+        contextlib.ExitStack() as stack,
+    ):
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        held = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(8)]
+        server.client.get("/healthz")  # all of them have been accepted
+        for raw in held[:3]:
+            raw.settimeout(20)
+            with contextlib.suppress(ConnectionResetError):
+                assert raw.recv(10) == b""
+        assert server.post("/v1/predict", {"rows": trained.rows[:2]}).status_code == 200
+        assert "holds more than 5 connections without a request" in log_of(server)
+
+
+def test_the_end_is_answered_to_everybody(trained):
+    """Clients with kept connections under load, and SIGTERM: no request is lost, and each is told to go elsewhere."""
+    body = json.dumps({"rows": trained.rows[:5]})
+    with serving(trained.bundles[0]) as server:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        started = threading.Barrier(9)
+
+        def client(path_through_uvicorn):
+            connection, answered, closed = http.client.HTTPConnection(*address, timeout=20), 0, False
+            if path_through_uvicorn:
+                connection.request("GET", "/healthz")
+                connection.getresponse().read()
+            while not closed:
+                connection.request("POST", "/v1/predict", body)
+                answer = connection.getresponse()
+                assert answer.status == 200, answer.read()
+                answer.read()
+                closed = answer.getheader("connection") == "close"
+                answered += 1
+                if answered == 20:
+                    started.wait(30)
+            connection.close()
+            return answered
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            running = [pool.submit(client, number % 2) for number in range(8)]
+            started.wait(60)
+            server.process.terminate()
+            assert all(found.result(timeout=60) > 20 for found in running)
+        assert server.process.wait(timeout=40) == 0
+
+
+# -- clients and models that change apart ------------------------------------------------------------------------------
+
+
+def test_extra_fields_and_ids_of_requests(trained):
+    rows = trained.rows[:3]
+    extra = [{**row, "experiment": "b", "position": 3} for row in rows]
+    with serving(trained.bundles[0]) as server:
+        want = server.post("/v1/predict", {"rows": rows}).json()["scores"]
+        for request_id in ("a-17", 17, 'quo"te\\', "ü"):
+            for body in ({"request_id": request_id, "rows": rows}, {"rows": rows, "request_id": request_id}):
+                answer = server.post("/v1/predict", body).json()
+                assert answer == {"version": "v1", "scores": want, "request_id": request_id}
+        context = {"context": rows[0], "candidates": [{}], "request_id": "c"}
+        assert server.post("/v1/predict", context).json()["request_id"] == "c"
+        for bad in ({"a": 1}, 1.5, None, "x" * 201, True, 2**70):
+            answer = server.post("/v1/predict", {"request_id": bad, "rows": rows})
+            assert (answer.status_code, answer.json()["field"]) == (400, "request_id")
+        headers = {"x-request-id": "trace-9"}
+        for path in ("/v1/predict", "/v1/predict?"):
+            answer = server.client.post(path, json={"rows": rows}, headers=headers)
+            assert answer.headers["x-request-id"] == "trace-9"
+        assert server.post("/v1/predict", {"rows": extra}).status_code == 400
+        fields = {field["name"]: field for field in server.client.get("/v1/model").json()["fields"]}
+        assert fields["C3"] == {"name": "C3", "kind": "category", "required": True, "used": True, "takes": "raw"}
+        assert fields["I3"]["kind"] == "number"
+    with serving(trained.bundles[0], "--allow-extra", "--allow-missing") as server:
+        assert server.post("/v1/predict", {"rows": extra, "trace": 1}).json()["scores"] == want
+        body = {"context": {**rows[0], "page": 1}, "candidates": [{"position": n} for n in range(2)]}
+        assert server.post("/v1/predict", body).json()["scores"] == [want[0]] * 2
+        assert server.post("/v1/predict", {"rows": [{**rows[0], "C3": {}}]}).status_code == 400
+        assert not any(field["required"] for field in server.client.get("/v1/model").json()["fields"])
+
+
+# -- who may ask -------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_and_tls(trained, tmp_path):
+    if not shutil.which("openssl"):
+        pytest.skip("there is no openssl on this machine")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True, timeout=60)
+    options = ("--tls-cert", str(certificate), "--tls-key", str(key))
+    env = {"SPARSEFLEET_PREDICT_TOKEN": "open-sesame", "SPARSEFLEET_TOKEN": "admin"}
+    body = {"rows": trained.rows[:3]}
+    with serving(trained.bundles[0], *options, env=env) as server:
+        assert server.url.startswith("https://")
+        with httpx.Client(base_url=server.url, verify=str(certificate), timeout=30) as client:
+            assert client.get("/healthz").status_code == 200
+            assert client.get("/readyz").status_code == 200
+            for path in ("/v1/predict", "/v1/predict?"):
+                for wrong in ({}, {"authorization": "Bearer open"}, {"authorization": "Basic open-sesame"}):
+                    answer = client.post(path, json=body, headers=wrong)
+                    assert answer.status_code == 401
+                    assert answer.headers["www-authenticate"] == "Bearer"
+                for right in ("Bearer open-sesame", "bearer admin"):
+                    answer = client.post(path, json=body, headers={"authorization": right})
+                    assert answer.status_code == 200, answer.text
+            for path in ("/v1/model", "/metrics", "/openapi.json"):
+                assert client.get(path).status_code == 401
+            reload = {"bundle": str(trained.bundles[1])}
+            for token, status in (("open-sesame", 403), ("admin", 200)):
+                answer = client.post("/v1/reload", json=reload, headers={"authorization": f"Bearer {token}"})
+                assert answer.status_code == status
+    for wrong in (("--tls-cert", str(certificate)), ("--tls-cert", str(key), "--tls-key", str(certificate))):
+        with (
+            pytest.raises(AssertionError, match=r"tls-key go together|cannot use"),
+            serving(trained.bundles[0], *wrong),
+        ):
+            pass

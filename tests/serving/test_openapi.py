@@ -1,0 +1,95 @@
+"""The server's own description: it is a right one, it is the model's, and whatever it allows gives no 500."""
+
+import json
+import re
+
+import pytest
+from http_server import serving
+
+ROUTES = {
+    *("/v1/predict", "/v1/model", "/v1/reload", "/v1/rollback", "/v1/canary", "/v1/shadow"),
+    *("/healthz", "/readyz", "/metrics", "/openapi.json"),
+}
+
+
+@pytest.fixture(scope="module")
+def server(trained):
+    with serving(trained.bundles[0], "--max-rows", "50", "--max-body", "300000") as running:
+        yield running
+
+
+def test_it_names_every_route_and_the_models_fields(server):
+    found = server.client.get("/openapi.json").json()
+    assert found["openapi"].startswith("3.1")
+    assert set(found["paths"]) == ROUTES
+    row = found["components"]["schemas"]["Row"]
+    assert {"I1", "C26"} <= set(row["required"])
+    assert not row["additionalProperties"]
+    for path, methods in found["paths"].items():
+        for method, operation in methods.items():
+            if path != "/readyz":
+                assert server.client.request("TRACE", path).status_code == 405
+            assert "200" in operation["responses"], (path, method)
+    assert set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(found))) <= set(found["components"]["schemas"])
+
+
+def run_cases(server, count):
+    """Requests that the description allows, and some that it does not: each is answered as it says."""
+    schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis: pip install schemathesis")
+    from hypothesis import HealthCheck, Phase, settings
+
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    mode = schemathesis.GenerationMode
+    seen = {}
+    operations = [result.ok() for result in schema.get_all_operations()]
+    assert {operation.path for operation in operations} == ROUTES
+    for operation in operations:
+        declared = {int(code) for code in operation.definition.raw["responses"]}
+        for modes in ([mode.POSITIVE], [mode.NEGATIVE]):
+            try:
+                strategy = operation.as_strategy(generation_mode=modes[0])
+            except Exception:  # a route without parameters has no wrong ones
+                continue
+
+            @settings(
+                max_examples=max(1, count // (2 * len(operations))),
+                deadline=None,
+                database=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @_given(strategy)
+            def ask(case, declared=declared):
+                answer = case.call(timeout=30)
+                seen[answer.status_code] = seen.get(answer.status_code, 0) + 1
+                # 405 and 404 are of requests that are not the operation's; 414 and 431 of absurdly long heads.
+                assert answer.status_code in declared | {400, 404, 405, 414, 431}, (case.path, answer.text[:300])
+                assert answer.status_code != 500
+
+            try:
+                ask()
+            except schemathesis.errors.SchemathesisError as error:
+                if "generate" not in str(error).lower():
+                    raise
+    return seen
+
+
+def _given(strategy):
+    from hypothesis import given
+
+    return given(case=strategy)
+
+
+def test_a_few_hundred_requests_of_its_description(server):
+    seen = run_cases(server, 300)
+    assert 200 in seen
+    assert server.client.get("/readyz").status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_ten_thousand_requests_of_its_description(server):
+    seen = run_cases(server, 10_000)
+    assert sum(seen.values()) > 5000
+    assert server.client.get("/readyz").status_code == 200
