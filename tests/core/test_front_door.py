@@ -58,6 +58,7 @@ NAMES = [
     "TensorBoardReporter",
     "TrainConfigs",
     "Trainer",
+    "Validation",
     "WordVectors",
     "attach",
     "console_reporter",

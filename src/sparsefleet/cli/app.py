@@ -15,6 +15,7 @@ COMMANDS = {
     "train": "Train CTR-DNN, evaluate it, save it: in this process, or with --servers and --workers in many.",
     "word2vec": "Train word vectors from text; look at them, judge them, export them.",
     "infer": "Score rows with a saved model, and measure it where rows have labels.",
+    "importance": "Shuffle one slot or dense feature at a time, and tell how much AUC and log loss suffer.",
     "status": "Show tables, speed, latencies and trainers of a running job.",
     "checkpoint": "Look into checkpoints, check them, compare them.",
     "export": "Make a bundle of a checkpoint: ONNX network, mapped rows, schema.",

@@ -9,14 +9,18 @@ import typer
 from rich.table import Table
 
 from sparsefleet.cli.console import console, errors_to_exit, say, size_text
+from sparsefleet.cli.reading import WHICH, checkpoint_of
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.inputs import pipe_advice
 
 
 @errors_to_exit
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint, or a run's folder: then its newest checkpoint.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A checkpoint, or a run's folder: then its best one, or the newest where none is.")
+    ],
     out: Annotated[str, typer.Option(help="The bundle's folder; a bundle of that name is replaced.")],
+    which: Annotated[str, typer.Option("--checkpoint", help=WHICH)] = "",
     rows: Annotated[str, typer.Option(help="How rows are kept: float32, float16 or int8.")] = "float32",
     min_seen: Annotated[int, typer.Option(help="Leave out rows that training met fewer times than this.")] = 0,
     name: Annotated[
@@ -37,7 +41,7 @@ def export(
     except ImportError as error:
         raise SparseFleetError(f"exporting needs more packages ({error}): pip install 'sparsefleet[serve]'") from error
     done = export_checkpoint(
-        checkpoint,
+        str(checkpoint_of(checkpoint, which)),
         out,
         rows=rows,
         min_seen=min_seen,

@@ -21,7 +21,9 @@ UNREADABLE = 2
 
 @errors_exit_with(UNREADABLE)
 def verify(
-    checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a run's folder: then its newest checkpoint.")],
+    checkpoint: Annotated[
+        str, typer.Option(help="A checkpoint, or a run's folder: then its best one, or the newest where none is.")
+    ],
     bundle: Annotated[Path, typer.Option(help="The bundle that was made of it.")],
     data: Annotated[str, typer.Option(help="Rows to score everywhere: a folder, a file or a pattern.")],
     url: Annotated[str | None, typer.Option(help="A running server, http://host:port.")] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from sparsefleet.core.errors import CheckpointError
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.store.base import Layout, RunFacts
 from sparsefleet.store.partition import PARTITION, Share
+from sparsefleet.store.rates import with_saved_drops
 from sparsefleet.table.dense import DenseCut, DenseTable
 from sparsefleet.table.sparse import SparseTable, TableCut
 
@@ -185,7 +186,10 @@ def _fill_table(checkpoint: Checkpoint, table: SparseTable, share: Share | None,
     read_state = not values_only and table.state_width > 0
     for rows in _rows_of(checkpoint, table.spec.name, share, read_state):
         table.insert(_with_fresh_state(rows, table) if values_only else rows)
-    table.step = 0 if values_only else checkpoint.manifest.table(table.spec.name).step
+    saved = checkpoint.manifest.table(table.spec.name)
+    table.step = 0 if values_only else saved.step
+    if not values_only:
+        table.spec = replace(table.spec, rule=with_saved_drops(table.spec.rule, saved.rule))
 
 
 def _rows_of(checkpoint: Checkpoint, table: str, share: Share | None, read_state: bool) -> Iterator[TableRows]:
@@ -214,7 +218,10 @@ def load_block(checkpoint: Checkpoint, block: HeldBlock, *, values_only: bool = 
     piece = checkpoint.dense_cut(table.name, block.start, block.start + len(table), read_state=read_state)
     table.values[:] = piece.values
     table.state[:] = table.rule.initial_state() if values_only else piece.state
-    table.step = 0 if values_only else checkpoint.manifest.block(table.name).step
+    saved = checkpoint.manifest.block(table.name)
+    table.step = 0 if values_only else saved.step
+    if not values_only:
+        table.rule = with_saved_drops(table.rule, saved.rule)
 
 
 def _with_fresh_state(rows: TableRows, table: SparseTable) -> TableRows:
