@@ -50,6 +50,7 @@ _HOMES = {
     "JsonLinesReporter": "train.reporting.jsonl",
     "Reporter": "train.reporting.base",
     "SavePolicy": "train.save_policy",
+    "Validation": "train.validation",
     "TensorBoardReporter": "train.reporting.tensorboard",
     "TrainConfigs": "core.train_configs",
     "Trainer": "train.trainer",

@@ -49,6 +49,7 @@ from sparsefleet.train.row_source import attach
 from sparsefleet.train.run import FitResult
 from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.trainer import Trainer
+from sparsefleet.train.validation import Validation
 from sparsefleet.word2vec.vectors import WordVectors
 
 __version__: str
@@ -96,6 +97,7 @@ __all__ = [
     "TensorBoardReporter",
     "TrainConfigs",
     "Trainer",
+    "Validation",
     "WordVectors",
     "__version__",
     "applications",

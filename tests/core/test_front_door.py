@@ -60,6 +60,7 @@ NAMES = [
     "TensorBoardReporter",
     "TrainConfigs",
     "Trainer",
+    "Validation",
     "WordVectors",
     "attach",
     "console_reporter",

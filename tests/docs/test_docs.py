@@ -177,7 +177,7 @@ def test_commands_in_the_text_exist_with_their_options(page):
 
 
 def test_options_named_alone_exist_in_a_command():
-    names = ("train", "infer", "export", "serve", "verify", "replay", "doctor")
+    names = ("train", "infer", "importance", "export", "serve", "verify", "replay", "doctor")
     known = {option for name in names for parameter in find([name])[0].params for option in parameter.opts}
     for group in ("data", "checkpoint", "word2vec"):
         for command in find([group])[0].commands.values():

@@ -10,7 +10,6 @@ import torch
 from small_jobs import TABLE, Given, batches, cluster, in_threads, small_model
 
 import sparsefleet as sf
-from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet import DistributedStrategy
 
 
@@ -89,8 +88,18 @@ def test_a_table_of_another_width_and_one_that_is_not_there(saved):
     assert loaded.taken == ()
     assert "table 'users' (the checkpoint has none)" in loaded.afresh
     assert f"table '{TABLE}' (the model has none)" in loaded.left
-    with pytest.raises(ConfigError, match="leave values_only out"):
-        own.load(Own(), path, partial=True, values_only=True)
+
+
+def test_values_alone(saved):
+    path, _, _ = saved
+    trainer, new = sf.Trainer(sf.optim.Adam(1e-2), quiet=True), small_model(3)
+    loaded = trainer.load(new, path, partial=True, values_only=True)
+    assert f"the optimizer of table '{TABLE}' (as asked for)" in loaded.afresh
+    assert "the optimizer of the dense parameters (as asked for)" in loaded.afresh
+    (table,) = trainer.store.sparse_tables().values()
+    assert table.step == trainer.store.dense_tables()["dense"].step == 0
+    assert not any(part.state.any() for part in table.scan())
+    assert not trainer.store.dense_tables()["dense"].state.any()
 
 
 def test_on_servers(saved):

@@ -1,7 +1,7 @@
 """Checkpoints: everything of one moment in one directory, loadable on any number of servers. See FORMAT.md.
 
 Writing: `begin`, `write_sparse_shard` / `write_dense` / `write_buffers` (any process), `commit`.
-Reading: `Checkpoint.open`. A run's folder: `step_path`, `point_latest`, `latest`, `prune`.
+Reading: `Checkpoint.open`. A run's folder: `step_path`, `point_latest`, `latest`, `best`, `chosen`, `prune`.
 Looking: `show`, `diff`.
 """
 
@@ -11,7 +11,17 @@ from sparsefleet.checkpoint.draft import CheckpointDraft, abort, begin, commit
 from sparsefleet.checkpoint.manifest import BlockInfo, FileEntry, Layout, Manifest, Partition, TableInfo
 from sparsefleet.checkpoint.parse import file_entry
 from sparsefleet.checkpoint.reader import Checkpoint
-from sparsefleet.checkpoint.retention import latest, point_latest, prune, step_path
+from sparsefleet.checkpoint.retention import (
+    best,
+    best_step,
+    chosen,
+    latest,
+    point_latest,
+    prune,
+    same_place,
+    step_path,
+    to_go_on_from,
+)
 from sparsefleet.checkpoint.sparse import write_sparse_shard
 from sparsefleet.checkpoint.storage import AnyPath, Location, locate
 
@@ -29,6 +39,9 @@ __all__ = [
     "TableInfo",
     "abort",
     "begin",
+    "best",
+    "best_step",
+    "chosen",
     "commit",
     "diff",
     "file_entry",
@@ -37,8 +50,10 @@ __all__ = [
     "named",
     "point_latest",
     "prune",
+    "same_place",
     "show",
     "step_path",
+    "to_go_on_from",
     "write_buffers",
     "write_dense",
     "write_sparse_shard",

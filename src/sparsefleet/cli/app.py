@@ -16,6 +16,7 @@ COMMANDS = {
     "models": "List the models that `train --model` knows, with their settings.",
     "word2vec": "Train word vectors from text; look at them, judge them, export them.",
     "infer": "Score rows with a saved model, and measure it where rows have labels.",
+    "importance": "Shuffle one slot or dense feature at a time, and tell how much AUC and log loss suffer.",
     "status": "Show tables, speed, latencies and trainers of a running job.",
     "checkpoint": "Look into checkpoints, check them, compare them.",
     "export": "Make a bundle of a checkpoint: ONNX network, mapped rows, schema.",

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from rich.table import Table
 
 from sparsefleet.cli.console import console, errors_to_exit, progress, say, size_text
-from sparsefleet.cli.reading import OWN_MODEL
+from sparsefleet.cli.reading import OWN_MODEL, WHICH, checkpoint_of
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.core.inputs import pipe_advice
 from sparsefleet.data.formats import format_help
@@ -26,7 +26,9 @@ from sparsefleet.export.manifest import SCORE_BOUNDS, Lineage
 
 @errors_to_exit
 def export(
-    checkpoint: Annotated[str, typer.Argument(help="A checkpoint, or a run's folder: then its newest checkpoint.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A checkpoint, or a run's folder: then its best one, or the newest where none is.")
+    ],
     out: Annotated[
         str,
         typer.Option(
@@ -34,6 +36,7 @@ def export(
             "where there must be none yet."
         ),
     ],
+    which: Annotated[str, typer.Option("--checkpoint", help=WHICH)] = "",
     rows: Annotated[str, typer.Option(help="How rows are kept: float32, float16 or int8.")] = "float32",
     min_seen: Annotated[int, typer.Option(help="Leave out rows that training met fewer times than this.")] = 0,
     name: Annotated[
@@ -77,7 +80,7 @@ def export(
     lineage = _lineage(checkpoint, test_data, format, pipe_command, same_inputs)
     require_metrics(lineage.metrics, require or (), checkpoint)
     done = export_checkpoint(
-        checkpoint,
+        str(checkpoint_of(checkpoint, which)),
         out,
         rows=rows,
         min_seen=min_seen,

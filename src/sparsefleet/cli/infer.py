@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
-from sparsefleet.checkpoint import Checkpoint, latest
-from sparsefleet.cli.console import errors_to_exit, progress, say
-from sparsefleet.cli.reading import OWN_MODEL, SAME_INPUTS, tell_skipped
+from sparsefleet.checkpoint import Checkpoint
+from sparsefleet.cli.console import add_figures, console, errors_to_exit, figures, progress, say
+from sparsefleet.cli.reading import OWN_MODEL, SAME_INPUTS, WHICH, checkpoint_of, tell_skipped
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.data.files import list_files
@@ -24,12 +26,15 @@ from sparsefleet.train.reporting.jsonl import plain_numbers
 
 @errors_to_exit
 def infer(
-    model: Annotated[str, typer.Argument(help="A checkpoint, or a run's folder: then its newest checkpoint.")],
+    model: Annotated[
+        str, typer.Argument(help="A checkpoint, or a run's folder: then its best one, or the newest where none is.")
+    ],
     data: Annotated[str, typer.Option(help="Rows to score: a folder, a file or a pattern.")],
     output: Annotated[
         Path | None, typer.Option(help="Where to write predictions, one per input row: a .csv or .parquet file.")
     ] = None,
     own_model: Annotated[str | None, typer.Option("--model", help=OWN_MODEL)] = None,
+    which: Annotated[str, typer.Option("--checkpoint", help=WHICH)] = "",
     format: Annotated[str, typer.Option(help=format_help())] = "auto",
     pipe_command: Annotated[
         str | None, typer.Option(help="Shell command that turns a file (its stdin) into MultiSlot text.")
@@ -47,11 +52,21 @@ def infer(
     on_bad_row: Annotated[str, typer.Option(help="error, or skip (and count).")] = "error",
     unlabelled: Annotated[bool, typer.Option(help="The rows have no label column: predict only.")] = False,
     same_inputs: Annotated[bool, typer.Option(help=SAME_INPUTS)] = False,
+    calibration: Annotated[
+        bool,
+        typer.Option(help="Also tell predicted over actual clicks, by tenths of the rows from low scores to high."),
+    ] = False,
+    segment: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also measure by value of this slot; SLOT=VALUE,VALUE calls these values by name. May be given again."
+        ),
+    ] = None,
     precision: Annotated[str, typer.Option(help="float32 or bf16, for the dense network.")] = "float32",
     json_output: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
 ) -> None:
     """Score rows with a saved model, and measure it where rows have labels."""
-    checkpoint = Checkpoint.open(latest(model))
+    checkpoint = Checkpoint.open(checkpoint_of(model, which))
     if workers < 1:
         raise ConfigError(f"--workers {workers} must be 1 or above")
     if not timeout > 0:
@@ -69,6 +84,8 @@ def infer(
         precision=precision,
         same_inputs=same_inputs,
         model=own_model,
+        calibration=calibration,
+        segments=tuple(segment or ()),
     )
     files = list_files(data)
     with progress("scoring") as report:
@@ -88,11 +105,23 @@ def infer(
     if not unlabelled:
         where = f"[bold]{escape(str(checkpoint.location))}[/] on {escape(data)}"
         say(f"{where}:  {describe_metrics(values)}")
+        if details := metrics.details():
+            console.print(_segments_table(details))
     if output:
         say(f"[bold]predictions[/] {escape(str(output))}")
     if json_output:
         extra = {"model": str(checkpoint.location), "step": checkpoint.manifest.step}
-        print(json.dumps(plain_numbers({**values, **extra, "skipped": skipped})))
+        more = {"segments": [plain_numbers(line) for line in metrics.details()]} if segment else {}
+        print(json.dumps(plain_numbers({**values, **extra, "skipped": skipped, **more})))
+
+
+def _segments_table(details: Sequence[Mapping[str, Any]]) -> Table:
+    table = figures("slot", "value", ">rows", ">clicks", ">auc", ">logloss", ">click ratio")
+    for line in details:
+        shown = [f"{line[name]:.4f}" if line[name] is not None else "-" for name in ("auc", "logloss", "click_ratio")]
+        value = line["value"] if line["value"] is not None else f"key {line['key']}"
+        add_figures(table, line["slot"], value, f"{line['rows']:,}", f"{line['clicks']:,}", *shown)
+    return table
 
 
 def all_rows(rows: int, share: float | None) -> int | None:

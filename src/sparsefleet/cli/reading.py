@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rich.markup import escape
+
+from sparsefleet.checkpoint import Location, chosen, same_place
 from sparsefleet.cli.console import say
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.beside import schema_beside
@@ -13,6 +16,17 @@ SAME_INPUTS = "Rows are read otherwise than in training: you vouch that this giv
 OWN_MODEL = (
     "Where the class is of a model of your own, my_model.py:MyNet or package.module:MyNet: checkpoints hold no code."
 )
+
+
+WHICH = "Which checkpoint of a run's folder: best, latest or one's name, such as step-00000120."
+
+
+def checkpoint_of(path: str, which: str) -> Location:
+    """The checkpoint that a command's argument means; says which one of a run's folder was taken, and why."""
+    location, why = chosen(path, which)
+    if not same_place(path, location):
+        say(f"[bold]checkpoint[/] {escape(location.name)}: {why}")
+    return location
 
 
 def schema_for(data: str, given: str | None, sparse_feature_dim: int | None) -> Schema:

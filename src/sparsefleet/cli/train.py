@@ -22,6 +22,7 @@ from sparsefleet.cli.console import (
     say,
 )
 from sparsefleet.cli.presets import preset_help, use_preset
+from sparsefleet.cli.run_config import leave_config, read_config
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.data.formats import can_be_cut, format_help
@@ -41,8 +42,22 @@ _USUAL = fleet.DistributedStrategy()
 @errors_to_exit
 def train(
     context: typer.Context,
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with any of these options by its long name, such as epochs = 3; what stands on the "
+            "command line counts first. A run leaves such a file in its --save folder, run.toml.",
+            is_eager=True,
+            callback=read_config,
+        ),
+    ] = None,
     data: Annotated[str, _data("Training files: a folder, a file or a pattern.")],
     test_data: Annotated[str | None, _data("Rows to score after each epoch.")] = None,
+    valid_data: Annotated[
+        str | None,
+        _data("Rows to score after each epoch, and to decide by: which checkpoint is the best one, when to stop."),
+    ] = None,
     schema: Annotated[str | None, _data("Schema file; default: schema.json beside the data, else Criteo's.")] = None,
     reader: Annotated[str, _data("queue, memory, pyreader or feeder.")] = "queue",
     format: Annotated[str, _data(format_help())] = "auto",
@@ -115,12 +130,41 @@ def train(
         ),
     ] = None,
     warmup_steps: Annotated[int, _training("Raise the learning rate from zero over this many steps.")] = 0,
+    watch: Annotated[
+        str, _training("The metric of --valid-data that says which epoch is better: auc, logloss, gauc, ….")
+    ] = "auc",
+    patience: Annotated[
+        int | None, _training("Stop after so many epochs in a row that were not better than the best one.")
+    ] = None,
+    min_delta: Annotated[float, _training("An epoch is better where --watch is by more than this.")] = 0.0,
+    plateau_factor: Annotated[
+        float | None,
+        _training("Multiply the learning rate by this after --plateau-patience epochs in a row that were not better."),
+    ] = None,
+    plateau_patience: Annotated[int, _training("Epochs that are not better before the learning rate drops.")] = 1,
     precision: Annotated[str, _training("float32 or bf16, for the dense network.")] = "float32",
     seed: Annotated[int, _training("With --threads 1, the same seed gives the same bits.")] = 0,
     save: Annotated[str | None, _saving("Folder for checkpoints: one per epoch, and on Ctrl-C.")] = None,
     save_every: Annotated[int | None, _saving("Also save after every so many batches (of the first worker).")] = None,
     keep: Annotated[int, _saving("Checkpoints that stay in the folder.")] = 3,
-    resume: Annotated[str | None, _saving("Go on from a checkpoint, or from the newest one of a folder.")] = None,
+    resume: Annotated[
+        str | None,
+        _saving(
+            "Go on from a checkpoint, or from the newest one of a folder; auto: from the newest one of the --save "
+            "folder, or begin where there is none, so that the same command may be started again at any time."
+        ),
+    ] = None,
+    start_from: Annotated[
+        str | None,
+        _saving(
+            "Begin a new run with what fits of a checkpoint, or of a folder's best one: new data, all epochs, slots "
+            "or layers more than it had."
+        ),
+    ] = None,
+    fresh_optimizer: Annotated[
+        bool, _saving("With --start-from: take values only, and let the optimizer begin without state.")
+    ] = False,
+    launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
     json_output: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is one JSON object.", rich_help_panel="Output")
     ] = False,
@@ -174,6 +218,7 @@ def train(
         raise ConfigError("--save-every needs --save FOLDER")
     if save:
         train_checks.check_folder("--save", save)
+    train_checks.check_validation(context, valid_data)
     if shuffle and reader != "memory":
         raise ConfigError(f"--shuffle needs --reader memory; --reader {reader} gives rows in their order")
     if epochs < 1:
@@ -185,7 +230,8 @@ def train(
     from sparsefleet.cli import train_parts, train_roles
     from sparsefleet.cli.reading import schema_for, tell_skipped
     from sparsefleet.data.reading import ReadingOptions
-    from sparsefleet.train import SavePolicy, Trainer
+    from sparsefleet.scoring.measuring import metrics_of
+    from sparsefleet.train import SavePolicy, Trainer, Validation
     from sparsefleet.train.reporting.jsonl import plain_numbers
     from sparsefleet.train.reporting.tensorboard import writer_type
 
@@ -199,28 +245,43 @@ def train(
     rule, row_rule = train_parts.regularised(rule, l2, exact, joint)
     if clip_norm:
         strategy.clip_norm = clip_norm * joint  # our gradients are of the sum of the losses
+    validation = None
+    if valid_data:
+        validation = Validation(
+            watch, patience, min_delta, plateau_factor=plateau_factor, plateau_patience=plateau_patience
+        )
+    if plateau_factor is not None:
+        rule = train_parts.lowered_on_plateaus(rule)
     fleet.init(role)
     job = fleet.distributed_optimizer(rule, strategy)
     rows = schema_for(data, schema, sparse_feature_dim)
-    trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile)
+    measured = metrics_of(rows)
+    trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile, metrics=measured)
     torch.manual_seed(seed)
     model = train_parts.network(rows, preset, embedding_size, hidden, init_range, model_name, settings or ())
     train_parts.use_for_tables(model, row_rule)
     reading = ReadingOptions(reader, format, pipe_command, batch_size, on_bad_row, threads)
     policy = SavePolicy(save, every_steps=save_every, keep=keep) if save else None
-    if resume and role.is_first_worker:
-        train_checks.look_at_resumed(resume, epochs, mode, alone=alone)
-    if save and not resume and role.kind == "single":
-        train_checks.look_at_used_folder(save)
+    train_checks.check_start(start_from, fresh_optimizer, resume, save)
+    if resume == "auto" and not save:
+        raise ConfigError("--resume auto goes on from the checkpoints in the --save folder: give --save FOLDER")
+    if role.is_first_worker:
+        begins_from = train_checks.goes_on_from(resume, save)
+        if begins_from:
+            train_checks.look_at_resumed(begins_from, epochs, mode, alone=alone)
+        if save and role.kind == "single":
+            train_checks.look_at_used_folder(save, begins_from)
     if servers and workers:
         # What only the processes would find out is found out before there are any.
-        for path in filter(None, (data, test_data)):
+        for path in filter(None, (data, test_data, valid_data)):
             reading.check(path, rows)
-        train_roles.check_inputs([data, test_data], workers, can_be_cut(format, pipe_command))
+        train_roles.check_inputs([data, test_data, valid_data], workers, can_be_cut(format, pipe_command))
         if tensorboard:
             writer_type()
         folder = Path(log_dir or train_roles.LOG_FOLDER)
-        status, summary = train_roles.launch_roles(context, servers, workers, job.strategy, folder)
+        if save:
+            leave_config(context, save)
+        status, summary = train_roles.launch_roles(context, servers, workers, job.strategy, folder, more=["--launched"])
         _tell(summary, data)
         if json_output and summary:
             print(json.dumps(summary))
@@ -233,19 +294,26 @@ def train(
         cuttable = can_be_cut(format, pipe_command)
         train_rows = reading.open(train_roles.share(data, cuttable), rows, seed if shuffle else None)
         test_rows = reading.open(train_roles.share(test_data, cuttable), rows) if test_data else None
+        valid_rows = reading.open(train_roles.share(valid_data, cuttable), rows) if valid_data else None
         # After the data: nothing is written for a run that cannot be.
         first = role.is_first_worker
         log_seconds = LOG_SECONDS if role.kind == "single" else train_roles.ROLE_LOG_SECONDS
+        if save and first and not launched:
+            leave_config(context, save)
         places = (log_dir or save, tensorboard) if first else (None, None)
         trainer.reporters = train_parts.reporters(log_seconds, *places)
         fleet.init_worker()
-        result = trainer.fit(model, train_rows, epochs, test=test_rows, save=policy, resume=resume)
+        result = trainer.fit(
+            model, train_rows, epochs, test=test_rows, valid=valid_rows, validation=validation, save=policy,
+            resume=resume, start_from=start_from, fresh_optimizer=fresh_optimizer,
+        )  # fmt: skip
         test_skipped = test_rows.skipped() if test_rows else {}
         whole = train_roles.whole_job(trainer.crew, result)
         summary = plain_numbers({**train_parts.metrics(result, test_skipped), **whole})
         fleet.stop_worker()
     tell_skipped(result.skipped, "the training data")
     tell_skipped(test_skipped, "the test data")
+    tell_skipped(valid_rows.skipped() if valid_rows else {}, "the validation data")
     _tell(summary, data)
     if json_output:
         print(json.dumps(summary))
@@ -260,6 +328,12 @@ def _tell(summary: Mapping[str, Any], data: str) -> None:
         say(f"[yellow]without[/] {escape(lost)}: rows that it had not trained are missing")
     if summary.get("profile"):
         console.print(_profile_table(summary["profile"]))
+    if summary.get("stopped"):
+        say(f"[bold]stopped early[/]: {escape(str(summary['stopped']))}")
+    if found := summary.get("best"):
+        tested = found.get("test") or {}
+        beside = f", test AUC {tested['auc']:.4f}" if tested.get("auc") is not None else ""
+        say(f"[bold]best[/] validation {found['metric']} {found['value']:.5f}, after epoch {found['epoch']}{beside}")
     if summary.get("test_auc") is not None:
         best = _best_possible(Path(data))
         beside = f"   best possible {best:.4f}" if best else ""

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from sparsefleet.cli.console import say
+from sparsefleet.cli.run_config import given
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.fleet.roles import TRAINING_ROLE, Role
 
@@ -53,8 +54,7 @@ def check_knobs(context: typer.Context, mode: str, *, alone: bool) -> None:
     """Whoever gives an option that only many processes, or another mode, heed expects it to do something."""
     for parameter in context.command.params:
         name = str(parameter.name)
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE":
+        if not given(context, name):
             continue
         if alone and name in _FOR_MANY:
             raise ConfigError(
@@ -91,6 +91,17 @@ def check_regularisation(
         )
 
 
+_OF_VALIDATION = ("watch", "patience", "min_delta", "plateau_factor", "plateau_patience")
+
+
+def check_validation(context: typer.Context, valid_data: str | None) -> None:
+    """What decides by validation data needs some."""
+    asked = [parameter.opts[0] for parameter in context.command.params
+             if parameter.name in _OF_VALIDATION and given(context, str(parameter.name))]  # fmt: skip
+    if asked and not valid_data:
+        raise ConfigError(f"{asked[0]} goes by validation data: give --valid-data too, or leave it out")
+
+
 def check_folder(option: str, path: str) -> None:
     """Refuse a place for checkpoints that is a file, or below one."""
     for place in (Path(path), *Path(path).parents):
@@ -120,17 +131,53 @@ def look_at_resumed(resume: str, epochs: int, mode: str, *, alone: bool) -> None
         )
 
 
-def look_at_used_folder(save: str) -> None:
+def check_start(start_from: str | None, fresh_optimizer: bool, resume: str | None, save: str | None) -> None:
+    """Refuse what `fit` would only refuse in the processes of a job."""
+    from sparsefleet.checkpoint import chosen, locate, same_place
+
+    if fresh_optimizer and not start_from:
+        raise ConfigError("--fresh-optimizer is for --start-from; a run without it begins with a fresh one anyway")
+    if not start_from:
+        return
+    if resume not in (None, "auto"):
+        raise ConfigError(
+            "--resume goes on with a run, --start-from begins a new one: give one of them (or --resume auto)"
+        )
+    begun = locate(start_from)
+    if save and any(same_place(save, place) for place in (begun, begun.parent)):
+        raise ConfigError(
+            f"--start-from {start_from} begins a new run, and --save {save} holds the old one: save to another folder"
+        )
+    location, why = chosen(start_from)
+    if not same_place(start_from, location):
+        say(f"[bold]start from[/] {escape(location.name)}: {why}")
+
+
+def goes_on_from(resume: str | None, save: str | None) -> str | None:
+    """The checkpoint, or the folder of them, that this run goes on from; None: it begins."""
+    from sparsefleet.checkpoint import to_go_on_from
+
+    if resume != "auto":
+        return resume
+    found = to_go_on_from(str(save))
+    if found is not None:
+        say(f"[bold]goes on[/] from {escape(str(found))}")
+    return None if found is None else str(found)
+
+
+def look_at_used_folder(save: str, resumed: str | None = None) -> None:
     """Only the newest checkpoints of a folder are kept: those of another run in it will not be."""
-    from sparsefleet.checkpoint import latest
+    from sparsefleet.checkpoint import latest, locate, same_place
 
     try:
         newest = latest(save)
     except CheckpointError:
         return
+    if resumed and any(same_place(save, place) for place in (resumed, locate(resumed).parent)):
+        return
     say(
         f"[yellow]{escape(save)} has checkpoints of an earlier run[/], the newest {escape(newest.name)}: this one's "
-        "take their place. --resume goes on with it, another folder keeps it"
+        "take their place. --resume auto goes on with it, another folder keeps it"
     )
 
 

@@ -16,9 +16,10 @@ from sparsefleet.core.schema import Schema
 from sparsefleet.models import CTRDNN, choosing
 from sparsefleet.nn.embedding import embeddings
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.optim.schedule import Constant, ExponentialDecay, LinearWarmup, Schedule
+from sparsefleet.optim.schedule import Constant, ExponentialDecay, LinearWarmup, OnPlateau, Schedule
 from sparsefleet.train import FitResult
 from sparsefleet.train.reporting import JsonLinesReporter, Reporter, TensorBoardReporter, console_reporter
+from sparsefleet.train.reporting.jsonl import plain_numbers
 
 
 def reporters(log_seconds: float, lines: str | None, tensorboard: str | None) -> tuple[Reporter, ...]:
@@ -92,10 +93,26 @@ def use_for_tables(model: nn.Module, rule: UpdateRule | None) -> None:
         embedding.optimizer = embedding.optimizer or rule
 
 
+def lowered_on_plateaus(rule: UpdateRule) -> UpdateRule:
+    """The rule, with a learning rate that may be lowered while training goes on."""
+    return replace(rule, schedule=OnPlateau(rule.schedule))
+
+
+def _plain(best: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """As JSON has it: metrics that are not numbers are null."""
+    if best is None:
+        return None
+    return {name: plain_numbers(value) if isinstance(value, Mapping) else value for name, value in best.items()}
+
+
 def metrics(result: FitResult, test_skipped: Mapping[str, int]) -> dict[str, object]:
     trained: dict[str, object] = {f"train_{name}": value for name, value in result.train.items() if name != "rows"}
     if result.profile is not None:
         trained["profile"] = result.profile.to_dict()
+    if result.valid is not None:
+        trained |= {f"valid_{name}": value for name, value in result.valid.items()}
+        trained["best"] = _plain(result.best)
+        trained["stopped"] = result.stopped
     if result.test is None:
         return trained
     tested = {f"test_{name}": value for name, value in result.test.items()}

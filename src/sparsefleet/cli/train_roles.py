@@ -22,6 +22,7 @@ import typer
 
 from sparsefleet import fleet, launch
 from sparsefleet.checkpoint import Checkpoint, Manifest, latest
+from sparsefleet.cli.run_config import given
 from sparsefleet.cli.train_checks import epochs_done
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.crew import Crew
@@ -75,7 +76,7 @@ def launch_roles(
     if outcome.exit_code and (saved := _newest(save)) is not None:
         name, manifest = saved
         # What was there before is another run's, unless this one began with it; and one that is done needs no advice.
-        ours = saved != before or saved == _newest(resume)
+        ours = saved != before or saved == _newest(save if resume == "auto" else resume)
         if ours and epochs_done(manifest.extra) < (epochs or 1):
             view.say(f"go on with: --resume {save} (checkpoint {name})")
     # Every trainer knows the whole job's result; the first of them may be lost.
@@ -87,13 +88,14 @@ def handed_on(context: typer.Context) -> list[str]:
     arguments = []
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE" or name in ("servers", "workers", "json_output"):
+        if not given(context, name) or name in ("servers", "workers", "json_output", "config"):
             continue
-        if isinstance(value, list | tuple):  # an option that may be given several times
+        if isinstance(value, bool):
+            arguments += [parameter.opts[0]] if value else parameter.secondary_opts[:1]
+        elif isinstance(value, list | tuple):  # an option that may be given several times
             arguments += [f"{parameter.opts[0]}={each}" for each in value]
         else:
-            arguments.append(parameter.opts[0] if value is True else f"{parameter.opts[0]}={value}")
+            arguments.append(f"{parameter.opts[0]}={value}")
     return arguments
 
 

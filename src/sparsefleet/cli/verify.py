@@ -20,7 +20,9 @@ UNREADABLE = 2
 
 @errors_exit_with(UNREADABLE)
 def verify(
-    checkpoint: Annotated[str, typer.Option(help="A checkpoint, or a run's folder: then its newest checkpoint.")],
+    checkpoint: Annotated[
+        str, typer.Option(help="A checkpoint, or a run's folder: then its best one, or the newest where none is.")
+    ],
     bundle: Annotated[str, typer.Option(help="The bundle that was made of it: a folder, or its URI (s3://…).")],
     data: Annotated[str, typer.Option(help="Rows to score everywhere: a folder, a file or a pattern.")],
     own_model: Annotated[str | None, typer.Option("--model", help=OWN_MODEL)] = None,

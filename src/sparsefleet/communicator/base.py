@@ -127,6 +127,9 @@ class Communicator(ABC):
     def flush(self) -> None:
         """Return when everything handed in has been applied, and the dense values are as fresh as the store."""
 
+    def lower_rates(self, factor: float) -> None:  # noqa: B027  (most variants leave rules to the store)
+        """From the next step on, rules that are applied here have `factor` times their rates, as those of the store."""
+
     def staleness(self) -> int:
         """Steps of this trainer that are done here and not applied on the servers, right now."""
         return 0

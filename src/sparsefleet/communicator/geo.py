@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.kernels.rows import unique_keys
 from sparsefleet.store.base import Done, Pending
 from sparsefleet.store.geo import GeoAnswer, GeoStore
+from sparsefleet.store.rates import lowered
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.spec import TableSpec
 from sparsefleet.table.working_copy import WorkingCopy
@@ -113,6 +115,11 @@ class GeoCommunicator(Communicator):
             with self._exchanging:
                 self._take_in()
 
+    def lower_rates(self, factor: float) -> None:
+        for copy in self._copies.values():
+            copy.lower_rate(factor)
+        self._dense.rule = lowered(self._dense.rule, self._dense.step, factor)
+
     def staleness(self) -> int:
         return self._steps % self.config.k_steps
 
@@ -188,6 +195,10 @@ class _LocalCopy:
     def push(self, gradients: KeyedRows) -> None:
         self._rows.push(gradients.keys, gradients.rows, gradients.counts)
         self._touch(gradients.keys)
+
+    def lower_rate(self, factor: float) -> None:
+        rows = self._rows
+        rows.spec = replace(rows.spec, rule=lowered(rows.spec.rule, rows.step, factor))
 
     def _touch(self, keys: U64) -> None:
         """The next exchange is about these rows: also those only read, that we may hear what others do to them."""

@@ -169,7 +169,10 @@ class FileReader(PassReader):
 
     def _sized_files(self) -> list[list[Any]]:
         """The files with their sizes, each once: of a file that is shared out by ranges, several may be ours."""
-        return files_with_sizes(list(dict.fromkeys(parse_unit(name).file for name in self.files)))
+        return files_with_sizes(self._file_names())
+
+    def _file_names(self) -> list[str]:
+        return list(dict.fromkeys(parse_unit(name).file for name in self.files))
 
 
 def unit_lengths(files: Sequence[Sequence[Any]], units: Sequence[Unit]) -> list[int | None]:

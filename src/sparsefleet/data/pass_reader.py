@@ -18,6 +18,7 @@ from sparsefleet.data.batching import Cutter
 from sparsefleet.data.formats.base import BadSamples
 from sparsefleet.data.passes import Groups, Pass, Position
 from sparsefleet.data.readahead import ReadAhead, Stream, Together
+from sparsefleet.data.units import named_as_here
 
 
 def check_threads(threads: int) -> int:
@@ -110,6 +111,10 @@ class PassReader(Reader):
     def _check(self, position: Mapping[str, Any]) -> None:
         """Refuse a position that is not of this reader's input."""
 
+    def _file_names(self) -> Sequence[str]:
+        """The files that positions speak of, as this reader calls them; none where it reads no files."""
+        return ()
+
     def _cutter(self) -> Cutter:
         return Cutter(self.batch_size)
 
@@ -164,6 +169,7 @@ class PassReader(Reader):
             if self._under_way:
                 raise ConfigError("seek while an epoch is open: leave its `with` block, or close its streams, first")
             if position:
+                position = named_as_here(position, self._file_names())
                 self._check(position)
             self._sought, self._pass, self._streams = dict(position), None, ()
 

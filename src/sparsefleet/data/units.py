@@ -8,7 +8,7 @@ finished units and reads begun ones from their mark on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,6 +78,7 @@ class UnitPass(Pass):
         return new_position(
             self._kind,
             **self._identity,
+            **_folder_of(file for file, *_ in self._identity.get("files", ())),
             units=[[unit.file, unit.start, unit.stop] for unit in self._units],
             progress=[[m.unit, m.samples, m.offset, m.done] for _, m in sorted(self._marks.items())],
         )
@@ -177,6 +178,57 @@ def check_same_files(position: Mapping[str, Any], present: Sequence[Sequence[Any
     strange = [unit.file for unit in units_of(position) if unit.file and unit.file not in known]
     if strange:
         raise ConfigError(f"reader position: it has units of files that are not in its list: {_some(strange)}")
+
+
+def named_as_here(position: Mapping[str, Any], here: Iterable[str]) -> dict[str, Any]:
+    """The position, with files called as the reader calls them: `data/a`, `./data/a` and `/home/me/data/a` may be one.
+
+    Names are compared as places. What has no counterpart here keeps its name; `check_same_files` refuses it.
+    """
+    stored = position.get("files")
+    if not isinstance(stored, list) or not all(isinstance(f, list | tuple) and len(f) == 2 for f in stored):
+        return dict(position)  # damaged: the check says so
+    folder = position.get("folder")
+    there = folder if isinstance(folder, str) else "."
+    names = {place: name for name in here for place in _places(name, ".")}
+    known = set(here)
+
+    def now(file: Any) -> Any:
+        if not isinstance(file, str) or not file or (file in known and not _moved(file, there)):
+            return file
+        return next((names[place] for place in _places(file, there) if place in names), _shown(file, there))
+
+    units = position.get("units")
+    renamed = {**position, "files": [[now(file), size] for file, size in stored]}
+    renamed.pop("folder", None)
+    renamed |= _folder_of(file for file, _ in renamed["files"] if isinstance(file, str))
+    if isinstance(units, list):
+        renamed["units"] = [[now(unit[0]), *unit[1:]] if isinstance(unit, list) and unit else unit for unit in units]
+    return renamed
+
+
+def _places(name: str, folder: str) -> tuple[str, ...]:
+    """What a file may be known by: its path from the root, with and without links followed; a URI as it is."""
+    if is_uri(name):
+        return (name,)
+    path = os.path.abspath(os.path.join(folder, name))
+    return path, os.path.realpath(path)
+
+
+def _moved(name: str, folder: str) -> bool:
+    """A name that means another place when it is seen from here."""
+    return not is_uri(name) and not os.path.isabs(name) and os.path.abspath(folder) != os.path.abspath(".")
+
+
+def _shown(name: str, folder: str) -> str:
+    """For a file that is not among the reader's: a relative name would mean another place here."""
+    return os.path.abspath(os.path.join(folder, name)) if _moved(name, folder) else name
+
+
+def _folder_of(names: Iterable[str]) -> dict[str, str]:
+    """Where relative names are to be read from; nothing where there are none."""
+    relative = any(name and not is_uri(name) and not os.path.isabs(name) for name in names)
+    return {"folder": os.getcwd()} if relative else {}
 
 
 def _some(things: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import sparsefleet
-from sparsefleet.checkpoint import AnyPath, Checkpoint, latest
+from sparsefleet.checkpoint import AnyPath, Checkpoint, chosen
 from sparsefleet.checkpoint.draft import CheckpointDraft, begin
 from sparsefleet.checkpoint.manifest import now
 from sparsefleet.core.errors import BundleError, CheckpointError, ConfigError
@@ -99,7 +99,7 @@ def export_checkpoint(
     """
     options = _Options(rows, min_seen, name, progress, lineage or Lineage())
     with _placed(out, progress) as place:
-        checkpoint = Checkpoint.open(latest(checkpoint_path))
+        checkpoint = Checkpoint.open(chosen(checkpoint_path)[0])
         inputs = inputs_of(checkpoint)
         if inputs is not None and same_inputs:
             inputs = inputs.vouched()

@@ -31,6 +31,8 @@ class Metric(ABC):
 
     name: str
     """What checkpoints keep it under; unique among a trainer's metrics."""
+    in_training: bool = True
+    """Whether it counts in training too. One whose sums are large should not: every checkpoint would hold them."""
 
     @abstractmethod
     def update(self, batch: Batch, outputs: Outputs) -> None:

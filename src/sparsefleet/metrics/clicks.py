@@ -16,6 +16,7 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.kernels.rows import CLICK_PARTS, count_clicks
 from sparsefleet.metrics.auc import auc_of
 from sparsefleet.metrics.base import PROBABILITY, Metric, Outputs
+from sparsefleet.metrics.weighted import WeightedClicks, normalized
 
 NUM_THRESHOLDS = 2**12
 SLIDE_STEPS = 20
@@ -39,11 +40,13 @@ class ClickMetrics(Metric):
         self.log_loss = self.predicted = 0
         """In parts; see kernels/rows.py."""
         self.clicks = self.correct = self.bad = 0
+        self.weighted: WeightedClicks | None = None
+        """The same sums by weight, once a sample had one: then values are theirs."""
 
     def update(self, batch: Batch, outputs: Outputs) -> None:
-        self.count(outputs[PROBABILITY], batch.labels)
+        self.count(outputs[PROBABILITY], batch.labels, batch.weights)
 
-    def count(self, probabilities: F32, labels: F32) -> None:
+    def count(self, probabilities: F32, labels: F32, weights: F32 | None = None) -> None:
         """[B] each; a label that is NaN counts as `bad`. Of several labels [B, L] the first counts."""
         labels = labels if labels.ndim == 1 else labels[:, 0]
         # The kernel takes no strided arrays, such as a column of a model's output.
@@ -54,6 +57,10 @@ class ClickMetrics(Metric):
         self.clicks += sums.clicks
         self.correct += sums.correct
         self.bad += sums.bad
+        if weights is not None:
+            if self.weighted is None:
+                self.weighted = WeightedClicks(len(self.positive))
+            self.weighted.count(probabilities, labels, weights)
 
     def merge(self, other: Self) -> None:
         if len(other.positive) != len(self.positive):
@@ -67,6 +74,10 @@ class ClickMetrics(Metric):
         self.clicks += other.clicks
         self.correct += other.correct
         self.bad += other.bad
+        if other.weighted is not None:
+            if self.weighted is None:
+                self.weighted = WeightedClicks(len(self.positive))
+            self.weighted.merge(other.weighted)
 
     def to_dict(self) -> dict[str, Any]:
         histograms = np.stack([self.positive, self.negative]).astype("<i8").tobytes()
@@ -77,6 +88,7 @@ class ClickMetrics(Metric):
             "clicks": self.clicks,
             "correct": self.correct,
             "bad": self.bad,
+            **({} if self.weighted is None else {"weighted": self.weighted.to_dict()}),
         }
 
     @classmethod
@@ -92,6 +104,8 @@ class ClickMetrics(Metric):
             metrics.log_loss, metrics.predicted = int(data["log_loss_parts"]), int(data["predicted_parts"])
             metrics.clicks, metrics.correct = int(data["clicks"]), int(data["correct"])
             metrics.bad = int(data["bad"])
+            if "weighted" in data:
+                metrics.weighted = WeightedClicks.from_dict(data["weighted"], len(metrics.positive))
             return metrics
         except (KeyError, TypeError, ValueError, OverflowError, zlib.error) as error:
             raise ConfigError(f"these are not metrics that to_dict wrote: {error!r}") from error
@@ -103,9 +117,13 @@ class ClickMetrics(Metric):
 
     def values(self) -> dict[str, float]:
         rows = self.rows
+        if self.weighted is not None:
+            return {**self.weighted.values(), "rows": rows}
+        log_loss = self.log_loss / rows / CLICK_PARTS if rows else math.nan
         return {
             "auc": auc_of(self.positive, self.negative),
-            "logloss": self.log_loss / rows / CLICK_PARTS if rows else math.nan,
+            "logloss": log_loss,
+            "normalized_entropy": normalized(log_loss, self.clicks / rows if rows else math.nan),
             "accuracy": self.correct / rows if rows else math.nan,
             "click_ratio": self.predicted / self.clicks / CLICK_PARTS if self.clicks else math.nan,
             "rows": rows,

@@ -11,6 +11,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.metrics.base import Metric, Outputs
 from sparsefleet.metrics.clicks import ClickMetrics
+from sparsefleet.metrics.segments import Segments
 
 OWN = "own"
 """Where the dict of a set has the user's metrics. The rest of it is ClickMetrics', as in checkpoints without any."""
@@ -46,6 +47,12 @@ class MetricSet:
         """Only those of the user's own metrics."""
         with self._lock:
             return self._own_values()
+
+    def details(self) -> list[Mapping[str, Any]]:
+        """What metrics tell besides their values: segments, one by one."""
+        with self._lock:
+            told = (metric.details() for metric in self._own.values() if isinstance(metric, Segments))
+            return [line for lines in told for line in lines]
 
     def _own_values(self) -> dict[str, float]:
         return {name: value for metric in self._own.values() for name, value in metric.values().items()}

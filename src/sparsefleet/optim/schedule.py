@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from sparsefleet.core.errors import ConfigError
@@ -126,8 +127,48 @@ class LinearWarmup(Schedule):
         return step / self.steps if step <= self.steps else self.after.factor(step - self.steps)
 
 
+@dataclass(frozen=True)
+class OnPlateau(Schedule):
+    """`base`, lowered while training goes on where a metric has stopped getting better (`Validation`).
+
+    Two of them are equal where their bases are: drops are what has happened, not a setting.
+    """
+
+    base: Schedule = field(default_factory=Constant)
+    drops: tuple[tuple[int, float], ...] = field(default=(), compare=False)
+    """(step, factor): after this step of the table `base` is multiplied with the factor, not with the one before."""
+
+    name: ClassVar[str] = "on_plateau"
+
+    def __post_init__(self) -> None:
+        try:
+            drops = tuple((int(step), float(factor)) for step, factor in self.drops)
+        except (TypeError, ValueError):
+            raise ConfigError(f"drops={self.drops!r:.80} must be pairs of a step and a factor") from None
+        rising = all(one[0] <= other[0] for one, other in pairwise(drops))
+        _require(rising and all(step >= 0 and 0 < factor <= 1 for step, factor in drops), self,
+                 "drops must be in the order of their steps, with factors above 0 and at most 1")  # fmt: skip
+        object.__setattr__(self, "drops", drops)
+
+    @property
+    def lowered_to(self) -> float:
+        """What `base` is multiplied with by now."""
+        return self.drops[-1][1] if self.drops else 1.0
+
+    def lowered(self, step: int, factor: float) -> OnPlateau:
+        """From the step after this one on, `base` is multiplied with the factor."""
+        return OnPlateau(self.base, (*self.drops, (step, factor)))
+
+    def factor(self, step: int) -> float:
+        rate = self.base.factor(step)
+        for after, factor in reversed(self.drops):
+            if step > after:
+                return rate * factor
+        return rate
+
+
 SCHEDULES: Mapping[str, type[Schedule]] = {
-    kind.name: kind for kind in (Constant, ExponentialDecay, InverseTimeDecay, PolynomialDecay, LinearWarmup)
+    kind.name: kind for kind in (Constant, ExponentialDecay, InverseTimeDecay, PolynomialDecay, LinearWarmup, OnPlateau)
 }
 
 
@@ -136,7 +177,7 @@ def from_dict(data: Mapping[str, Any]) -> Schedule:
     if not isinstance(data, Mapping) or data.get("name") not in SCHEDULES:
         given = data.get("name") if isinstance(data, Mapping) else data
         raise ConfigError(f"schedule {given!r} does not exist; choose {', '.join(SCHEDULES)}")
-    settings = {k: from_dict(v) if k == "after" else v for k, v in data.items() if k != "name"}
+    settings = {k: from_dict(v) if k in ("after", "base") else v for k, v in data.items() if k != "name"}
     try:
         return SCHEDULES[data["name"]](**settings)
     except TypeError as error:

@@ -33,7 +33,8 @@ def main(folder: Path, index: int) -> None:
     job = json.loads((folder / "job.json").read_text())
     output = folder / f"predictions-{index}{job['suffix']}" if job["suffix"] else None
     note = Note(folder / f"progress-{index}")
-    metrics, skipped = Scoring(**job["scoring"]).score(job["shares"][index], output, note)
+    scoring = {**job["scoring"], "segments": tuple(job["scoring"]["segments"])}
+    metrics, skipped = Scoring(**scoring).score(job["shares"][index], output, note)
     note.write()
     (folder / f"result-{index}.json").write_text(json.dumps({"metrics": metrics.to_dict(), "skipped": skipped}))
 

@@ -30,7 +30,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sparsefleet.core.errors import ConfigError, SparseFleetError
-from sparsefleet.metrics import ClickMetrics
+from sparsefleet.metrics import MetricSet
 from sparsefleet.scoring.predictions import join_predictions
 from sparsefleet.scoring.scoring import Scoring
 from sparsefleet.scoring.told_reader import Tell
@@ -46,7 +46,7 @@ SHOWN_CHARACTERS = 2000
 
 def score_with_workers(
     scoring: Scoring, shares: Sequence[Sequence[str]], output: Path | None, *, timeout: float, tell: Tell
-) -> tuple[ClickMetrics, dict[str, int]]:
+) -> tuple[MetricSet, dict[str, int]]:
     """As `Scoring.score`, with one process for each share; one that scores no row for `timeout` seconds is an error."""
     # Beside the output: there is room for it there.
     where = None if output is None else output.parent
@@ -57,11 +57,12 @@ def score_with_workers(
         (folder / "job.json").write_text(json.dumps(job))
         with _workers(folder, len(shares)) as processes:
             _wait_for_all(processes, folder, timeout, tell)
-        metrics, skipped = ClickMetrics(), Counter[str]()
+        parts, skipped = [], Counter[str]()
         for index in range(len(shares)):
             result = json.loads((folder / f"result-{index}.json").read_text())
-            metrics.merge(ClickMetrics.from_dict(result["metrics"]))
+            parts.append(result["metrics"])
             skipped.update(result["skipped"])
+        metrics = scoring.together(parts)
         if output is not None:
             parts = [folder / f"predictions-{index}{output.suffix}" for index in range(len(shares))]
             join_predictions(parts, output)

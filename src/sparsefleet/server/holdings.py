@@ -214,7 +214,7 @@ class Holdings:
             def check() -> None:
                 """What does not fit, or a cut that is being written, is found before anything is touched."""
                 if partial:
-                    plan_held(checkpoint, tables, blocks)
+                    plan_held(checkpoint, tables, blocks, values_only=values_only)
                 else:
                     check_fits(checkpoint, tables, blocks, values_only=values_only)
 
@@ -222,7 +222,7 @@ class Holdings:
                 self.loaded, self.loads = True, self.loads + 1
                 share = Share(self._index, servers)
                 if partial:
-                    load_partially(checkpoint, tables, blocks, share=share)
+                    load_partially(checkpoint, tables, blocks, share=share, values_only=values_only)
                 else:
                     load_all(checkpoint, tables, blocks, share=share, values_only=values_only)
 

@@ -13,6 +13,7 @@ from sparsefleet.server.exchange import Exchange
 from sparsefleet.server.meetings import read_place
 from sparsefleet.server.members import Registration
 from sparsefleet.server.state import ServerState
+from sparsefleet.store.rates import lower_rates
 from sparsefleet.store.wire import PROTOCOL, WireError, encode, read_json, refusal, spec_from_dict, to_json
 from sparsefleet.store.wire.auth import CheckToken
 from sparsefleet.store.wire.segment import accepted
@@ -59,6 +60,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "answer_cut": self._answer_cut,
             "close_cut": lambda data: state.joint_cuts.close(need_text(data, "cut")),
             "load": self._load,
+            "lower_rates": self._lower_rates,
             "stats": lambda data: state.stats(),
         }
         scheme = "grpc+tls" if config.tls_certificate else "grpc"
@@ -248,6 +250,14 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             return {}
 
         return state.tasks.ask(f"load of {path}", work, _patience(data), key=need_text(data, "ticket"))
+
+    def _lower_rates(self, data: Data) -> None:
+        self._living(data)
+        factor = data.get("factor")
+        if type(factor) not in (int, float) or not 0 < float(factor or 0) <= 1:
+            raise WireError(f"factor must be above 0 and at most 1; got {factor!r}")
+        holdings = self._state.holdings
+        lower_rates(holdings.tables(), [block.table for block in holdings.blocks()], float(factor or 0))
 
     def _living(self, data: Data) -> str:
         """The life of the registered trainer that calls: what it freezes, cuts or loads is in its name."""

@@ -201,6 +201,13 @@ class ParameterStore(ABC):
         """
 
     @abstractmethod
+    def lower_rates(self, factor: float) -> None:
+        """From the next step on, all rules whose schedule is `OnPlateau` have `factor` times their rates.
+
+        Called while nobody pushes; by one trainer of a job, for all. Saying it twice is the same as once.
+        """
+
+    @abstractmethod
     def stats(self) -> dict[str, Any]:
         """Rows, memory, calls and misses per table, as plain data."""
 

@@ -16,6 +16,7 @@ from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import Done, Layout, ParameterStore, RunFacts, StoreCut, differing_layouts
 from sparsefleet.store.partial import load_partially
+from sparsefleet.store.rates import lower_rates
 from sparsefleet.store.shards import HeldBlock, ShardCut, facts_of, load_all, manifest_of
 from sparsefleet.table.dense import DenseTable
 from sparsefleet.table.sparse import SparseTable
@@ -102,10 +103,13 @@ class LocalStore(ParameterStore):
     def load(self, path: str, *, values_only: bool = False, partial: bool = False) -> RunFacts:
         checkpoint = Checkpoint.open(latest(path))
         if partial:
-            load_partially(checkpoint, list(self._sparse.values()), self._held_blocks())
+            load_partially(checkpoint, list(self._sparse.values()), self._held_blocks(), values_only=values_only)
             return facts_of(checkpoint)
         load_all(checkpoint, list(self._sparse.values()), self._held_blocks(), values_only=values_only)
         return facts_of(checkpoint)
+
+    def lower_rates(self, factor: float) -> None:
+        lower_rates(self._sparse.copy().values(), self._dense.copy().values(), factor)
 
     def stats(self) -> dict[str, Any]:
         return {

@@ -12,13 +12,14 @@ same one by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import Layout
 from sparsefleet.store.partition import Share
+from sparsefleet.store.rates import never_lowered
 from sparsefleet.store.shards import HeldBlock, load_block, load_table
 from sparsefleet.table.sparse import SparseTable
 from sparsefleet.table.spec import TableSpec
@@ -40,7 +41,11 @@ class PartialPlan:
 
 
 def plan_of(
-    checkpoint: Checkpoint, specs: Iterable[TableSpec], blocks: Iterable[tuple[str, Layout, UpdateRule]]
+    checkpoint: Checkpoint,
+    specs: Iterable[TableSpec],
+    blocks: Iterable[tuple[str, Layout, UpdateRule]],
+    *,
+    values_only: bool = False,
 ) -> PartialPlan:
     manifest = checkpoint.manifest
     taken: list[str] = []
@@ -56,14 +61,14 @@ def plan_of(
             left.append(f"table {spec.name!r} (rows of {info.dim} values; the model's have {spec.dim})")
             afresh.append(f"table {spec.name!r}")
         else:
-            same = info.rule["name"] == spec.rule.name and info.state_width == spec.rule.state_width(spec.dim)
+            fits = info.rule["name"] == spec.rule.name and info.state_width == spec.rule.state_width(spec.dim)
+            same = fits and not values_only
             tables[spec.name] = same
             rows = checkpoint.row_count(spec.name)
             taken.append(f"table {spec.name!r} ({rows:,} rows{'' if same else ', values only'})")
             if not same:
-                afresh.append(
-                    f"the optimizer of table {spec.name!r} ({info.rule['name']} there, {spec.rule.name} here)"
-                )
+                why = "as asked for" if fits else f"{info.rule['name']} there, {spec.rule.name} here"
+                afresh.append(f"the optimizer of table {spec.name!r} ({why})")
     left += [f"table {name!r} (the model has none)" for name in saved_tables]
 
     chosen: dict[str, bool] = {}
@@ -86,9 +91,10 @@ def plan_of(
             dense = rule.for_dense()
             whole = list(there.items()) == list(mine.items())
             same = block.rule["name"] == dense.name and block.state_width == dense.state_width(1)
-            chosen[name] = whole and same
+            chosen[name] = whole and same and not values_only
             if not chosen[name]:
                 why = f"{block.rule['name']} there, {dense.name} here" if not same else "not all parameters were taken"
+                why = "as asked for" if same and whole else why
                 afresh.append(f"the optimizer of the dense parameters ({why})")
     left += [
         f"parameter {parameter} (the model has none)" for info in saved_blocks.values() for parameter, _ in info.layout
@@ -102,26 +108,35 @@ def load_partially(
     blocks: Sequence[HeldBlock],
     *,
     share: Share | None = None,
+    values_only: bool = False,
 ) -> PartialPlan:
-    """Fill what fits; the rest stays as it is. Returns the plan, which is that of all processes of the job."""
-    plan = plan_held(checkpoint, tables, blocks)
+    """Fill what fits; the rest stays as it is. Returns the plan, which is that of all processes of the job.
+
+    values_only: optimizers start afresh. Learning rates do in any case: what another run has lowered is its own.
+    """
+    plan = plan_held(checkpoint, tables, blocks, values_only=values_only)
     for block in blocks:
         if plan.blocks.get(block.table.name):
             load_block(checkpoint, block)
+            block.table.rule = never_lowered(block.table.rule)
         elif block.table.name in plan.blocks:
             _fill_pieces(checkpoint, block, set(plan.parameters))
     for table in tables:
         if table.spec.name in plan.tables:
             load_table(checkpoint, table, share=share, values_only=not plan.tables[table.spec.name])
+            table.spec = replace(table.spec, rule=never_lowered(table.spec.rule))
     return plan
 
 
-def plan_held(checkpoint: Checkpoint, tables: Sequence[SparseTable], blocks: Sequence[HeldBlock]) -> PartialPlan:
+def plan_held(
+    checkpoint: Checkpoint, tables: Sequence[SparseTable], blocks: Sequence[HeldBlock], *, values_only: bool = False
+) -> PartialPlan:
     """The plan for what a process holds; raises where a table cannot be filled now."""
     plan = plan_of(
         checkpoint,
         [table.spec for table in tables],
         [(block.table.name, block.layout, block.table.rule) for block in blocks],
+        values_only=values_only,
     )
     for table in tables:
         if table.spec.name in plan.tables:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from sparsefleet.core.errors import CheckpointError
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.store.base import Layout, RunFacts
 from sparsefleet.store.partition import PARTITION, Share
+from sparsefleet.store.rates import with_saved_drops
 from sparsefleet.table.dense import DenseCut, DenseTable
 from sparsefleet.table.sparse import SparseTable, TableCut
 
@@ -193,6 +194,8 @@ def _fill_table(checkpoint: Checkpoint, table: SparseTable, share: Share | None,
             rows = TableRows(rows.keys, rows.values, rows.state, rows.seen, now)
         table.insert(rows)
     table.step = 0 if values_only else info.step
+    if not values_only:
+        table.spec = replace(table.spec, rule=with_saved_drops(table.spec.rule, info.rule))
 
 
 def _rows_of(checkpoint: Checkpoint, table: str, share: Share | None, read_state: bool) -> Iterator[TableRows]:
@@ -221,7 +224,10 @@ def load_block(checkpoint: Checkpoint, block: HeldBlock, *, values_only: bool = 
     piece = checkpoint.dense_cut(table.name, block.start, block.start + len(table), read_state=read_state)
     table.values[:] = piece.values
     table.state[:] = table.rule.initial_state() if values_only else piece.state
-    table.step = 0 if values_only else checkpoint.manifest.block(table.name).step
+    saved = checkpoint.manifest.block(table.name)
+    table.step = 0 if values_only else saved.step
+    if not values_only:
+        table.rule = with_saved_drops(table.rule, saved.rule)
 
 
 def _with_fresh_state(rows: TableRows, table: SparseTable) -> TableRows:

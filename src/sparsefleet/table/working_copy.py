@@ -43,6 +43,11 @@ class WorkingCopy:
         return len(self._rows)
 
     @property
+    def step(self) -> int:
+        """Steps so far; the schedule's clock."""
+        return self._step
+
+    @property
     def memory_bytes(self) -> int:
         return self._rows.memory_bytes()
 

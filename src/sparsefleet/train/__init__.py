@@ -7,5 +7,15 @@ from sparsefleet.train.run import FitResult
 from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.trainer import Trainer
 from sparsefleet.train.training_state import TrainingState
+from sparsefleet.train.validation import Validation
 
-__all__ = ["DivergedError", "FetchHandler", "FitResult", "SavePolicy", "Trainer", "TrainingState", "attach"]
+__all__ = [
+    "DivergedError",
+    "FetchHandler",
+    "FitResult",
+    "SavePolicy",
+    "Trainer",
+    "TrainingState",
+    "Validation",
+    "attach",
+]

@@ -135,11 +135,11 @@ class BoundModel(SharedModel):
         """What a checkpoint must hold besides tables and the block: buffers and frozen parameters, copied."""
         return {name: tensor.detach().numpy().copy() for name, tensor in self._untrained().items()}
 
-    def partial_load(self, checkpoint: Checkpoint) -> PartialLoad:
+    def partial_load(self, checkpoint: Checkpoint, *, values_only: bool = False) -> PartialLoad:
         """Take the buffers that fit; and what the store has taken, in words."""
         layout = [(piece.name, piece.shape) for piece in self.block.pieces]
         blocks = [(DENSE, layout, self.parameters.dense_rule)]
-        plan = plan_of(checkpoint, self.parameters.tables.values(), blocks)
+        plan = plan_of(checkpoint, self.parameters.tables.values(), blocks, values_only=values_only)
         mine, saved = self._untrained(), checkpoint.buffers()
         fitting = [name for name, tensor in mine.items() if name in saved and saved[name].shape == tuple(tensor.shape)]
         for name in fitting:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsefleet.core.errors import CheckpointError, ConfigError
@@ -41,3 +41,31 @@ class TrainedOn:
         """Refuse samples that are read otherwise."""
         if self._inputs is not None:
             self._inputs.require_same(data.inputs(), self._where, VOUCH)
+
+
+def differing_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Of two schemas: why the same value has another key; and what else makes samples look otherwise. In words.
+
+    Slots and dense features that only one of them has are fine: a new run may have more of them, or fewer.
+    """
+    problems = [
+        f"{name} is {then[name]!r} there, {now[name]!r} here"
+        for name in ("sparse_feature_dim", "hash_seed")
+        if name in then and name in now and then[name] != now[name]
+    ]
+    problems += [f"slot {name}" for name in _differing(then.get("slots", ()), now.get("slots", ()))]
+    changed = _differing(then.get("dense", ()), now.get("dense", ()))
+    hints = [f"dense features are normalised otherwise here: {', '.join(changed[:5])}"] if changed else []
+    return problems, hints
+
+
+def _differing(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of those that both have, and that say different things."""
+    before = {str(entry.get("name")): entry for entry in then}
+    shared = [(str(entry.get("name")), entry) for entry in now if str(entry.get("name")) in before]
+    # A setting that one of them does not know yet, of another release, has its default in both.
+    return [
+        name
+        for name, entry in shared
+        if any(key in entry and entry[key] != value for key, value in before[name].items())
+    ]

@@ -34,6 +34,7 @@ from sparsefleet.train.saver import Saver
 from sparsefleet.train.status import StatusReports
 from sparsefleet.train.threads import run_threads
 from sparsefleet.train.training_state import TrainingState, joint_facts, random_state_text
+from sparsefleet.train.validation import Standing
 from sparsefleet.train.workplace import Workplace
 
 logger = logging.getLogger("sparsefleet.train")
@@ -56,6 +57,11 @@ class RunConfig:
     """Measure where the time of steps goes."""
     metrics: tuple[Metric, ...] = ()
     """The user's own, besides those of clicks; copied for each run."""
+
+    @property
+    def training_metrics(self) -> tuple[Metric, ...]:
+        """Those that count in training too, not only where data is scored."""
+        return tuple(metric for metric in self.metrics if metric.in_training)
 
     def __post_init__(self) -> None:
         check_metrics(self.metrics)
@@ -83,6 +89,13 @@ class FitResult:
     """Trainers of the job that died and that the others went on without."""
     profile: StepProfile | None = None
     """Where the time of this trainer's steps went, if asked for."""
+    valid: Mapping[str, float] | None = None
+    """Metrics of the validation data after the last epoch."""
+    best: Mapping[str, Any] | None = None
+    """Of the best epoch on validation data: its `epoch`, `step`, `metric` and `value`, and where this call has trained
+    it, its metrics on both sets, `valid` and `test`."""
+    stopped: str | None = None
+    """Why training ended before all epochs were done."""
 
     @property
     def samples_per_s(self) -> float:
@@ -126,11 +139,11 @@ class Run:
         self.crew, self._start_of = workplace.crew, start_of
         self._looks = [(reporter, LossWindow()) for reporter in reporters]
         self._handlers = [(handler, LossWindow()) for handler in fetch]
-        self.progress = Progress(epochs, config.num_thresholds, config.slide_steps, config.metrics)
+        self.progress = Progress(epochs, config.num_thresholds, config.slide_steps, config.training_metrics)
         self.progress.step = self._first_step = state.step
         self._profiler = Profiler(config.threads) if config.profile else None
         if state.metrics:
-            self.progress.metrics = MetricSet.together([state.metrics], config.metrics)
+            self.progress.metrics = MetricSet.together([state.metrics], config.training_metrics)
         self.status = StatusReports(self.crew, self.progress)
         self.status.share = data.progress
         self.everyone: MetricSet | None = None
@@ -143,6 +156,8 @@ class Run:
         # Resumed within an epoch, it is under way: a checkpoint from before the first step must not begin it anew.
         self._at = _Place(state.epoch, under_way=bool(state.position) or state.finished, stepped=state.finished)
         self._nothing_left = state.finished
+        self.standing = Standing.from_dict(state.validation) if state.validation else None
+        """How the run stands by its validation data."""
         self._caller = threading.current_thread()
         self._untold: deque[tuple[str, int]] = deque()
         self._description = registry.describe(bound.model)  # now: a model that cannot be described is not trained
@@ -156,6 +171,10 @@ class Run:
     @property
     def epochs_done(self) -> int:
         return self._at.epoch
+
+    @property
+    def between_epochs(self) -> bool:
+        return not self._at.under_way
 
     @contextmanager
     def taking_part(self, communicator: Communicator) -> Iterator[None]:
@@ -230,13 +249,16 @@ class Run:
             self.meet(number, communicator)
         for reporter, window in self._looks:
             reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone, window=window))
-        if self.save_policy and self.save_policy.every_epoch:
+
+    def save_epoch(self, *, anyway: bool = False) -> None:
+        """An epoch is done, and judged: save, where the policy says so or where it must be kept (`anyway`)."""
+        if self.save_policy and (self.save_policy.every_epoch or anyway):
             self.crew.only_first(f"saved epoch {self.epochs_done}", self.save)
 
     def meet(self, number: int, communicator: Communicator) -> None:
         """All trainers have come to the end of an epoch."""
         parts = self.crew.reduce(f"epoch {number}", {"metrics": self.progress.metrics.to_dict()})
-        self.everyone = MetricSet.together((part["metrics"] for part in parts), self.config.metrics)
+        self.everyone = MetricSet.together((part["metrics"] for part in parts), self.config.training_metrics)
         for trainer in self.crew.lost():
             if trainer not in self.lost:
                 self.lost.append(trainer)
@@ -302,6 +324,7 @@ class Run:
             position=position,
             metrics=self.progress.metrics.to_dict(),
             random_state=random_state_text(),
+            validation={} if self.standing is None else self.standing.to_dict(),
         )
 
     def facts(self, reports: Reports) -> RunFacts:
@@ -312,8 +335,12 @@ class Run:
             start = self._start_of(trainer)
             if trainer not in states and start.epoch == epoch and not start.finished:
                 states[trainer] = start  # its samples of this epoch are still to come, not lost
+        joint = joint_facts(states, self.crew.index, self.crew.size, self.config.training_metrics)
+        standing = self.standing
+        if standing is not None and standing.best is not None:
+            joint = replace(joint, extra={**joint.extra, "best": standing.marks()})
         return replace(
-            joint_facts(states, self.crew.index, self.crew.size, self.config.metrics),
+            joint,
             schema=self.data.schema.to_dict(),
             inputs=_inputs_of(self.data),
             model=self._description,
@@ -330,7 +357,17 @@ class Run:
             for reporter, _ in self._looks:
                 reporter.saved(path, step)
 
-    def result(self, test: Mapping[str, float] | None) -> FitResult:
+    def tell_validated(self, values: Mapping[str, float], best: bool) -> None:
+        for reporter, _ in self._looks:
+            reporter.validated(self.progress.step, values, best)
+
+    def result(
+        self,
+        test: Mapping[str, float] | None,
+        valid: Mapping[str, float] | None = None,
+        best: Mapping[str, Any] | None = None,
+        stopped: str | None = None,
+    ) -> FitResult:
         self.status.resting("done")
         return FitResult(
             rows=self.progress.rows,
@@ -342,4 +379,7 @@ class Run:
             checkpoint=self.saver.checkpoint,
             lost=tuple(self.lost),
             profile=self._profiler.result(self.progress.step - self._first_step) if self._profiler else None,
+            valid=valid,
+            best=best,
+            stopped=stopped,
         )

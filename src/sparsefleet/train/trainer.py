@@ -7,20 +7,19 @@ import json
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
 from torch import nn
 
-from sparsefleet.checkpoint import Checkpoint, latest
+from sparsefleet.checkpoint import Checkpoint, chosen, latest, locate, same_place, to_go_on_from
 from sparsefleet.communicator import Communicator, DirectCommunicator
 from sparsefleet.core.batch import F32, U64, Batch
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.core.memory import keep_freed_memory
-from sparsefleet.core.notes import note
 from sparsefleet.core.places import CPUPlace
-from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.crew import Crew
 from sparsefleet.data.base import Reader
 from sparsefleet.metrics import ClickMetrics, Metric, MetricSet
@@ -30,10 +29,12 @@ from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import ParameterStore, Pending, RunFacts
 from sparsefleet.store.shards import facts_of
 from sparsefleet.train.binding import BoundModel, PartialLoad, SharedModel
-from sparsefleet.train.fetch import FetchHandler, PrintFetched, PrintSteps, infos_for, names_of
+from sparsefleet.train.fetch import FetchHandler, PrintSteps
 from sparsefleet.train.fetcher import Fetcher
+from sparsefleet.train.fleet_calls import FleetCalls, one_count, optimizer_of_process
 from sparsefleet.train.gate import Gate
-from sparsefleet.train.given_data import TrainedOn, threads_for
+from sparsefleet.train.given_data import TrainedOn, differing_keys, threads_for
+from sparsefleet.train.judging import Judge
 from sparsefleet.train.replica import Scorer
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.reporting.console import console_reporter
@@ -41,12 +42,47 @@ from sparsefleet.train.run import FitResult, Run, RunConfig
 from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.threads import run_threads
 from sparsefleet.train.training_state import TrainingState, lost_within_epoch, restore_random_state
+from sparsefleet.train.validation import Validation
 from sparsefleet.train.workplace import BringsWorkplace, LocalWorkplace, Workplace
 
 logger = logging.getLogger("sparsefleet.train")
 
+AUTO = "auto"
+"""For `resume`: go on from what the run's folder has, or begin."""
 
-class Trainer:
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a call of `fit` asks for besides model, data and epochs."""
+
+    test: Reader | None
+    valid: Reader | None
+    validation: Validation
+    save: SavePolicy | None
+    resume: str | None
+    start_from: str | None
+    fresh_optimizer: bool
+    fetch: Sequence[FetchHandler]
+    reporters: Sequence[Reporter]
+
+    def check(self) -> None:
+        if self.resume not in (None, AUTO) and self.start_from:
+            raise ConfigError(
+                f"resume={self.resume!r} goes on with a run, start_from={self.start_from!r} begins a new one: give one "
+                'of them (resume="auto" may stand beside start_from)'
+            )
+        if self.fresh_optimizer and not self.start_from:
+            raise ConfigError("fresh_optimizer=True is for start_from: without it optimizers begin afresh anyway")
+        if self.start_from and self.save is not None:
+            begun = locate(self.start_from)
+            if any(same_place(self.save.folder, place) for place in (begun, begun.parent)):
+                raise ConfigError(
+                    f"start_from={self.start_from!r} begins a new run, save={self.save.folder!r} holds the old one: "
+                    "one's checkpoints would be taken for the other's; save to another folder"
+                )
+
+
+class Trainer(FleetCalls):
     def __init__(
         self,
         optimizer: UpdateRule | BringsWorkplace | CPUPlace | None = None,
@@ -73,7 +109,7 @@ class Trainer:
         self.workplace: Workplace
         self._prints_steps = isinstance(optimizer, CPUPlace)
         if isinstance(optimizer, CPUPlace):
-            optimizer = self._optimizer_of_process()
+            optimizer = optimizer_of_process(self)
         if isinstance(optimizer, BringsWorkplace):
             if store is not None or communicator is not DirectCommunicator:
                 raise ConfigError("a distributed optimizer brings its own store and communicator; give no others")
@@ -102,18 +138,6 @@ class Trainer:
         self._evaluations = 0
         self._fitting = False
 
-    def _optimizer_of_process(self) -> UpdateRule | BringsWorkplace:
-        optimizer = PROCESS_ROLE.optimizer
-        if optimizer is None:
-            raise ConfigError(
-                "Trainer(CPUPlace()) takes the optimizer of fleet.distributed_optimizer(optimizer, strategy), or the "
-                "one whose minimize(model.loss) was called, and there is none yet: call one of them before, or give "
-                "the Trainer its optimizer"
-            )
-        if not isinstance(optimizer, BringsWorkplace):
-            PROCESS_ROLE.trainer = self
-        return optimizer  # type: ignore[no-any-return]
-
     def _reporters_for(self, quiet: bool) -> Sequence[Reporter]:
         if self.reporters is not None:
             return self.reporters
@@ -137,19 +161,29 @@ class Trainer:
         epochs: int = 1,
         *,
         test: Reader | None = None,
+        valid: Reader | None = None,
+        validation: Validation | None = None,
         save: SavePolicy | None = None,
         resume: str | None = None,
+        start_from: str | None = None,
+        fresh_optimizer: bool = False,
         fetch: Sequence[FetchHandler] = (),
         quiet: bool | None = None,
         epoch: int | None = None,
     ) -> FitResult:
         """Train for `epochs` passes over the data (`epoch=` means the same), scoring `test` after each.
 
+        `valid` is scored after each epoch too; by it the best checkpoint is marked and, as `validation` says, learning
+        rates are lowered and training stops.
+
         Shows on standard error how it goes, unless `quiet` (None: as the trainer) or the trainer has reporters.
         Called again, it goes on with the parameters, the optimizers' state and the count of steps; metrics start anew.
         With `resume`, `epochs` counts from the training's beginning: what is still missing of them is trained.
+        resume="auto": goes on from the newest checkpoint of `save`'s folder, or begins where there is none.
+        With `start_from`, a new run begins with what fits of a checkpoint, as `load(partial=True)` takes it, with new
+        data and all epochs; with `fresh_optimizer`, without the optimizers' state.
         """
-        epochs = _epochs(epochs, epoch)
+        epochs = one_count(epochs, epoch)
         self.work_done = False
         crew = self.crew
         quiet = self.quiet if quiet is None else quiet
@@ -157,7 +191,21 @@ class Trainer:
             fetch = [*fetch, PrintSteps(crew.index)]
         self._fitting = True
         try:
-            result = self._fit(model, data, epochs, test, save, resume, fetch, self._reporters_for(quiet))
+            asked = _Asked(
+                test,
+                valid,
+                validation or Validation(),
+                save,
+                resume,
+                start_from,
+                fresh_optimizer,
+                fetch,
+                self._reporters_for(quiet),
+            )
+            asked.check()
+            if validation is not None and valid is None:
+                raise ConfigError("fit(validation=…) says what to do with validation data: give valid=, too")
+            result = self._fit(model, data, epochs, asked)
             self.work_done = True
             return result
         except BaseException as error:
@@ -171,18 +219,19 @@ class Trainer:
         model: nn.Module,
         data: Reader,
         epochs: int,
-        test: Reader | None,
-        save: SavePolicy | None,
-        resume: str | None,
-        fetch: Sequence[FetchHandler],
-        reporters: Sequence[Reporter],
+        asked: _Asked,
     ) -> FitResult:
+        test, valid, resume, reporters = asked.test, asked.valid, asked.resume, asked.reporters
         if epochs < 0:
             raise ConfigError(f"epochs={epochs} must be 0 or above")
         self.config = replace(self.config, threads=threads_for(data, self._threads))
         keep_freed_memory()
         bound = self._bind(model)
+        if resume == AUTO:
+            resume = self._newest_of(asked.save)
         facts = self._facts_to_resume(model, data, resume) if resume else None
+        if facts is None and asked.start_from:
+            self._begin_with(model, data, asked.start_from, asked.fresh_optimizer)
         if facts is not None:
             state = self._take_state(facts)
         else:
@@ -194,8 +243,8 @@ class Trainer:
 
         self._trained_on.check(data)
         self._trained_on.learn("the model", data.inputs())
-        if test is not None:
-            self._trained_on.check(test)  # now, not after an epoch
+        for other in filter(None, (test, valid)):
+            self._trained_on.check(other)  # now, not after an epoch
         data.seek(state.position)
         run = Run(
             bound,
@@ -205,9 +254,9 @@ class Trainer:
             self.workplace,
             state=state,
             start_of=start_of,
-            save=save,
+            save=asked.save,
             reporters=reporters,
-            fetch=fetch,
+            fetch=asked.fetch,
         )
         self._run = run
         for reporter in reporters:
@@ -216,12 +265,19 @@ class Trainer:
         try:
             with _intra_op_threads_kept(), self.workplace.communicator() as communicator:
                 communicator.start(bound.parameters, state.step)
+                score = None if valid is None else partial(self.evaluate_everywhere, model, valid)
+                judge = Judge(run, asked.validation, score, self.store, communicator)
                 with run.taking_part(communicator):
+                    judge.begin()
                     for number in range(state.epoch, epochs):
+                        if judge.stopped:
+                            break
                         run.epoch(number, communicator)
+                        judge.epoch_end()
                         if test is not None:
                             run.status.resting("scoring")
                             scored = self.evaluate_everywhere(model, test)
+                            judge.tested(scored)
                             for reporter in reporters:
                                 reporter.evaluated(run.progress.step, scored)
             if test is not None and scored is None:  # every epoch was done before
@@ -231,26 +287,7 @@ class Trainer:
             self._trained_on.learn("the model", data.inputs())  # what Python hands in is known once it was read
             for reporter in reporters:
                 reporter.close()
-        return run.result(scored)
-
-    def train_from_dataset(
-        self,
-        model: nn.Module,
-        dataset: Reader,
-        *,
-        fetch_list: Sequence[Any] = (),
-        fetch_info: Sequence[str] | None = None,
-        print_period: int = 100,
-        fetch_handler: FetchHandler | None = None,
-        debug: bool = False,
-        thread: int = 0,
-        scope: None = None,
-        quiet: bool | None = None,
-    ) -> FitResult:
-        """One pass over the dataset, as users of Fleet know it; prints `fetch_list` every `print_period` batches."""
-        self._check_fluid("train_from_dataset", debug, thread, scope)
-        handlers = _handlers(fetch_list, fetch_info, print_period, fetch_handler)
-        return self.fit(model, dataset, epochs=1, fetch=handlers, quiet=quiet)
+        return run.result(scored, judge.values, judge.best, judge.stopped)
 
     # -- scoring -------------------------------------------------------------------------------------------------
 
@@ -275,43 +312,6 @@ class Trainer:
         values = MetricSet.together(self.crew.reduce(name, mine.to_dict()), self.config.metrics).values()
         self.work_done = not self._fitting  # within a fit it is the fit that must come to its end
         return values
-
-    def infer_from_dataset(
-        self,
-        model: nn.Module,
-        dataset: Reader,
-        *,
-        fetch_list: Sequence[Any] = (),
-        fetch_info: Sequence[str] | None = None,
-        print_period: int = 100,
-        fetch_handler: FetchHandler | None = None,
-        debug: bool = False,
-        thread: int = 0,
-        scope: None = None,
-    ) -> dict[str, float]:
-        """Score the shares of all trainers; prints `fetch_list` every `print_period` batches and at the end."""
-        self._check_fluid("infer_from_dataset", debug, thread, scope)
-        handlers = _handlers(fetch_list, fetch_info, print_period, fetch_handler)
-        values = self.evaluate_everywhere(model, dataset, fetch=handlers)
-        # The last batch, and what a layer made of it, has been printed; these are of all samples of all trainers.
-        names = names_of(fetch_list)
-        if whole := [index for index, name in enumerate(names) if name in values]:
-            infos = infos_for(names, fetch_info)
-            PrintFetched([names[i] for i in whole], [infos[i] for i in whole], 1).handler(
-                [values[names[i]] for i in whole]
-            )
-        return values
-
-    def _check_fluid(self, call: str, debug: bool, thread: int, scope: None) -> None:
-        """Settings of Fluid's call of this name."""
-        if debug:
-            raise ConfigError(f"{call}(debug=True): Trainer(profile=True) tells where the time of steps goes")
-        if scope is not None:
-            raise ConfigError(f"{call}(scope=…): there are no scopes; the trainer's store holds the parameters")
-        if thread not in (0, self.config.threads):
-            raise ConfigError(
-                f"{call}(thread={thread}): this trainer has {self.config.threads}; write Trainer(threads={thread})"
-            )
 
     def measure(self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()) -> MetricSet:
         """The sums behind `evaluate`, which can be merged with those of other processes."""
@@ -374,7 +374,7 @@ class Trainer:
         self, model: nn.Module, path: str, *, values_only: bool = ..., partial: Literal[False] = ...
     ) -> RunFacts: ...
     @overload
-    def load(self, model: nn.Module, path: str, *, partial: Literal[True]) -> PartialLoad: ...
+    def load(self, model: nn.Module, path: str, *, values_only: bool = ..., partial: Literal[True]) -> PartialLoad: ...
     def load(
         self, model: nn.Module, path: str, *, values_only: bool = False, partial: bool = False
     ) -> RunFacts | PartialLoad:
@@ -382,13 +382,9 @@ class Trainer:
 
         `partial`: into another network. Tables and parameters of the same name and shape are taken, the others begin
         afresh; a table goes on with another optimizer where that is what it has. The log says what became of each, and
-        so does the result. In a job of several trainers all call it, before the first of them trains.
+        so does the result. `values_only`: optimizers start afresh. In a job of several trainers all call it, before the
+        first of them trains.
         """
-        if partial and values_only:
-            raise ConfigError(
-                "load(partial=True, values_only=True): a partial load keeps optimizer state only where it fits; leave "
-                "values_only out"
-            )
         bound = self._bind(model)
         checkpoint = Checkpoint.open(latest(path))  # before anyone can save: all must mean the same one
         location = str(checkpoint.location)
@@ -400,7 +396,7 @@ class Trainer:
         if not partial:
             bound.load_buffers(facts.buffers)
             return facts
-        result = bound.partial_load(checkpoint)
+        result = bound.partial_load(checkpoint, values_only=values_only)
         if self.crew.index == 0:
             for line in str(result).splitlines():
                 logger.warning("%s", line)
@@ -437,6 +433,36 @@ class Trainer:
             raise CheckpointError(f"{path} was trained on rows of another schema: {details}")
         return facts
 
+    def _begin_with(self, model: nn.Module, data: Reader, path: str, fresh_optimizer: bool) -> None:
+        """A new run, with what fits of a checkpoint. Refuses one whose keys mean something else."""
+        location = str(chosen(path)[0])  # the best one, where there is one
+        saved = Checkpoint.open(location).manifest.schema
+        problems, hints = differing_keys(saved or {}, json.loads(json.dumps(data.schema.to_dict())))
+        if problems:
+            raise CheckpointError(
+                f"{location} has rows by other keys than these samples would have: {'; '.join(problems)}. Read the "
+                "samples with its schema, to which slots may be added"
+            )
+        for hint in hints if self.crew.index == 0 else ():
+            logger.warning("%s: %s", location, hint)
+        self.load(model, location, values_only=fresh_optimizer, partial=True)
+        self._step = self._epoch = 0
+
+    def _newest_of(self, save: SavePolicy | None) -> str | None:
+        """What resume="auto" goes on from, the same for all trainers of the job; None: there is nothing yet."""
+        if save is None:
+            raise ConfigError('resume="auto" goes on from the checkpoints of save=SavePolicy(folder): give one')
+        found = to_go_on_from(save.folder)
+        told = self.crew.reduce("resume auto", {"member": self.crew.index, "path": found and str(found)})
+        # Before the others have come nobody trains, and nobody can have saved: what the first one saw is what there is.
+        path = min(told, key=lambda part: int(part["member"]))["path"]
+        if any(part["path"] != path for part in told):
+            seen = "; ".join(f"worker {part['member']}: {part['path'] or 'none'}" for part in told)
+            raise ConfigError(
+                f"trainers see different checkpoints in {save.folder} ({seen}): the folder must be one that all share"
+            )
+        return None if path is None else str(path)
+
     def _take_state(self, facts: RunFacts) -> TrainingState:
         state = TrainingState.from_facts(facts, self.crew.index, self.crew.size)
         restore_random_state(state.random_state)
@@ -465,22 +491,6 @@ class Trainer:
 
     def _pull_existing(self, table: str, keys: U64) -> Pending[F32]:
         return self.store.pull(table, keys, create=False)
-
-
-def _epochs(epochs: int, epoch: int | None) -> int:
-    if epoch is None:
-        return epochs
-    if epochs not in (1, epoch):
-        raise ConfigError(f"epochs={epochs} and epoch={epoch} mean the same thing: give one of them")
-    note("fit(epoch=…): the setting is called epochs here, and means the same")
-    return epoch
-
-
-def _handlers(
-    fetch_list: Sequence[Any], fetch_info: Sequence[str] | None, print_period: int, fetch_handler: FetchHandler | None
-) -> list[FetchHandler]:
-    handlers = [fetch_handler] if fetch_handler else []
-    return [*handlers, PrintFetched(fetch_list, fetch_info, print_period)] if fetch_list else handlers
 
 
 @contextmanager

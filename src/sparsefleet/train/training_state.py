@@ -28,6 +28,8 @@ class TrainingState:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     random_state: str = ""
     """torch's generator, so that dropout goes on as if never interrupted."""
+    validation: Mapping[str, Any] = field(default_factory=dict)
+    """How the run stands by its validation data (`Standing`); empty where it has none. The same in all trainers."""
 
     @staticmethod
     def from_facts(facts: RunFacts, trainer: int = 0, trainers: int = 1) -> TrainingState:
@@ -48,6 +50,7 @@ class TrainingState:
                 finished=bool(mine.get("finished", False)),
                 metrics=dict(training["metrics"]) if trainer == 0 else {},
                 random_state=str(mine.get("random_state", training["random_state"])),
+                validation=dict(training.get("validation", {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"the checkpoint's record of the run is damaged: {error!r}") from error
@@ -71,6 +74,8 @@ def joint_facts(states: Mapping[int, TrainingState], mine: int, trainers: int, o
         "metrics": metrics.to_dict(),
         "random_state": states[mine].random_state,
     }
+    if states[mine].validation:
+        training["validation"] = dict(states[mine].validation)
     positions = {}
     if trainers > 1:
         lost = TrainingState(step=states[mine].step, epoch=epoch + 1, random_state=states[mine].random_state)

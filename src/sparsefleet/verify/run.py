@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from torch import nn
 
-from sparsefleet.checkpoint import AnyPath, Checkpoint, latest
+from sparsefleet.checkpoint import AnyPath, Checkpoint, chosen
 from sparsefleet.core.errors import BundleError, ConfigError
 from sparsefleet.core.inputs import pipe_advice
 from sparsefleet.core.schema import Schema
@@ -85,7 +85,7 @@ def verify(
     config: VerifyConfig | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Report:
-    """Compare a checkpoint, or a run's newest one, with a bundle and whoever serves it.
+    """Compare a checkpoint, or the one of a run's folder that `export` takes, with a bundle and whoever serves it.
 
     `url`: a running server. `redis`: where the bundle's rows were published. `model`: your own module where the
     checkpoint does not hold one of the project's. What cannot be read at all raises; what differs is in the report.
@@ -93,7 +93,7 @@ def verify(
     config = config or VerifyConfig()
     with ExitStack() as stack:
         progress("opening")
-        opened = Checkpoint.open(latest(checkpoint))
+        opened = Checkpoint.open(chosen(checkpoint)[0])
         served = Bundle.open(bundle, full=True)
         network, schema = model_of(opened, model), schema_of(opened, None)
         server = HttpPlace(url, config.timeout) if url else None

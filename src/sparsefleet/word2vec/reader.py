@@ -107,7 +107,10 @@ class WordReader(PassReader):
         check_same_files(position, self._sized_files())
 
     def _sized_files(self) -> list[list[Any]]:
-        return files_with_sizes(list(dict.fromkeys(parse_unit(name).file for name in self._files)))
+        return files_with_sizes(self._file_names())
+
+    def _file_names(self) -> list[str]:
+        return list(dict.fromkeys(parse_unit(name).file for name in self._files))
 
     def _read(
         self,

@@ -24,6 +24,7 @@ from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.remote.connection import Connection
 from sparsefleet.store.remote.crew import LETTER_BYTES, RemoteCrew
 from sparsefleet.store.remote.geo import RemoteGeo
+from sparsefleet.store.remote.link import on_all
 from sparsefleet.store.remote.packing import Block, DenseItem, floats_of, pack
 from sparsefleet.store.remote.rounds import RemoteRounds
 from sparsefleet.store.wire import Frame
@@ -169,6 +170,14 @@ class RemoteStore(ParameterStore):
     def load(self, path: str, *, values_only: bool = False, partial: bool = False) -> RunFacts:
         identity = self.connection.identity
         return checkpoints.load(self._links, identity, path, values_only=values_only, partial=partial)
+
+    def lower_rates(self, factor: float) -> None:
+        on_all(
+            self._links,
+            lambda link: link.action(
+                "lower_rates", {**self.connection.identity, "factor": factor}, self.config.timeout
+            ),
+        )
 
     def stats(self) -> dict[str, Any]:
         """Sums over the servers, and under `servers` what each of them says."""

@@ -25,6 +25,9 @@ class Reporter:
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """The test data has been scored."""
 
+    def validated(self, step: int, values: Mapping[str, float], best: bool) -> None:
+        """The validation data has been scored; `best`: no epoch before was as good."""
+
     def saved(self, path: str, step: int) -> None:
         """A checkpoint is complete."""
 

@@ -109,6 +109,9 @@ class BarReporter(Reporter):
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         self._console.print(f"[bold]test[/]  {describe_metrics(values)}")
 
+    def validated(self, step: int, values: Mapping[str, float], best: bool) -> None:
+        self._console.print(f"[bold]valid[/]  {describe_metrics(values)}{'  [bold]best so far[/]' if best else ''}")
+
     def saved(self, path: str, step: int) -> None:
         self._console.print(f"[bold]saved[/]  {escape(path)}", soft_wrap=True)
 
@@ -139,6 +142,9 @@ class LogReporter(Reporter):
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         self._say(f"test  {describe_metrics(values)}")
+
+    def validated(self, step: int, values: Mapping[str, float], best: bool) -> None:
+        self._say(f"valid  {describe_metrics(values)}{'  best so far' if best else ''}")
 
     def saved(self, path: str, step: int) -> None:
         self._say(f"saved {path}")

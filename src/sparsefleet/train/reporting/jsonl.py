@@ -43,6 +43,9 @@ class JsonLinesReporter(Reporter):
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         self._write("test", {"step": step, **values})
 
+    def validated(self, step: int, values: Mapping[str, float], best: bool) -> None:
+        self._write("valid", {"step": step, **values, "best": best})
+
     def saved(self, path: str, step: int) -> None:
         self._write("save", {"step": step, "path": path})
 

@@ -37,6 +37,9 @@ class TensorBoardReporter(Reporter):
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         self._add("test", step, values)
 
+    def validated(self, step: int, values: Mapping[str, float], best: bool) -> None:
+        self._add("valid", step, values)
+
     def close(self) -> None:
         self._writer.close()
 

@@ -1,0 +1,147 @@
+"""fit(start_from=…): a new run that begins with what fits of an old one."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from fit_jobs import BATCH, TABLE, assert_same_bits, every, network, rows_of, table_rows, trainer
+from small_jobs import batches, cluster, readers
+
+from sparsefleet.checkpoint import Checkpoint, latest
+from sparsefleet.core.errors import CheckpointError, ConfigError
+from sparsefleet.core.schema import CRITEO
+from sparsefleet.data.open import open_reader
+from sparsefleet.fleet import DistributedStrategy
+from sparsefleet.models import CTRDNN
+from sparsefleet.optim import SGD, Adam
+from sparsefleet.optim.schedule import OnPlateau
+from sparsefleet.train import SavePolicy, Validation
+from sparsefleet.train.given_data import differing_keys
+
+
+@pytest.fixture(scope="module")
+def old(clicks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("old")
+    trainer().fit(network(), rows_of(clicks), 2, save=SavePolicy(str(folder)))
+    return folder
+
+
+def test_new_data_all_epochs_and_what_was_learnt(clicks, old, tmp_path):
+    job = trainer()
+    result = job.fit(
+        network(7), rows_of(clicks, part="test"), 2, start_from=str(old), save=SavePolicy(str(tmp_path / "new"))
+    )
+    assert (result.rows, result.steps) == (3000, 30)
+    by_hand, model = trainer(), network(8)
+    by_hand.load(model, str(old))
+    by_hand.fit(model, rows_of(clicks, part="test"), 2)
+    assert_same_bits(job, by_hand)
+    assert latest(tmp_path / "new").name == "step-00000030"
+    before = {key for rows in Checkpoint.open(latest(old)).sparse_rows(TABLE) for key in rows.keys.tolist()}
+    assert before < table_rows(job.store).keys(), "rows of new values, besides those of before"
+
+
+def test_with_a_fresh_optimizer(clicks, old):
+    job = trainer()
+    job.fit(network(7), rows_of(clicks, part="test"), start_from=str(old), fresh_optimizer=True)
+    by_hand, model = trainer(), network(8)
+    by_hand.load(model, str(old), values_only=True)
+    by_hand.fit(model, rows_of(clicks, part="test"))
+    assert_same_bits(job, by_hand)
+
+
+def test_with_another_optimizer_a_slot_less_and_another_layer(clicks, old, caplog):
+    caplog.set_level(logging.WARNING)
+    model = CTRDNN(CRITEO.slot_names[:-1], 13, network(hidden=(16, 8)).config)
+    trainer(rule=SGD(0.001)).fit(model, rows_of(clicks, part="test"), start_from=str(old))
+    said = caplog.text
+    assert f"taken: table '{TABLE}' (" in said
+    assert "parameter tower.layers.0.weight ([16, 117]; the model's is [16, 113])" in said
+    assert "starts afresh: the optimizer of table" in said
+
+
+def test_started_again_it_goes_on_instead(clicks, old, tmp_path):
+    """The same call once more, after the run was stopped: not from the old run once again."""
+
+    def run(epochs):
+        job = trainer()
+        done = job.fit(
+            network(), rows_of(clicks), epochs, start_from=str(old), resume="auto", save=every(tmp_path / "new")
+        )
+        return job, done
+
+    whole, _ = run(1)
+    again, result = run(2)
+    assert result.steps == 120
+    assert result.rows == 6000
+    third, nothing = run(2)
+    assert nothing.rows == 0
+    assert_same_bits(again, third)
+    assert whole is not again
+
+
+def test_what_another_run_has_lowered_is_its_own(clicks, tmp_path):
+    rule = Adam(0.01, schedule=OnPlateau())
+    job = trainer(rule=rule)
+    lower = Validation("auc", plateau_factor=0.5, min_delta=1.0)  # nothing is ever better by as much
+    job.fit(network(), rows_of(clicks), 3, valid=rows_of(clicks, part="test"), validation=lower, save=every(tmp_path))
+    (table,) = job.store.sparse_tables().values()
+    assert table.spec.rule.schedule.lowered_to == 0.25
+    new = trainer(rule=rule)
+    new.fit(network(), rows_of(clicks, part="test"), start_from=str(latest(tmp_path)))
+    (table,) = new.store.sparse_tables().values()
+    assert table.spec.rule.schedule.drops == ()
+    assert new.store.dense_tables()["dense"].rule.schedule.drops == ()
+
+
+def test_what_does_not_go_together(clicks, old, tmp_path):
+    def fit(**settings):
+        trainer().fit(network(), rows_of(clicks), **settings)
+
+    with pytest.raises(ConfigError, match="give one of them"):
+        fit(resume=str(old), start_from=str(old))
+    with pytest.raises(ConfigError, match="fresh_optimizer=True is for start_from"):
+        fit(fresh_optimizer=True)
+    with pytest.raises(ConfigError, match="save to another folder"):
+        fit(start_from=str(old), save=SavePolicy(f"{old}/."))
+    with pytest.raises(ConfigError, match="save to another folder"):
+        fit(start_from=str(latest(old)), save=SavePolicy(str(old)))
+    other = open_reader(clicks / "train", CRITEO.folded(0), batch_size=BATCH)
+    with pytest.raises(CheckpointError, match=r"other keys.*sparse_feature_dim is 1000001 there, 0 here"):
+        trainer().fit(network(), other, start_from=str(old))
+
+
+def test_schemas_that_differ():
+    then = {
+        "hash_seed": 1,
+        "slots": [{"name": "a", "hash_prefix": "1"}, {"name": "b"}],
+        "dense": [{"name": "n", "diff": 1}],
+    }
+    assert differing_keys(then, {**then, "slots": [*then["slots"], {"name": "c"}]}) == ([], [])
+    now = {"hash_seed": 2, "slots": [{"name": "a", "hash_prefix": "2"}], "dense": [{"name": "n", "diff": 2}]}
+    problems, hints = differing_keys(then, now)
+    assert problems == ["hash_seed is 1 there, 2 here", "slot a"]
+    assert hints == ["dense features are normalised otherwise here: n"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "geo"])
+def test_on_servers(tmp_path, mode):
+    given, strategy = batches(4), DistributedStrategy(mode=mode)
+    with cluster(2) as made:
+        made.train(readers([given[:2], given[2:]]), SGD(0.1), strategy, save=SavePolicy(str(tmp_path / "old")))
+        before = made.parameters()
+    with cluster(2) as made:
+        done = made.train(
+            readers([given[:2], given[2:]]),
+            SGD(0.0),
+            strategy,
+            start_from=str(tmp_path / "old"),
+            save=SavePolicy(str(tmp_path / "new")),
+            resume="auto",
+        )
+        after = made.parameters()
+    assert [outcome.result.steps for outcome in done] == [2, 2]
+    np.testing.assert_array_equal(after.values, before.values)
+    np.testing.assert_array_equal(after.dense, before.dense)
