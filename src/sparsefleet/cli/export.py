@@ -77,10 +77,11 @@ def export(
         raise SparseFleetError(f"exporting needs more packages ({error}): pip install 'sparsefleet[serve]'") from error
     if require and test_data is None:
         raise ConfigError("--require compares metrics of --test-data: give that, too")
-    lineage = _lineage(checkpoint, test_data, format, pipe_command, same_inputs)
+    checkpoint = str(checkpoint_of(checkpoint, which))
+    lineage = _lineage(checkpoint, own_model, test_data, format, pipe_command, same_inputs)
     require_metrics(lineage.metrics, require or (), checkpoint)
     done = export_checkpoint(
-        str(checkpoint_of(checkpoint, which)),
+        checkpoint,
         out,
         rows=rows,
         min_seen=min_seen,
@@ -110,15 +111,17 @@ def export(
         print(json.dumps({**facts, "tables": tables, "difference": done.difference}))
 
 
-def _lineage(checkpoint: str, data: str | None, format: str, pipe_command: str | None, same_inputs: bool) -> Lineage:
+def _lineage(
+    checkpoint: str, model: str | None, data: str | None, format: str, pipe_command: str | None, same_inputs: bool
+) -> Lineage:
     if data is None:
         return Lineage(commit=_commit())
-    from sparsefleet.checkpoint import Checkpoint, latest
     from sparsefleet.data.files import list_files
     from sparsefleet.scoring import Scoring
 
     scoring = Scoring(
-        checkpoint=str(Checkpoint.open(latest(checkpoint)).location),
+        checkpoint=checkpoint,
+        model=model,
         format=format,
         pipe_command=pipe_command,
         batch_size=1000,

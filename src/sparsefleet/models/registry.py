@@ -91,6 +91,11 @@ def _class_of(description: Mapping[str, Any], own: type[nn.Module] | None) -> ty
             )
         return MODELS[name]
     saved = str(description.get("class"))
+    if saved.startswith("sparsefleet.word2vec."):
+        raise CheckpointError(
+            "this checkpoint holds word vectors, which score no samples: look at them with `sparsefleet word2vec "
+            "neighbours`, `eval` or `export`, or in Python with sparsefleet.WordVectors.load(path)"
+        )
     if own is None:
         raise CheckpointError(
             f"this checkpoint holds a model of your own ({saved}), and no code: load it from a script, into a model "

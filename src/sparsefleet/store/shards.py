@@ -193,9 +193,9 @@ def _fill_table(checkpoint: Checkpoint, table: SparseTable, share: Share | None,
             now = np.full(len(rows), info.step, np.uint32)
             rows = TableRows(rows.keys, rows.values, rows.state, rows.seen, now)
         table.insert(rows)
-    table.step = 0 if values_only else info.step
-    if not values_only:
+    if not values_only:  # before the step: an exact table asks the rule what rates the steps so far had
         table.spec = replace(table.spec, rule=with_saved_drops(table.spec.rule, info.rule))
+    table.step = 0 if values_only else info.step
 
 
 def _rows_of(checkpoint: Checkpoint, table: str, share: Share | None, read_state: bool) -> Iterator[TableRows]:
