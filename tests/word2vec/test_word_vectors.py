@@ -183,3 +183,8 @@ def test_readers_of_other_data_are_refused(text):
         batch = next(epoch.streams[0])
     with pytest.raises(ConfigError, match="batches of a WordReader"):
         words.model.own_pass(None).forward(type(batch).from_slots({"a": ([1], [0, 1])}))
+
+
+def test_scoring_with_word_vectors_says_what_they_are_for(saved):
+    with pytest.raises(CheckpointError, match="holds word vectors, which score no samples: look at them with"):
+        build(Checkpoint.open(latest(saved)).manifest.model)

@@ -91,7 +91,7 @@ def _class_of(description: Mapping[str, Any], own: type[nn.Module] | None) -> ty
             )
         return MODELS[name]
     saved = str(description.get("class"))
-    if saved.startswith("sparsefleet.word2vec."):
+    if own is None and saved.startswith("sparsefleet.word2vec."):
         raise CheckpointError(
             "this checkpoint holds word vectors, which score no samples: look at them with `sparsefleet word2vec "
             "neighbours`, `eval` or `export`, or in Python with sparsefleet.WordVectors.load(path)"
