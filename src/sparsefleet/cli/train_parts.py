@@ -38,7 +38,7 @@ def network(
 ) -> nn.Module:
     if preset not in PRESETS:
         raise ConfigError(f"--preset {preset}: choose {' or '.join(PRESETS)}")
-    if preset != "default" and choosing.choose(model) is not CTRDNN:
+    if preset == "paddle" and choosing.choose(model) is not CTRDNN:
         raise ConfigError(f"--preset {preset} is of {choosing.DEFAULT}; leave it out with --model {model}")
     sets = choosing.parse_sets(settings)
     if preset == "paddle" and init_range is None and "init_range" not in sets:
