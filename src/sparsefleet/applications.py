@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 from sparsefleet import fleet
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.core.schema import CRITEO
+from sparsefleet.core.schema import CRITEO, Schema
 from sparsefleet.data.base import Reader
 from sparsefleet.data.beside import schema_beside
 from sparsefleet.data.files import list_files
 from sparsefleet.data.open import open_reader
 from sparsefleet.models import CTRDNN, CTRDNNConfig
+from sparsefleet.models.choosing import choose
 from sparsefleet.optim import SGD
 from sparsefleet.word2vec import SkipGram, Vocabulary, Word2VecConfig, WordReader, count_words, share_text, text_files
 from sparsefleet.word2vec.model import step_rule
@@ -49,6 +50,29 @@ class MultiSlotCTR(CTRDNN):
             )
         share = fleet.split_files(files) if fleet.is_initialized() else files
         return open_reader(share, schema, kind=reader, batch_size=batch_size, threads=threads)
+
+
+class ClickModel:
+    """Any model of the shelf, or one of your own, together with the reader of its data.
+
+    job = ClickModel("deepfm", "./data/train", embedding_size=16)
+    Trainer(optimizer, threads=2).fit(job.model, job.load("./data/train"), 3)
+    """
+
+    def __init__(
+        self, name: str, data: str | os.PathLike[str], *, schema: Schema | None = None, **settings: Any
+    ) -> None:
+        """name: as of `train --model`. schema: by default the one beside the data. settings: those of the model."""
+        self.schema = schema or schema_beside(data)
+        self.model = choose(name).from_schema(self.schema, **settings)
+
+    def load(
+        self, path: str | os.PathLike[str], *, batch_size: int = 1000, reader: str = "queue", threads: int = 1
+    ) -> Reader:
+        """The samples of a folder, a file or a pattern; in a job of several trainers, this trainer's share of them."""
+        files = list_files(path)
+        share = fleet.split_files(files) if fleet.is_initialized() else files
+        return open_reader(share, self.schema, kind=reader, batch_size=batch_size, threads=threads)
 
 
 class Word2Vec:

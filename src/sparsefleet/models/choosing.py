@@ -129,7 +129,9 @@ def _from_file(name: str, file: Path) -> ModuleType:
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
     # Under the file's own name, as its neighbours would import it; unless that is another module's.
-    called = path.stem if known is None and importlib.util.find_spec(path.stem) is None else f"own_{path.stem}"
+    there = None if known is not None else importlib.util.find_spec(path.stem)
+    free = known is None and (there is None or there.origin == str(path))
+    called = path.stem if free else f"own_{path.stem}"
     if called in sys.modules and getattr(sys.modules[called], "__file__", None) == str(path):
         return sys.modules[called]
     spec = importlib.util.spec_from_file_location(called, path)

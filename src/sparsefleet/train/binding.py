@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -166,6 +166,26 @@ class BoundModel(SharedModel):
                 )
             tensor.copy_(torch.from_numpy(saved[name].copy()))
 
+    def statistics(self) -> dict[str, list[float]]:
+        """What batch norms have seen of the samples, as plain data: each trainer of a job has seen others."""
+        return {name: tensor.tolist() for name, tensor in _statistics(self.model).items()}
+
+    def agree_on(self, statistics: Sequence[Mapping[str, list[float]]]) -> None:
+        """Take the mean of all trainers' statistics: then all of them score, and save, the same model."""
+        for name, tensor in _statistics(self.model).items():
+            tensor.copy_(torch.tensor([part[name] for part in statistics], dtype=torch.float64).mean(0))
+
     def _untrained(self) -> dict[str, torch.Tensor]:
         trained = {piece.name for piece in self.block.pieces}
         return {name: tensor for name, tensor in self.model.state_dict().items() if name not in trained}
+
+
+def _statistics(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Running means and variances of all batch norms, by name."""
+    return {
+        f"{name}.{buffer}": tensor
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for buffer, tensor in module.named_buffers(recurse=False)
+        if tensor.is_floating_point()
+    }

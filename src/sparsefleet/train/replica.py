@@ -62,7 +62,8 @@ class Replica:
 
 
 def _not_finite(loss: float, batch: Batch) -> SparseFleetError:
-    unlabelled = int(np.isnan(batch.labels).sum())
+    # Of several labels, one that is not defined is none of the loss.
+    unlabelled = int(np.isnan(batch.labels).sum()) if batch.labels.ndim == 1 else 0
     if unlabelled:
         return DataError(
             f"{unlabelled} of the {len(batch)} rows of a batch have no label, and training needs one for each: "

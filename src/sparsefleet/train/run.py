@@ -257,7 +257,9 @@ class Run:
 
     def meet(self, number: int, communicator: Communicator) -> None:
         """All trainers have come to the end of an epoch."""
-        parts = self.crew.reduce(f"epoch {number}", {"metrics": self.progress.metrics.to_dict()})
+        mine = {"metrics": self.progress.metrics.to_dict(), "statistics": self.bound.statistics()}
+        parts = self.crew.reduce(f"epoch {number}", mine)
+        self.bound.agree_on([part["statistics"] for part in parts])
         self.everyone = MetricSet.together((part["metrics"] for part in parts), self.config.training_metrics)
         for trainer in self.crew.lost():
             if trainer not in self.lost:

@@ -1,0 +1,215 @@
+"""The models of the shelf: samples a second in training, beside the model's dense part alone in plain torch.
+
+    python benchmarks/models.py                       all of them, some minutes
+    python benchmarks/models.py deepfm din --quick    some of them, shorter
+    python benchmarks/models.py --fuxictr PYTHON      beside FuxiCTR, by the Python of an environment that has it
+
+Ours: two training threads (Hogwild), batch 1000, Adam, samples in memory, 26 slots of one value (of DIN the last one a
+history of up to 20) and 13 numbers, keys drawn from a million with Zipf's law; pulling and pushing rows is within. The
+partner: the same network from pooled vectors on, plain torch layers, gradients to the vectors too, fused Adam; two
+replicas, each in a process of its own, with nothing to look up. Machines are noisy: both run in turn, several times,
+and the median of the ratios counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional
+
+from sparsefleet.core.batch import Batch
+from sparsefleet.core.schema import DenseFeature, Schema, Slot
+from sparsefleet.data.base import BatchStream, Epoch, Reader
+from sparsefleet.models import CTRDNN, SHELF, ModelInputs
+from sparsefleet.nn.embedding import embeddings
+from sparsefleet.nn.tower import layer_by_layer
+from sparsefleet.optim import Adam
+from sparsefleet.train import Trainer
+
+SLOTS = tuple(f"C{index}" for index in range(1, 27))
+DENSE, BATCH, KEYS, HISTORY, THREADS = 13, 1000, 1_000_000, 20, 2
+MANY = ("shared_bottom", "mmoe", "esmm")
+WANTED = 0.8
+PEER = Path(__file__).parent / "peers" / "fuxictr_models.py"
+
+
+def make(name: str) -> Any:
+    kind = SHELF[name]
+    if kind is CTRDNN:
+        return CTRDNN(SLOTS, DENSE)
+    settings: Mapping[str, Any] = (
+        {"history": (SLOTS[-1],), "target": (SLOTS[0],), "max_history": HISTORY} if name == "din" else {}
+    )
+    inputs = ModelInputs(SLOTS, DENSE, ("click", "buy") if name in MANY else ("label",))
+    made: Any = kind
+    return made(inputs, made.Settings(**settings))
+
+
+def samples(name: str, count: int, seed: int) -> list[Batch]:
+    random = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        lengths = np.ones((BATCH, len(SLOTS)), np.int64)
+        if name == "din":
+            lengths[:, -1] = random.integers(0, HISTORY + 1, BATCH)
+        offsets = np.concatenate([[0], np.cumsum(lengths.ravel())])
+        keys = (random.zipf(1.2, offsets[-1]) % KEYS).astype(np.uint64)
+        labels = (random.random((BATCH, 2)) < 0.3).astype(np.float32)
+        labels[labels[:, 0] == 0, 1] = np.nan
+        dense = random.random((BATCH, DENSE)).astype(np.float32)
+        made.append(Batch(labels if name in MANY else labels[:, 0].copy(), dense, keys, offsets, SLOTS))
+    return made
+
+
+class _Stream(BatchStream):
+    def __init__(self, batches: list[Batch], seconds: float) -> None:
+        self._batches, self._end, self._turn = batches, time.perf_counter() + seconds, 0
+
+    def __next__(self) -> Batch:
+        if time.perf_counter() >= self._end:
+            raise StopIteration
+        self._turn += 1
+        return self._batches[self._turn % len(self._batches)]
+
+
+class InMemory(Reader):
+    """The same batches again and again, for so many seconds."""
+
+    schema = Schema(tuple(DenseFeature(f"I{index}") for index in range(DENSE)), tuple(map(Slot, SLOTS)))
+    batch_size = BATCH
+
+    def __init__(self, batches: list[Batch], seconds: float) -> None:
+        self._batches, self.seconds = batches, seconds
+
+    def epoch(self, threads: int = 1) -> Epoch:
+        return Epoch([_Stream(self._batches[index::threads], self.seconds) for index in range(threads)])
+
+    def consumed(self, batch: Batch) -> None:
+        """Not kept."""
+
+    def position(self) -> dict[str, Any]:
+        return {}
+
+    def seek(self, position: Mapping[str, Any]) -> None:
+        assert not position
+
+
+def ours(name: str, seconds: float) -> float:
+    torch.manual_seed(0)
+    model, trainer = make(name), Trainer(Adam(1e-3), threads=THREADS, reporters=())
+    reader = InMemory(samples(name, 16, 0), 0.5)
+    trainer.fit(model, reader)  # rows are made, buffers too
+    reader.seconds = seconds
+    return trainer.fit(model, reader).samples_per_s
+
+
+class _Fed:
+    """What a model gets for its batch where its vectors are given."""
+
+    def __init__(self, dense: torch.Tensor) -> None:
+        self.dense, self.slots = dense, SLOTS
+
+    def __len__(self) -> int:
+        return BATCH
+
+
+def dense_replica(name: str, seconds: float, ready: Barrier, out: Queue[float]) -> None:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    model = make(name)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)  # type: ignore[attr-defined]
+    modules = embeddings(model)
+    leaves = [0.1 * torch.randn(BATCH, module.width) for module in modules]
+    for module, leaf in zip(modules, leaves, strict=True):
+        if module.pooling == "sequence":  # as many values as ours have
+            lengths = torch.randint(0, HISTORY + 1, (BATCH, 1))
+            cut = module.width // (module.dim + 1)
+            leaf[:, -cut:] = (torch.arange(cut) < lengths).float()
+    dense, labels = torch.rand(BATCH, DENSE), (torch.rand(BATCH, 2) < 0.3).float()
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        for module, leaf in zip(modules, leaves, strict=True):
+            given = module.from_input(leaf.detach().requires_grad_())
+            module.forward = lambda batch, given=given: given  # type: ignore[method-assign, misc]
+        with layer_by_layer():
+            output = model(_Fed(dense))
+        if name == "ctr_dnn":
+            loss = functional.cross_entropy(output, labels[:, 0].long(), reduction="sum")
+        else:
+            wanted = labels if name in MANY else labels[:, 0].view(output.shape)
+            loss = functional.binary_cross_entropy_with_logits(output, wanted, reduction="sum")
+        loss.backward()
+        optimizer.step()
+
+    step()
+    ready.wait(timeout=240)
+    begin, rows = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        step()
+        rows += BATCH
+    out.put(rows / (time.perf_counter() - begin))
+
+
+def plain(name: str, seconds: float) -> float:
+    context = multiprocessing.get_context("spawn")
+    out, ready = context.Queue(), context.Barrier(THREADS)
+    children = [context.Process(target=dense_replica, args=(name, seconds, ready, out)) for _ in range(THREADS)]
+    for child in children:
+        child.start()
+    rates = [out.get(timeout=300) for _ in children]
+    for child in children:
+        child.join()
+    return float(sum(rates))
+
+
+def fuxictr(python: str, name: str, seconds: float) -> float | None:
+    """FuxiCTR's own loop on the same network and batch; None where it has no such model."""
+    command = [python, str(PEER), name, str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        Console(stderr=True).print(f"FuxiCTR, {name}: {done.stderr.strip().splitlines()[-1:]}", markup=False)
+        return None
+    return float(json.loads(done.stdout.splitlines()[-1])["samples_per_s"])
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    arguments.add_argument("models", nargs="*", metavar="MODEL", help=f"any of {', '.join(SHELF)}; default: all")
+    arguments.add_argument("--quick", action="store_true", help="one short turn each, noisier figures")
+    arguments.add_argument("--fuxictr", metavar="PYTHON", help="the Python of an environment with fuxictr")
+    given = arguments.parse_args()
+    if unknown := [name for name in given.models if name not in SHELF]:
+        arguments.error(f"no model {', '.join(unknown)}; choose from {', '.join(SHELF)}")
+    turns, seconds = (1, 3.0) if given.quick else (3, 6.0)
+    table = Table("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted", "FuxiCTR", "times")
+    for name in given.models or SHELF:
+        Console(stderr=True).print(f"measuring: {name}")
+        pairs = [(ours(name, seconds), plain(name, seconds)) for _ in range(turns)]
+        ratio = statistics.median(mine / other for mine, other in pairs)
+        mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
+        peer = fuxictr(given.fuxictr, name, seconds) if given.fuxictr else None
+        beside = (f"{peer:,.0f}", f"{mine / peer:.1f}") if peer else ("", "")
+        met = "[green]yes[/]" if ratio >= WANTED else "[red]no[/]"
+        table.add_row(name, f"{mine:,.0f}", f"{other:,.0f}", f"{ratio:.2f}", met, *beside)
+    Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()
