@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import typer
+from rich.markup import escape
 
-from sparsefleet.cli.console import errors_to_exit
+from sparsefleet.cli.console import errors_to_exit, say
 from sparsefleet.core.errors import ConfigError
 
 
@@ -38,9 +39,14 @@ PRESETS: Mapping[str, Preset] = {
             "exact": True,
             "clip_norm": 10.0,
             "threads": 1,  # each batch of 10,000 is one update
+            "model_name": "dnn",
+            "settings": ["dropout=0.2"],
+            "plateau_factor": 0.1,  # with validation data: at each epoch that is not better
+            "plateau_patience": 1,
+            "patience": 2,
         },
-        "dropout .2 in the network; the learning rate times .1 where the validation AUC does not rise, and an end at "
-        "the second time; data split 8:1:1, rare values (below 10) taken as one, numbers as categories floor(ln(x)^2)",
+        "validation data and many epochs; data split 8:1:1, rare values (below 10) taken as one, numbers as categories "
+        "floor(ln(x)^2)",
     ),
 }
 
@@ -55,5 +61,11 @@ def use_preset(context: typer.Context, name: str) -> str:
     """The preset's options become this command's defaults; called before the other options are read."""
     if name not in PRESETS:
         raise ConfigError(f"--preset {name}: choose {', '.join(PRESETS)}")
-    context.default_map = {**(context.default_map or {}), **PRESETS[name].options}
+    preset, known = PRESETS[name], {parameter.name for parameter in context.command.params}
+    if lacking := [f"{option} {value}" for option, value in preset.options.items() if option not in known]:
+        say(f"[yellow]preset {name} without[/] {escape(', '.join(lacking))}: this version has no such options")
+    if preset.besides:
+        say(f"preset {name}: to it belong also {escape(preset.besides)}")
+    # What the command already goes by, as from a file of settings, comes before a preset.
+    context.default_map = {**preset.options, **(context.default_map or {})}
     return name

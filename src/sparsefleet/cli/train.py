@@ -175,9 +175,12 @@ def train(
         batch_size, "" if alone else mode, threads, workers or role.worker_num, max_merge
     )
     rule = train_parts.rule(optimizer, learning_rate, preset, joint, lr_decay, lr_decay_steps, warmup_steps)
-    rule, row_rule = train_parts.regularised(rule, l2, exact, joint)
+    summed = train_parts.summed_samples(
+        optimizer, batch_size, mode, threads, workers or role.worker_num, 1 if alone else max_merge
+    )
+    rule, row_rule = train_parts.regularised(rule, l2, exact, summed)
     if clip_norm:
-        strategy.clip_norm = clip_norm * joint  # our gradients are of the sum of the losses
+        strategy.clip_norm = clip_norm * summed
     fleet.init(role)
     job = fleet.distributed_optimizer(rule, strategy)
     rows = schema_for(data, schema, sparse_feature_dim)
