@@ -90,8 +90,8 @@ void IdleSteps::append(const Run& next) {
 void IdleSteps::note(std::uint64_t first, std::uint64_t last, double lr) {
     if (first != noted_.load(std::memory_order_relaxed) + 1 || last < first)
         throw std::invalid_argument("steps are noted in order, without gaps");
-    if (last > std::numeric_limits<std::uint32_t>::max())
-        throw std::length_error("an exact table counts at most 4294967295 steps");
+    if (last > static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max()))
+        throw std::length_error("an exact table counts at most 2147483647 steps");
     if (kind_ != RuleKind::kAdam) {
         append({first, constant(lr), 0.0f});
     } else {

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from sparsefleet.checkpoint import diff
+from sparsefleet.checkpoint import Checkpoint, diff, latest
 from sparsefleet.cli.app import COMMANDS
 from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.nn import precision
@@ -316,6 +316,22 @@ HELP = {
     ("checkpoint", "diff"): "--json",
     (): "train infer data checkpoint --version",
 }
+
+
+def test_a_preset_is_a_set_of_defaults(cli, clicks, tmp_path):
+    """What stands on the command line comes before it; what a checkpoint says of its rules shows the rest."""
+    small = ("--hidden", "16,16", "--embedding-size", 4, "--batch-size", 100)
+    result = cli("train", "--data", clicks / "test", "--preset", "bars-criteo-x4", *small, "--save", tmp_path / "M")
+    assert result.exit_code == 0, result.output
+    manifest = Checkpoint.open(latest(str(tmp_path / "M"))).manifest
+    (table,), (block,) = manifest.tables, manifest.blocks
+    assert table.dim == 4
+    assert table.rule["exact"] is True
+    assert table.rule["weight_decay"] == pytest.approx(1e-5 * 100)  # of the sum of 100 losses
+    assert table.rule["epsilon"] == block.rule["epsilon"] == pytest.approx(1e-8 * 100)
+    assert table.rule["learning_rate"] == block.rule["learning_rate"] == 1e-3
+    assert block.rule["weight_decay"] == 0
+    assert "bars-criteo-x4: DNN on Criteo_x4" in re.sub(r"[│\s]+", " ", cli("train", "--help").stdout)
 
 
 @pytest.mark.parametrize("command", HELP, ids=" ".join)

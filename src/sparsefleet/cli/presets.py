@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import typer
+from rich.markup import escape
 
-from sparsefleet.cli.console import errors_to_exit
+from sparsefleet.cli.console import errors_to_exit, say
 from sparsefleet.core.errors import ConfigError
 
 
@@ -40,7 +41,7 @@ PRESETS: Mapping[str, Preset] = {
             "exact": True,
             "clip_norm": 10.0,
             "threads": 1,  # each batch of 10,000 is one update
-            "plateau_factor": 0.1,
+            "plateau_factor": 0.1,  # with validation data: at each epoch that is not better
             "plateau_patience": 1,
             "patience": 2,
         },
@@ -60,6 +61,9 @@ def use_preset(context: typer.Context, name: str) -> str:
     """The preset's options become this command's defaults; called before the other options are read."""
     if name not in PRESETS:
         raise ConfigError(f"--preset {name}: choose {', '.join(PRESETS)}")
-    # What is there already is of --config, which comes before a preset.
-    context.default_map = {**PRESETS[name].options, **(context.default_map or {})}
+    preset = PRESETS[name]
+    if preset.besides:
+        say(f"preset {name}: to it belong also {escape(preset.besides)}")
+    # What the command already goes by, as from a file of settings, comes before a preset.
+    context.default_map = {**preset.options, **(context.default_map or {})}
     return name

@@ -242,16 +242,19 @@ def train(
         batch_size, "" if alone else mode, threads, workers or role.worker_num, max_merge
     )
     rule = train_parts.rule(optimizer, learning_rate, preset, joint, lr_decay, lr_decay_steps, warmup_steps)
-    rule, row_rule = train_parts.regularised(rule, l2, exact, joint)
+    if plateau_factor is not None:  # before the tables' own rule is made of it: their rate falls too
+        rule = train_parts.lowered_on_plateaus(rule)
+    summed = train_parts.summed_samples(
+        optimizer, batch_size, mode, threads, workers or role.worker_num, 1 if alone else max_merge
+    )
+    rule, row_rule = train_parts.regularised(rule, l2, exact, summed)
     if clip_norm:
-        strategy.clip_norm = clip_norm * joint  # our gradients are of the sum of the losses
+        strategy.clip_norm = clip_norm * summed
     validation = None
     if valid_data:
         validation = Validation(
             watch, patience, min_delta, plateau_factor=plateau_factor, plateau_patience=plateau_patience
         )
-    if plateau_factor is not None:
-        rule = train_parts.lowered_on_plateaus(rule)
     fleet.init(role)
     job = fleet.distributed_optimizer(rule, strategy)
     rows = schema_for(data, schema, sparse_feature_dim)

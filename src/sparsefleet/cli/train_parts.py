@@ -72,8 +72,20 @@ def rule(
     return optim.by_name(name, default if rate is None else rate, schedule=schedule)
 
 
-def regularised(rule: UpdateRule, l2: float, exact: bool, rows: int) -> tuple[UpdateRule, UpdateRule | None]:
-    """The rule of the dense parameters, and the tables' own where it is another; rows: of an update.
+def summed_samples(name: str, batch: int, mode: str, threads: int, workers: int, max_merge: int) -> int:
+    """How many samples' gradients a rule gets the sum of.
+
+    Merged steps are summed in sync, and for SGD always; for other rules they are averaged (`communicator/merging.py`).
+    """
+    if mode == "sync":
+        return batch * threads * workers
+    if name != "sgd":
+        return batch
+    return batch * {"half_async": threads, "async": max_merge}.get(mode, 1)
+
+
+def regularised(rule: UpdateRule, l2: float, exact: bool, samples: int) -> tuple[UpdateRule, UpdateRule | None]:
+    """The rule of the dense parameters, and the tables' own where it is another; samples: `summed_samples`.
 
     --l2 means the mean of a batch's losses, as in torch; gradients here are of the sum, which is so many times as
     large: so is what L2 adds to them. And with --exact, which promises torch's numbers, epsilon.
@@ -82,8 +94,8 @@ def regularised(rule: UpdateRule, l2: float, exact: bool, rows: int) -> tuple[Up
         return rule, None
     scaled: dict[str, Any] = {}
     if exact and hasattr(rule, "epsilon"):
-        scaled["epsilon"] = rule.epsilon * rows
-    own = {**scaled, "exact": exact, **({"weight_decay": l2 * rows} if l2 else {})}
+        scaled["epsilon"] = rule.epsilon * samples
+    own = {**scaled, "exact": exact, **({"weight_decay": l2 * samples} if l2 else {})}
     return replace(rule, **scaled), replace(rule, **own)
 
 

@@ -38,6 +38,8 @@ class SparseTable:
         self._exact = spec.rule.exact and spec.rule.moves_idle_rows()
         """Every step moves every row. Rows are caught up when they are read; then a row's `touched` is the step that
         its values and state are of, or the one at which it came to rest (native idle.h)."""
+        self._steps_unknown = False
+        """Whether the rates of the steps before have to be found out again."""
         self._hyper = np.array(spec.rule.hyperparameters(), np.float64)
         a, b = spec.initializer.numbers
         self._rows = kernels.RowTable(
@@ -66,8 +68,7 @@ class SparseTable:
             raise StoreError(f"table {self.spec.name!r}: step={step} must be 0 or above")
         with self._counts:
             self._step = step
-            if self._exact:
-                self._note_again(step)
+            self._steps_unknown = self._exact
 
     @property
     def exact(self) -> bool:
@@ -100,7 +101,7 @@ class SparseTable:
         keys = self._checked("keys", keys, np.uint64)
         out = np.empty((len(keys), self.spec.dim), np.float32)
         if self._exact:
-            clock = self._step
+            clock = self._exact_step()
         missing = self._rows.pull(keys, out, create, (self._step + 1 if clock is None else clock) & _U32)
         with self._counts:
             self._pulls += 1
@@ -124,6 +125,8 @@ class SparseTable:
         with self._counts:
             step = self._step + 1
             rate = rule.rate(step)
+            if self._steps_unknown:
+                self._note_again()
             if self._exact:  # before the step counts: whoever reads at it must find its rate
                 self._rows.note_steps(step, step, rate)
                 clock = step
@@ -132,19 +135,31 @@ class SparseTable:
         now = (step if clock is None else clock) & _U32
         self._rows.push(keys, grads, rule.kind, rate, self._hyper, step, counts, now)
 
-    def _note_again(self, step: int) -> None:
-        """The table is at this step now: what rates the steps before had is what the rule's schedule says."""
-        self._rows.forget_steps()
-        rule, first = self.spec.rule, 1
-        if isinstance(rule.schedule, Constant) and step:
-            self._rows.note_steps(1, step, rule.rate(step))
+    def _exact_step(self) -> int:
+        """The step that rows are to be caught up to."""
+        if self._steps_unknown:
+            with self._counts:
+                self._note_again()
+        return self._step
+
+    def _note_again(self) -> None:
+        """The table was put at another step: what rates the steps before had is what the rule's schedule says.
+
+        With `_counts` held, and only when somebody needs them: a load may set the schedule after the step.
+        """
+        if not self._steps_unknown:
             return
+        self._rows.forget_steps()
+        rule, first, step = self.spec.rule, 1, self._step
         while first <= step:
             rate, last = rule.rate(first), first
+            if isinstance(rule.schedule, Constant):
+                last = step
             while last < step and rule.rate(last + 1) == rate:
                 last += 1
             self._rows.note_steps(first, last, rate)
             first = last + 1
+        self._steps_unknown = False  # last of all: others look at it without the lock
 
     def add(self, keys: U64, deltas: F32, counts: U32 | None = None, *, clock: int | None = None) -> None:
         """Add to the values of these rows, missing ones created first; one step. Only for rules without state.
@@ -174,14 +189,12 @@ class SparseTable:
             raise StoreError(f"table {self.spec.name!r}: batch_rows={batch_rows} must be 1 or above")
         cursor = 0
         while True:
-            keys, values, state, seen, touched, cursor = self._rows.scan(cursor, batch_rows, self._clock(self._step))
+            keys, values, state, seen, touched, cursor = self._rows.scan(
+                cursor, batch_rows, self._exact_step() if self._exact else 0
+            )
             if len(keys) == 0:
                 return
             yield TableRows(keys, values, state, seen, touched)
-
-    def _clock(self, step: int) -> int:
-        """What copies of rows are caught up to."""
-        return step if self._exact else 0
 
     def begin_cut(self) -> TableCut:
         """All rows as they are now, to be read while others pull, push, insert and create.
@@ -192,6 +205,8 @@ class SparseTable:
         """
         with self._counts:
             step = self._step
+            if self._steps_unknown:
+                self._note_again()
         with self._cutting:
             if self._cut_open:
                 raise StoreError(
@@ -300,7 +315,9 @@ class TableCut:
             with table._cutting:  # or a cut that comes after this one could be read in its place
                 if not self._open:
                     raise StoreError(f"table {self.spec.name!r}: the cut was closed before it was read to its end")
-                keys, values, state, seen, touched, _ = table._rows.scan_cut(batch_rows, table._clock(self.step))
+                keys, values, state, seen, touched, _ = table._rows.scan_cut(
+                    batch_rows, self.step if table.exact else 0
+                )
             if len(keys) == 0:
                 return
             yield TableRows(keys, values, state, seen, touched)
