@@ -102,6 +102,7 @@ def _falls_back(server):
     return server.client.get("/v1/model").json()["sparse"]["fallback"]
 
 
+@pytest.mark.slow
 def test_a_network_that_gives_no_numbers_is_refused_by_its_warm_up(trained, tmp_path):
     path = shutil.copytree(trained.bundles[1], tmp_path / "b")
     document = json.loads((path / "warmup.json").read_text())
@@ -144,6 +145,7 @@ def test_a_rows_file_that_is_changed_in_place_gives_no_scores(trained, tmp_path,
     assert ("written to while it was open" if damage == "overwritten" else "cut short") in said
 
 
+@pytest.mark.slow
 def test_a_bundle_that_is_replaced_by_another_of_its_name_goes_on(trained, tmp_path):
     path = shutil.copytree(trained.bundles[0], tmp_path / "b")
     want = Predictor(path).predict(trained.rows[:9])
@@ -158,6 +160,7 @@ def test_a_bundle_that_is_replaced_by_another_of_its_name_goes_on(trained, tmp_p
 # -- too much, too late ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_request_whose_time_is_up_is_told_so(trained):
     with serving(trained.bundles[0], "--threads", "1") as server:
         body = {"rows": trained.rows}
@@ -181,6 +184,7 @@ def test_a_request_whose_time_is_up_is_told_so(trained):
                 assert int(found.result().headers["retry-after"]) >= 1
 
 
+@pytest.mark.slow
 def test_a_full_queue_refuses_at_the_door_and_short_requests_go_first(trained):
     """Ten clients keep the queue full of long requests; short ones are answered all the same, and before them."""
     long = json.dumps({"rows": trained.rows * 20}).encode()
@@ -212,6 +216,7 @@ def test_a_full_queue_refuses_at_the_door_and_short_requests_go_first(trained):
         assert "sparsefleet_waiting_rows" in server.client.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_work_of_clients_that_have_gone_is_dropped(trained):
     long = json.dumps({"rows": trained.rows * 30}).encode()
     head = f"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(long)}\r\n\r\n".encode()
@@ -263,6 +268,7 @@ def test_heads_that_never_come_keep_nobody_out(trained):
     assert "did not come within 3 seconds" in said
 
 
+@pytest.mark.slow
 def test_one_client_holds_only_so_many_idle_connections(trained):
     with (
         serving(trained.bundles[0], "--client-connections", "5") as server,
@@ -347,6 +353,7 @@ def test_extra_fields_and_ids_of_requests(trained):
 # -- who may ask -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tokens_and_tls(trained, tmp_path):
     if not shutil.which("openssl"):
         pytest.skip("there is no openssl on this machine")
