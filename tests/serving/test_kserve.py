@@ -116,6 +116,7 @@ def test_what_does_not_fit_is_refused(trained, stub):
     assert len(stub("ModelInfer", model_name="ctr", **tensors(stub, rows)).outputs) == 1
 
 
+@pytest.mark.slow
 def test_tokens(trained):
     with serving(trained.bundles[0], "--grpc-port", "0", env={"SPARSEFLEET_PREDICT_TOKEN": "s3same"}) as server:
         from sparsefleet.serving.kserve.messages import SERVICE, messages

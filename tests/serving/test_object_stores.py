@@ -53,6 +53,7 @@ def test_from_export_to_scores_by_uri(trained, s3, cache, store, cli):
     assert not (thin / "sparse").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_on_s3_is_followed_and_reloads_take_uris(trained, s3, cache):
     for path in trained.bundles:
         s3.put_folder(path, f"followed/{path.name}")
@@ -83,6 +84,7 @@ def test_damage_is_found_and_half_of_a_bundle_is_none(trained, s3, cache, tmp_pa
         Bundle.open(s3.uri("half/v1"))
 
 
+@pytest.mark.slow
 def test_the_cache_is_used_mended_and_bounded(trained, s3, cache, tmp_path):
     s3.put_folder(trained.bundles[0], "many/v0")
     first = Bundle.open(s3.uri("many/v0"))
@@ -101,6 +103,7 @@ def test_keys_are_not_shown():
     assert shown("s3://key:secret@bucket/models/v1?region=eu&endpoint_override=x") == "s3://bucket/models/v1"
 
 
+@pytest.mark.slow
 def test_a_thin_bundle_is_served_from_redis_only(trained, store, cli, tmp_path):
     assert cli("publish", trained.bundles[0], store.url, "--thin", tmp_path / "thin").exit_code == 0
     assert not (tmp_path / "thin" / "sparse").exists()

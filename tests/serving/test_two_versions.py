@@ -60,6 +60,7 @@ def test_a_canary_answers_its_share_and_the_same_id_the_same_version(trained, ex
         assert server.post("/v1/canary", {"bundle": None}).json() == {"version": "v2", "previous": "v1"}
 
 
+@pytest.mark.slow
 def test_a_shadow_scores_along_and_answers_nobody(trained, expected):
     far = np.abs(expected["v3"].astype(np.float64) - expected["v1"])
     with serving(trained.bundles[0], "--shadow", str(trained.bundles[2])) as server:
@@ -80,6 +81,7 @@ def test_a_shadow_scores_along_and_answers_nobody(trained, expected):
         assert server.post("/v1/shadow", {"bundle": None}).json() == {"version": "v1", "previous": None}
 
 
+@pytest.mark.slow
 def test_scores_unknown_values_and_drift_are_told(trained, cli, tmp_path):
     done = cli(
         "export", trained.checkpoint(3), "--out", tmp_path / "b", "--name", "b", "--test-data", trained.data / "test"
@@ -108,6 +110,7 @@ def test_scores_unknown_values_and_drift_are_told(trained, cli, tmp_path):
         assert 'sparsefleet_scores_count{version="b"} 2300' in text
 
 
+@pytest.mark.slow
 def test_the_gate(trained, cli, tmp_path):
     data = ("--test-data", trained.data / "test")
     refused = cli("export", trained.checkpoint(3), "--out", tmp_path / "b", *data, "--require", "auc>=.999")

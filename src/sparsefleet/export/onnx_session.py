@@ -8,12 +8,22 @@ from typing import Any
 from sparsefleet.core.batch import F32
 from sparsefleet.kernels.float_mode import flushed
 
+OPTIMIZATIONS = ("none", "basic", "extended", "all")
+"""How far ONNX Runtime may rewrite a graph before it runs it; bundles are served with the last."""
 
-def open_session(graph: bytes, threads: int = 1) -> Any:
+
+def open_session(graph: bytes, threads: int = 1, optimization: str = "all") -> Any:
     """`threads`: of each run. Raises what ONNX Runtime raises."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = {
+        "none": levels.ORT_DISABLE_ALL,
+        "basic": levels.ORT_ENABLE_BASIC,
+        "extended": levels.ORT_ENABLE_EXTENDED,
+        "all": levels.ORT_ENABLE_ALL,
+    }[optimization]
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     # Threads that wait should not burn the processor that other requests need.

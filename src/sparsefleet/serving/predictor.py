@@ -65,11 +65,13 @@ class Predictor:
         max_rows: int | None = None,
         allow_missing: bool = False,
         allow_extra: bool = False,
+        optimization: str = "all",
     ) -> None:
         """`source`: where rows come from; by default the bundle's own files. `threads`: of ONNX Runtime, per call.
 
         `max_rows`: refuse requests of more samples. `allow_missing`: a field that a sample leaves out counts as null.
-        `allow_extra`: a field that the model does not have is left out of account.
+        `allow_extra`: a field that the model does not have is left out of account. `optimization`: how far ONNX Runtime
+        may rewrite the network (`export.onnx_session.OPTIMIZATIONS`).
         """
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         self.source = source or MappedSource(self.bundle)
@@ -80,7 +82,7 @@ class Predictor:
             inputs=self.bundle.inputs,
             allow_extra=allow_extra,
         )
-        self._session = _open_session(self.bundle, threads)
+        self._session = _open_session(self.bundle, threads, optimization)
         self._slots = self.bundle.schema.slot_names
         self._batches = itertools.count()
         self._tables = [_Table(table.name, self._slots, self.bundle) for table in self.bundle.manifest.tables]
@@ -192,11 +194,11 @@ def _places(slots: tuple[str, ...], wanted: tuple[str, ...]) -> I32:
     return np.array([slots.index(name) for name in wanted], np.int32)
 
 
-def _open_session(bundle: Bundle, threads: int) -> Any:
+def _open_session(bundle: Bundle, threads: int, optimization: str) -> Any:
     """The network in ONNX Runtime, with the inputs and the output that the bundle says it has."""
     where = bundle.path / "model.onnx"
     try:
-        session = open_session(bundle.graph, threads)
+        session = open_session(bundle.graph, threads, optimization)
     except Exception as error:  # ONNX Runtime raises types of its own
         raise BundleError(f"{where}: ONNX Runtime cannot load it: {str(error).splitlines()[0]}") from error
     network = bundle.network

@@ -13,6 +13,7 @@ from torch import nn
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.onnx_session import OPTIMIZATIONS
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.verify.differences import Spread, apart
 from sparsefleet.verify.offline import KnownRows, OfflineSource, torch_scores
@@ -24,7 +25,25 @@ TITLE = "Is the pruned graph right?"
 def check_graph(
     bundle: Bundle, graph: Any, model: nn.Module, rows: dict[str, KnownRows], batch: Batch, tolerance: float
 ) -> Question:
-    return Question(TITLE, [_compared(bundle, model, rows, batch, tolerance), _described(bundle, graph)])
+    checks = [_compared(bundle, model, rows, batch, tolerance), *_levels(bundle, rows, batch, tolerance)]
+    return Question(TITLE, [*checks, _described(bundle, graph)])
+
+
+def _levels(bundle: Bundle, rows: dict[str, KnownRows], batch: Batch, tolerance: float) -> list[Check]:
+    """ONNX Runtime rewrites a graph before it runs it (fuses operators, say). Each level against the graph as it is."""
+    source = OfflineSource(rows)
+    try:
+        plain = Predictor(bundle, source=source, optimization="none").predict_batch(batch)
+    except SparseFleetError as error:
+        return [Check("the graph as it is, without optimization", False, str(error))]
+    checks = []
+    for level in OPTIMIZATIONS[1:]:
+        predicted = Predictor(bundle, source=source, optimization=level).predict_batch(batch)
+        spread = Spread.of(apart(plain, predicted))
+        serves = " (what serves)" if level == OPTIMIZATIONS[-1] else ""
+        what, figure = f"ONNX Runtime's optimization {level}{serves}", f"{spread.max:.2g} at most"
+        checks.append(Check(what, spread.max <= tolerance, figure, f"{tolerance:g}", spread.to_dict()))
+    return checks
 
 
 def _compared(bundle: Bundle, model: nn.Module, rows: dict[str, KnownRows], batch: Batch, tolerance: float) -> Check:
