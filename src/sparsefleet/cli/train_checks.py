@@ -12,6 +12,7 @@ from rich.markup import escape
 from sparsefleet.cli.console import say
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.fleet.roles import TRAINING_ROLE, Role
+from sparsefleet.launch.on_ray.options import PLACES, check_ray
 
 _FOR_MANY = ("k_steps", "max_merge", "send_queue_size", "staleness", "dense_refresh", "timeout", "lost_trainer")
 """Not `mode`: the same command is to work for one process and for many."""
@@ -23,6 +24,23 @@ _OF_MODE = {
     "dense_refresh": "async",
 }
 """The only mode that heeds a setting."""
+
+
+_RAY_ONLY = ("server_cpus", "worker_cpus", "server_memory", "worker_memory")
+
+
+def check_place(context: typer.Context, on: str, *, many: bool) -> None:
+    """Refuse a place that there is not, and what belongs to another one."""
+    if on not in PLACES:
+        raise ConfigError(f"--on {on!r} is not a place to run; choose {' or '.join(PLACES)}")
+    if on == "ray":
+        if not many:
+            raise ConfigError("--on ray needs --servers and --workers: how many of each to start on the cluster")
+        check_ray()
+        return
+    for name in _RAY_ONLY:
+        if context.params.get(name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to --on ray")
 
 
 def check_counts(servers: int | None, workers: int | None, role: Role) -> None:
