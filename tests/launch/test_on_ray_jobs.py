@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,16 +198,3 @@ def test_a_lost_node_ends_the_job_and_says_what_to_resume_from(data: Path, tmp_p
             assert "lost with its actor: node 127.0.0.4 is gone" in job.output
             assert f"go on with: --resume {tmp_path / 'model'} (checkpoint " in job.output
             wait_until(lambda: not roles_of(tmp_path), 60, lambda: f"the end of {roles_of(tmp_path)}")
-
-
-def test_time_to_the_first_step_is_told(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
-    """Not a bound: a figure for people (-s), beside the local launcher's."""
-    for name, more in (("local", []), ("ray", ["--on", "ray"])):
-        (tmp_path / name).mkdir()
-        began = time.monotonic()
-        environment = cluster.environment if more else dict(os.environ)
-        with Job(train(data, *more, *LONG), tmp_path / name, environment) as job:
-            job.wait_for("step", "workerlog.0")
-            print(f"{name}: {time.monotonic() - began:.1f} s from command to the first line of a trainer")
-            job.process.send_signal(signal.SIGTERM)
-            job.ended()

@@ -94,7 +94,7 @@ class ParquetFormat(Format):
                 if samples + size > consumed:
                     skip = max(0, consumed - samples)
                     for table in _stream(file, group, names, skip):
-                        yield from self._samples(table, unit.file, bad_samples, samples + skip, sample + skip)
+                        yield from self.samples(table, unit.file, bad_samples, samples + skip, sample + skip)
                         skip += len(table)
                 samples += size
             sample += size
@@ -104,7 +104,7 @@ class ParquetFormat(Format):
                 "the file has changed since the position was saved"
             )
 
-    def _samples(
+    def samples(
         self, table: pa.RecordBatch, file: str, bad_samples: BadSamples, before: int, file_before: int
     ) -> Iterator[Chunk]:
         """One chunk, if a sample is good. `before` samples of the unit precede it, `file_before` of the file."""
