@@ -145,20 +145,17 @@ def test_by_ray_job_submit(cluster: RunningCluster, data: Path, tmp_path: Path) 
 def test_ctrl_c_lets_trainers_save_and_leaves_nothing(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
     command = train(data, "--on", "ray", "--save", str(tmp_path / "model"), *LONG)
     with Job(command, tmp_path, cluster.environment) as job:
-        job.wait_for("step", "workerlog.0")
+        job.wait_for("epoch ", "workerlog.0")
         job.process.send_signal(signal.SIGINT)
         assert job.ended() == 130, job.output
-        assert f"go on with: --resume {tmp_path / 'model'}" in job.output
+        assert f"go on with: --resume {tmp_path / 'model'} (checkpoint step-" in job.output
         assert roles_of(tmp_path) == []
-    again = train(data, "--on", "ray", "--resume", str(tmp_path / "model"), "--epochs", "1")
-    assert list((tmp_path / "model").iterdir())
-    assert again
 
 
 def test_a_killed_driver_leaves_no_role(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
     command = train(data, "--on", "ray", "--save", str(tmp_path / "model"), *LONG)
     with Job(command, tmp_path, cluster.environment) as job:
-        job.wait_for("step", "workerlog.1")
+        job.wait_for("epoch ", "workerlog.1")
         assert len(roles_of(tmp_path)) == 4
         job.process.kill()
         wait_until(lambda: not roles_of(tmp_path), 60, lambda: f"the end of {roles_of(tmp_path)}")
@@ -192,7 +189,7 @@ def test_a_lost_node_ends_the_job_and_says_what_to_resume_from(data: Path, tmp_p
     with ray_cluster([1, 2, 2]) as own:
         command = train(data, "--on", "ray", "--save", str(tmp_path / "model"), "--timeout", "5", *LONG)
         with Job(command, tmp_path, own.environment) as job:
-            job.wait_for("epoch 3", "workerlog.0")  # checkpoints of the first epochs are there
+            job.wait_for("epoch 3/", "workerlog.0")  # checkpoints of the first epochs are there
             own.kill_node(2)
             assert job.ended(180) != 0
             assert "lost with its actor: node 127.0.0.4 is gone" in job.output
