@@ -36,6 +36,7 @@ def _panel(name: str) -> Callable[[str], Any]:
 
 _data, _model, _training = _panel("Data"), _panel("Model"), _panel("Training")
 _saving, _output, _many = _panel("Saving"), _panel("Output"), _panel("Many processes")
+_ray = _panel("Where processes run")
 _USUAL = fleet.DistributedStrategy()
 
 
@@ -178,6 +179,13 @@ def train(
     tensorboard: Annotated[str | None, _output("Folder for TensorBoard (needs the tensorboard extra).")] = None,
     servers: Annotated[int | None, _many("Parameter servers to start on this host; with --workers.")] = None,
     workers: Annotated[int | None, _many("Trainers to start on this host; with --servers.")] = None,
+    on: Annotated[
+        str, _ray("local: servers and workers are processes of this host; ray: of a Ray cluster (docs/clusters.md).")
+    ] = "local",
+    server_cpus: Annotated[float | None, _ray("Processors that each server asks for; default 1.")] = None,
+    worker_cpus: Annotated[float | None, _ray("Processors that each worker asks for; default: its --threads.")] = None,
+    server_memory: Annotated[str | None, _ray("Memory that each server asks for, such as 2G; default 1G.")] = None,
+    worker_memory: Annotated[str | None, _ray("Memory that each worker asks for; default 1G.")] = None,
     mode: Annotated[
         str, _many("sync, half_async, async or geo: how trainers work together (docs/distributed.md).")
     ] = "async",
@@ -209,6 +217,7 @@ def train(
     train_checks.check_regularisation(
         l2, exact, clip_norm, optimizer, mode, many=role.kind != "single" or bool(servers)
     )
+    train_checks.check_place(context, on, many=bool(servers))
     strategy = fleet.DistributedStrategy(
         mode=mode, k_steps=k_steps, max_merge=max_merge, send_queue_size=send_queue_size, staleness=staleness,
         dense_refresh=dense_refresh, dense_wire=dense_wire, timeout=timeout, lost_trainer=lost_trainer,
@@ -230,6 +239,7 @@ def train(
     from sparsefleet.cli import train_parts, train_roles
     from sparsefleet.cli.reading import schema_for, tell_skipped
     from sparsefleet.data.reading import ReadingOptions
+    from sparsefleet.launch.on_ray.options import needs_of
     from sparsefleet.scoring.measuring import metrics_of
     from sparsefleet.train import SavePolicy, Trainer, Validation
     from sparsefleet.train.reporting.jsonl import plain_numbers
@@ -282,9 +292,14 @@ def train(
         if tensorboard:
             writer_type()
         folder = Path(log_dir or train_roles.LOG_FOLDER)
+        needs = None
+        if on == "ray":
+            needs = needs_of(server_cpus, threads if worker_cpus is None else worker_cpus, server_memory, worker_memory)
         if save:
             leave_config(context, save)
-        status, summary = train_roles.launch_roles(context, servers, workers, job.strategy, folder, more=["--launched"])
+        status, summary = train_roles.launch_roles(
+            context, servers, workers, job.strategy, folder, more=["--launched"], on_ray=needs
+        )
         _tell(summary, data)
         if json_output and summary:
             print(json.dumps(summary))

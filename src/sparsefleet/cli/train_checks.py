@@ -14,6 +14,7 @@ from sparsefleet.cli.console import say
 from sparsefleet.cli.run_config import given
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.fleet.roles import TRAINING_ROLE, Role
+from sparsefleet.launch.on_ray.options import PLACES, check_ray
 
 _FOR_MANY = (
     "k_steps",
@@ -34,6 +35,23 @@ _OF_MODE = {
     "dense_refresh": "async",
 }
 """The only mode that heeds a setting."""
+
+
+_RAY_ONLY = ("server_cpus", "worker_cpus", "server_memory", "worker_memory")
+
+
+def check_place(context: typer.Context, on: str, *, many: bool) -> None:
+    """Refuse a place that there is not, and what belongs to another one."""
+    if on not in PLACES:
+        raise ConfigError(f"--on {on!r} is not a place to run; choose {' or '.join(PLACES)}")
+    if on == "ray":
+        if not many:
+            raise ConfigError("--on ray needs --servers and --workers: how many of each to start on the cluster")
+        check_ray()
+        return
+    for name in _RAY_ONLY:
+        if context.params.get(name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to --on ray")
 
 
 def check_counts(servers: int | None, workers: int | None, role: Role) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,10 +31,19 @@ from sparsefleet.data.files import list_files
 from sparsefleet.data.split import split_files
 from sparsefleet.fleet.strategy import Resolved
 from sparsefleet.launch.logs import last_lines
+from sparsefleet.launch.on_ray.needs import RayNeeds
+from sparsefleet.launch.on_ray.view import ray_view
 from sparsefleet.launch.view import view_for
 from sparsefleet.train import FitResult
 
 LOG_FOLDER = "log"
+_PARENTS_OWN = (
+    "servers", "workers", "json_output", "config", "on", "server_cpus", "worker_cpus", "server_memory", "worker_memory"
+)  # fmt: skip
+_PATHS = (
+    "--data", "--test-data", "--valid-data", "--schema", "--save", "--resume", "--start-from", "--log-dir",
+    "--tensorboard",
+)  # fmt: skip
 ROLE_LOG_SECONDS = 5.0
 """A trainer's log gets a line this often; the launcher shows the last one."""
 REPORT_SECONDS = 10.0
@@ -56,12 +66,15 @@ def launch_roles(
     *,
     words: Sequence[str] = ("train",),
     more: Sequence[str] = (),
+    on_ray: RayNeeds | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Run this very command once per role. The exit status, and what the trainers say of the whole job.
 
-    words: the command's own. more: options that the parent has for its processes besides those it was given.
+    words: the command's own. more: options that the parent has for its processes besides those it was given. on_ray:
+    what to ask of a Ray cluster; None: roles are processes of this host.
     """
-    command = [sys.executable, "-m", "sparsefleet", *words, *handed_on(context), *more, "--json"]
+    given = handed_on(context) if on_ray is None else paths_in_full(handed_on(context))
+    command = [sys.executable, "-m", "sparsefleet", *words, *given, *more, "--json"]
     settings = launch.RunSettings(log_dir=log_dir, timeout=strategy.timeout + REPORT_SECONDS)
     logs = [log_dir / f"workerlog.{index}" for index in range(workers)]
     for log in logs:
@@ -69,10 +82,15 @@ def launch_roles(
             log.unlink(missing_ok=True)  # of an earlier job: its result is not ours
         except OSError as error:
             raise ConfigError(f"log_dir={str(log_dir)!r} cannot be used: {error.strerror}; give a folder") from None
-    view = view_for(program=f"sparsefleet {' '.join(words)}", show_result=False)
+    view = (view_for if on_ray is None else ray_view)(program=f"sparsefleet {' '.join(words)}", show_result=False)
     save, resume, epochs = (context.params.get(name) for name in ("save", "resume", "epochs"))
     before = _newest(save)
-    outcome = launch.run_local(lambda role: command, servers, workers, settings, view=view)
+    if on_ray is None:
+        outcome = launch.run_local(lambda role: command, servers, workers, settings, view=view)
+    else:
+        from sparsefleet.launch.on_ray.jobs import run_on_ray  # late: not everybody has Ray
+
+        outcome = run_on_ray(lambda role: command, servers, workers, settings, needs=on_ray, view=view)
     if outcome.exit_code and (saved := _newest(save)) is not None:
         name, manifest = saved
         # What was there before is another run's, unless this one began with it; and one that is done needs no advice.
@@ -88,7 +106,7 @@ def handed_on(context: typer.Context) -> list[str]:
     arguments = []
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
-        if not given(context, name) or name in ("servers", "workers", "json_output", "config"):
+        if not given(context, name) or name in _PARENTS_OWN:
             continue
         if isinstance(value, bool):
             arguments += [parameter.opts[0]] if value else parameter.secondary_opts[:1]
@@ -97,6 +115,20 @@ def handed_on(context: typer.Context) -> list[str]:
         else:
             arguments.append(f"{parameter.opts[0]}={value}")
     return arguments
+
+
+def paths_in_full(arguments: Sequence[str]) -> list[str]:
+    """For roles that do not run in this folder: `--data=D` becomes `--data=/home/…/D`. URIs stay."""
+    shown = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name in _PATHS and equals and "://" not in value and (name, value) != ("--resume", "auto"):
+            argument = f"{name}={os.path.abspath(value)}"
+        elif name == "--model" and ".py:" in value:
+            file, _, called = value.rpartition(":")
+            argument = f"{name}={os.path.abspath(file)}:{called}"
+        shown.append(argument)
+    return shown
 
 
 def _newest(folder: str | None) -> tuple[str, Manifest] | None:

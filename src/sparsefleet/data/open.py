@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
@@ -17,11 +18,12 @@ from sparsefleet.data.formats.base import BadSamples, Chunk, Format
 from sparsefleet.data.in_memory import InMemoryDataset
 from sparsefleet.data.py_reader import PyReader
 from sparsefleet.data.queue_dataset import QueueDataset
+from sparsefleet.data.ray_dataset import RayDataset, is_ray_dataset, ray_reader
 from sparsefleet.data.split import parse_unit, plan_units
 
 
 def open_reader(
-    paths: Path | Sequence[Path],
+    paths: Path | Sequence[Path] | RayDataset,
     schema: Schema,
     *,
     kind: str = "queue",
@@ -41,12 +43,22 @@ def open_reader(
     these were read otherwise: raw lines with the schema instead of a pipe_command that does the same, say.
 
     load=False leaves loading to the caller: all settings are checked, and no sample is read.
+
+    In the place of paths, a `ray.data.Dataset` is read (`data/ray_dataset.py`).
     """
     if kind not in _MAKERS:
         raise ConfigError(f"reader={kind!r} is not a reader; choose {', '.join(_MAKERS)}")
     if shuffle_seed is not None and kind != "memory":
         raise ConfigError(f"only the memory reader shuffles; reader={kind!r} streams samples in their order")
-    files = list_files(paths)
+    if is_ray_dataset(paths):
+        if format_name != "auto" or pipe_command is not None:
+            raise ConfigError("a Ray dataset has columns, no format and no pipe_command; leave them out")
+        read = ray_reader(
+            paths, schema, kind=kind, batch_size=batch_size, on_bad_row=on_bad_row, threads=threads, labelled=labelled
+        )
+        read.same_inputs = same_inputs
+        return read
+    files = list_files(cast(Path | Sequence[Path], paths))
     whole = [parse_unit(name).file for name in files]
     format = format_for(format_name, schema, files=whole, labelled=labelled, pipe_command=pipe_command)
     reader = _MAKERS[kind](files, format, batch_size, on_bad_row, threads)

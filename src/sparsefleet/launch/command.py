@@ -12,6 +12,7 @@ from pathlib import Path
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import parse_endpoints
 from sparsefleet.launch.jobs import run_hosts, run_local
+from sparsefleet.launch.on_ray.options import ray_options, refuse_ray_options, run_script_on_ray
 from sparsefleet.launch.plan import parse_hosts, parse_ports
 from sparsefleet.launch.supervisor import Outcome, RunSettings
 
@@ -30,6 +31,10 @@ The same on each of several hosts:
 
   fleetrun --servers 10.0.0.1:36011,10.0.0.2:36011 \\
            --workers 10.0.0.1,10.0.0.2 train.py
+
+On a Ray cluster (RAY_ADDRESS, or the one of this machine):
+
+  fleetrun --on ray --server_num=2 --worker_num=2 train.py --data s3://...
 
 The environment variables of each role (TRAINING_ROLE, PADDLE_TRAINER_ID, ...)
 tell the script who it is."""
@@ -105,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.progress,
         help="without a terminal, how often to tell step, rows/s, AUC and time left; 0: never (%(default)g)",
     )
+    ray_options(option)
     option("-m", dest="module", action="store_true", help="the script is the name of a module, as in python -m")
     parser.add_argument("script", nargs="?", help="a Python script, or any executable")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the script")
@@ -118,6 +124,9 @@ def _run(options: argparse.Namespace) -> Outcome:
         )
     settings = RunSettings(Path(options.log_dir), options.timeout, options.grace, options.keep_going, options.progress)
     command = [*script_command(options.script, options.module), *options.arguments]
+    if options.on == "ray":
+        return run_script_on_ray(options, settings, command)
+    refuse_ray_options(options)
     counted = options.server_num is not None or options.worker_num is not None
     listed = options.servers is not None or options.workers is not None
     if counted == listed:

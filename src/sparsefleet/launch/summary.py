@@ -37,7 +37,7 @@ def tell_failures(view: View, processes: Sequence[RoleProcess], failures: Sequen
     )
     view.quote(lines)
     if first.role.is_server:
-        _tell_error_of_a_worker(view, [*others, *processes])
+        _tell_error_of_a_worker(view, [*others, *processes], first.error_line())
     if others:
         view.say("failed too: " + ", ".join(f"{process.role} ({process.exit})" for process in others))
     finished = [process for process in processes if process.role.is_worker and state_of(process) == ENDED_WELL]
@@ -49,10 +49,10 @@ def tell_failures(view: View, processes: Sequence[RoleProcess], failures: Sequen
         view.say(f"the job went on without {lost}: {well}" if went_on else well)
 
 
-def _tell_error_of_a_worker(view: View, processes: Sequence[RoleProcess]) -> None:
-    """A server may not know what was wrong: mostly its log only tells who came and went."""
+def _tell_error_of_a_worker(view: View, processes: Sequence[RoleProcess], told: str | None) -> None:
+    """A server may not know what was wrong: mostly its log only tells who came and went. told: the server's error."""
     for process in processes:
-        if process.role.is_worker and (error := process.error_line()):
+        if process.role.is_worker and (error := process.error_line()) and error != told:
             view.say(f"{process.role} says in {process.log}:")
             view.quote([error])
             return

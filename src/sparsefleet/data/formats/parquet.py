@@ -113,7 +113,7 @@ class ParquetFormat(Format):
                     for table in _stream(file, group, names, skip):
                         at = samples + skip, sample + skip
                         if assembler is None:
-                            yield from self._samples(table, unit.file, bad_samples, *at)
+                            yield from self.samples(table, unit.file, bad_samples, *at)
                         else:
                             yield from _assembled(table, assembler, unit.file, bad_samples, *at)
                         skip += len(table)
@@ -125,7 +125,7 @@ class ParquetFormat(Format):
                 "the file has changed since the position was saved"
             )
 
-    def _samples(
+    def samples(
         self, table: pa.RecordBatch, file: str, bad_samples: BadSamples, before: int, file_before: int
     ) -> Iterator[Chunk]:
         """One chunk, if a sample is good. `before` samples of the unit precede it, `file_before` of the file."""

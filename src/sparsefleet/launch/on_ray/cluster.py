@@ -1,0 +1,188 @@
+"""A Ray cluster: reach it, and get room on it for the roles of a job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.launch.on_ray.actor import Place, RoleActor
+from sparsefleet.launch.on_ray.needs import RayNeeds, in_words
+
+try:
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+except ImportError as error:
+    raise ConfigError(
+        f"Ray cannot be imported ({error}): install the extra, pip install 'sparsefleet[ray]', here and on all nodes"
+    ) from None
+
+CONNECT_SECONDS = 5.0
+TELL_EVERY = 10.0
+FIRST_TOLD = 10.0
+"""Seconds; until then Ray may just be starting processes."""
+LOOK_SECONDS = 0.2
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""What `ray job submit` tells the driver."""
+
+
+def shipped_already() -> bool:
+    """Whether `ray job submit --working-dir` has shipped the driver's folder to all nodes."""
+    try:
+        config = json.loads(os.environ.get(_JOB_CONFIG) or "{}")
+        return bool((config.get("runtime_env") or {}).get("working_dir"))
+    except (ValueError, AttributeError):
+        return False
+
+
+@contextlib.contextmanager
+def connected(ship: str | None) -> Any:
+    """RAY_ADDRESS's cluster, or the one that runs on this machine; never a new one."""
+    if ray.is_initialized():
+        raise ConfigError("this process is connected to Ray already: start the job from a process of its own")
+    address = os.environ.get("RAY_ADDRESS") or "auto"
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"RAY_ADDRESS={address!r} is a Ray Client address, by which a driver cannot reach the servers; run the "
+            f"command on a node (RAY_ADDRESS=host:6379), or by ray job submit"
+        )
+    _check_answers(address)
+    runtime_env = {"working_dir": ship} if ship is not None else None
+    try:
+        ray.init(address, log_to_driver=False, logging_level="ERROR", runtime_env=runtime_env)
+    except ConnectionError as error:
+        raise _no_cluster(address, error) from None
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"Ray at {address!r} refuses the job: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself tries for many minutes."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        found = canonicalize_bootstrap_address(address)
+    except (ConnectionError, ValueError) as error:
+        raise _no_cluster(address, error) from None
+    if found is None:
+        raise ConfigError(f"RAY_ADDRESS={address!r} would start a cluster of its own; set it to a head's host:port")
+    host, _, port = found.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        more = ""
+        if found != address and address != "auto":
+            more = "; Ray reads a loopback address as this host's own, so start its head with that (--node-ip-address)"
+        raise _no_cluster(found, f"{error.strerror or error}{more}") from None
+
+
+def _no_cluster(address: str, why: object) -> ConfigError:
+    return ConfigError(
+        f"there is no Ray cluster at {address!r} ({str(why).splitlines()[0]}): start one (ray start --head), or set "
+        f"RAY_ADDRESS to its head's host:port"
+    )
+
+
+@dataclass
+class Room:
+    """Actors that have their places: a server each in a group that is spread over the nodes, and trainers."""
+
+    job: str
+    needs: RayNeeds
+    servers: int
+    workers: int
+    grace: float
+    say: Callable[[str], None]
+    given_up: Callable[[], bool]
+    """Whether somebody has asked the launcher to end."""
+    group: Any = None
+    actors: list[Any] = field(default_factory=list)
+    """Servers first."""
+
+    def take(self) -> list[Place] | None:
+        """Wait for as long as it takes, and say for what; None: given up."""
+        since, tell_at = time.monotonic(), time.monotonic() + FIRST_TOLD
+        self.group = placement_group([self.needs.of("server")] * self.servers, strategy="SPREAD", name=self.job)
+        grouped = self.group.ready()
+        self.actors = [self._actor("worker", index) for index in range(self.workers)]
+        places = [actor.place.remote(False) for actor in self.actors]
+        have_servers = False
+        while True:
+            if not have_servers and ray.wait([grouped], timeout=0)[0]:
+                have_servers = True
+                servers = [self._actor("server", index) for index in range(self.servers)]
+                self.actors = [*servers, *self.actors]
+                places = [*(actor.place.remote(True) for actor in servers), *places]
+            ready, waiting = ray.wait(places, num_returns=len(places), timeout=LOOK_SECONDS)
+            self._check(ready)
+            if have_servers and not waiting:
+                return list(ray.get(places))
+            if self.given_up():
+                return None
+            if time.monotonic() >= tell_at:
+                tell_at = time.monotonic() + TELL_EVERY
+                self.say(self._waits_for(time.monotonic() - since, have_servers, len(waiting)))
+
+    def _actor(self, kind: str, index: int) -> Any:
+        resources = self.needs.of(kind)
+        where: Any = "SPREAD"
+        if kind == "server":
+            where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
+        options: Mapping[str, Any] = {
+            "name": f"{kind} {index} of {self.job}",
+            "num_cpus": resources["CPU"],
+            "memory": resources["memory"],
+            "scheduling_strategy": where,
+            # Reports are waited for while signals are to come through.
+            "max_concurrency": 4,
+            # What a role has done is lost with it; a new life of a job begins from a checkpoint.
+            "max_restarts": 0,
+        }
+        return ray.remote(RoleActor).options(**options).remote(f"{self.job}-{kind}{index}.", self.grace)
+
+    def _check(self, ready: list[Any]) -> None:
+        """Refuse actors that could not be made: once, not for each of them."""
+        for place in ready:
+            try:
+                ray.get(place)
+            except ray.exceptions.RuntimeEnvSetupError as error:
+                raise ConfigError(f"Ray cannot prepare a node for the roles: {error}") from None
+            except ray.exceptions.RayError as error:
+                why = next((line for line in reversed(str(error).splitlines()) if line.strip()), str(error)).strip()
+                raise ConfigError(
+                    f"a role's actor could not be made: {why}; every node needs the same sparsefleet and Python as here"
+                ) from None
+
+    def _waits_for(self, seconds: float, have_servers: bool, waiting: int) -> str:
+        total, free = ray.cluster_resources(), ray.available_resources()
+        asked = [f"{self.servers} servers of {in_words(self.needs.of('server'))} each"] if not have_servers else []
+        workers = waiting if not have_servers else min(waiting, self.workers)
+        if workers:
+            asked.append(f"{workers} workers of {in_words(self.needs.of('worker'))} each")
+        cpus = self.servers * self.needs.server_cpus + self.workers * self.needs.worker_cpus
+        memory = self.servers * self.needs.server_memory + self.workers * self.needs.worker_memory
+        short = cpus > total.get("CPU", 0.0) or memory > total.get("memory", 0.0)
+        then = "; it is too small for the job unless nodes join" if short else ""
+        return (
+            f"has waited {seconds:.0f} s for room on the cluster: still without are {' and '.join(asked)}; of its "
+            f"{in_words(total)}, free are {in_words(free)}{then} (Ctrl-C gives up)"
+        )
+
+    def leave(self) -> None:
+        for actor in self.actors:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(actor)
+        if self.group is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                remove_placement_group(self.group)

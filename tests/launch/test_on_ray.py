@@ -1,0 +1,130 @@
+"""`--on ray`: what is refused, and one small job; whole jobs stand in test_on_ray_jobs.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ray_cluster import ray_cluster
+
+from sparsefleet.cli.train_roles import paths_in_full
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.launch import main
+from sparsefleet.launch.on_ray import options
+from sparsefleet.launch.on_ray.needs import RayNeeds, in_words, parse_memory
+
+SCRIPT = """\
+import os, sys, time
+from pathlib import Path
+
+import beside  # shipped with the script
+
+if "--fail" in sys.argv:
+    import a_module_that_nobody_has
+names = ("TRAINING_ROLE", "PADDLE_TRAINER_ID", "PADDLE_PSERVERS_IP_PORT_LIST")
+print(beside.WORD, *(os.environ.get(name, "-") for name in names), bool(os.environ["SPARSEFLEET_TOKEN"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512M", 512 << 20), ("2G", 2 << 30), ("1.5GiB", 3 << 29), ("100", 100), ("1 tb", 1 << 40)]
+)
+def test_memory_is_read_as_people_write_it(text: str, size: int) -> None:
+    assert parse_memory("--server_memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1G", "1X"])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--server_memory=.* is no amount of memory; write 512M or 2G"):
+        parse_memory("--server_memory", text)
+
+
+def test_needs_refuse_nonsense() -> None:
+    with pytest.raises(ConfigError, match="worker_cpus=0 must be a number of processors above 0"):
+        RayNeeds(worker_cpus=0)
+    with pytest.raises(ConfigError, match="server_memory=0 must be"):
+        RayNeeds(server_memory=0)
+    assert in_words(RayNeeds(server_cpus=0.5).of("server")) == "0.5 CPU and 1.0 GiB"
+
+
+def test_paths_are_handed_on_in_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--data=d/train", "--save=s3://bucket/model", "--resume=/abs", "--epochs=2", "--shuffle"]
+    full = [f"--data={tmp_path}/d/train", "--save=s3://bucket/model", "--resume=/abs", "--epochs=2", "--shuffle"]
+    assert paths_in_full(given) == full
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--on", "ray", "train.py"], "--on ray needs --server_num and --worker_num"),
+        (["--on", "ray", "--servers", "h:1", "--workers", "h", "train.py"], "--servers is for hosts that you name"),
+        (["--server_num", "1", "--worker_num", "1", "--ship", "x", "train.py"], "--ship belongs to --on ray"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_ray_one_line_names_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    (tmp_path / "train.py").write_text("")
+    assert main(["--on", "ray", "--server_num", "1", "--worker_num", "1", str(tmp_path / "train.py")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "fleetrun: --on ray needs Ray, which is not installed: pip install 'sparsefleet[ray]'"
+
+
+@pytest.mark.xdist_group("ray")
+def test_a_small_job_on_one_node(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "train.py").write_text(SCRIPT)
+    (tmp_path / "job" / "beside.py").write_text("WORD = 'shipped'\n")
+
+    def fleetrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sparsefleet.launch", "--on", "ray", "--server_num=1", "--worker_num=1"]
+        command += ["--server_cpus=0.5", "--worker_cpus=0.5", "--worker_memory=64M", "--server_memory=64M"]
+        command += ["job/train.py", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=cluster.environment, capture_output=True, text=True, timeout=90
+        )
+
+    with ray_cluster([1]) as cluster:
+        done = fleetrun()
+        assert done.returncode == 0, done.stderr
+        assert "started 1 server and 1 worker on 1 node of Ray" in done.stderr
+        server = (tmp_path / "log" / "serverlog.0").read_text()
+        worker = (tmp_path / "log" / "workerlog.0").read_text()
+        assert re.fullmatch(r"shipped PSERVER - 127\.0\.0\.2:\d+ True\n", server), server
+        assert re.fullmatch(r"shipped TRAINER 0 127\.0\.0\.2:\d+ True\n", worker), worker
+
+        failed = fleetrun("--fail")
+        assert failed.returncode == 1
+        error = "ModuleNotFoundError: No module named 'a_module_that_nobody_has'"
+        # In the line of the role that failed, and at the end of the traceback that is quoted; not once per role.
+        told = [line for line in failed.stderr.splitlines() if error in line]
+        assert len(told) <= 2, failed.stderr
+        assert failed.stderr.count("Traceback") == 1
+    nowhere = dict(os.environ, RAY_ADDRESS="127.0.0.2:1")
+    command = [
+        sys.executable,
+        "-m",
+        "sparsefleet.launch",
+        "--on=ray",
+        "--server_num=1",
+        "--worker_num=1",
+        "job/train.py",
+    ]
+    refused = subprocess.run(command, cwd=tmp_path, env=nowhere, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert "there is no Ray cluster at '127.0.0.2:1' (Connection refused): start one" in refused.stderr
