@@ -33,6 +33,8 @@ from sparsefleet.launch.view import view_for
 from sparsefleet.train import FitResult
 
 LOG_FOLDER = "log"
+PARENTS_OWN = ("servers", "workers", "json_output", "restarts", "cut_every")
+"""Options that are not handed on to the processes of a job."""
 ROLE_LOG_SECONDS = 5.0
 """A trainer's log gets a line this often; the launcher shows the last one."""
 REPORT_SECONDS = 10.0
@@ -55,13 +57,16 @@ def launch_roles(
     *,
     words: Sequence[str] = ("train",),
     more: Sequence[str] = (),
+    restart: launch.RestartPolicy | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Run this very command once per role. The exit status, and what the trainers say of the whole job.
 
     words: the command's own. more: options that the parent has for its processes besides those it was given.
     """
     command = [sys.executable, "-m", "sparsefleet", *words, *handed_on(context), *more, "--json"]
-    settings = launch.RunSettings(log_dir=log_dir, timeout=strategy.timeout + REPORT_SECONDS)
+    settings = launch.RunSettings(
+        log_dir=log_dir, timeout=strategy.timeout + REPORT_SECONDS, restart=restart or launch.RestartPolicy()
+    )
     logs = [log_dir / f"workerlog.{index}" for index in range(workers)]
     for log in logs:
         try:
@@ -88,7 +93,7 @@ def handed_on(context: typer.Context) -> list[str]:
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
         source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE" or name in ("servers", "workers", "json_output"):
+        if source is None or source.name != "COMMANDLINE" or name in PARENTS_OWN:
             continue
         if isinstance(value, list | tuple):  # an option that may be given several times
             arguments += [f"{parameter.opts[0]}={each}" for each in value]

@@ -28,6 +28,8 @@ class TrainingState:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     random_state: str = ""
     """torch's generator, so that dropout goes on as if never interrupted."""
+    rows: int = 0
+    """Samples trained by the present call of `fit`."""
 
     @staticmethod
     def from_facts(facts: RunFacts, trainer: int = 0, trainers: int = 1) -> TrainingState:

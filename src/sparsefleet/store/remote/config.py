@@ -24,6 +24,8 @@ class RemoteConfig:
     """Seconds between two signs of life of this trainer."""
     shared_memory: bool = True
     """Exchange large bodies with servers of this host through memory instead of the network."""
+    attempt: int | None = None
+    """In a job that heals: the earliest attempt of it that this trainer may join. None: the job does not heal."""
     token: str | None = field(default=None, repr=False)
     tls_root_certs: bytes | None = field(default=None, repr=False)
     """PEM; given, all connections are encrypted and the servers' certificates checked against it."""
