@@ -11,13 +11,15 @@ MODE   ?= async
 LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports" \
 	"$(BIN)/clang-format --dry-run --Werror $(shell find native -name '*.cpp' -o -name '*.h')"
 
-.PHONY: help setup train train-distributed test test-all test-levels test-native lint redis bench wheel native clean
+.PHONY: help setup train train-distributed train-chaos test test-all test-chaos test-levels test-native lint redis bench wheel native clean
 
 help:
 	@echo "make train               set up, generate Criteo-like data, train, evaluate, say where the model is"
 	@echo "make train-distributed   the same on 2 servers and 2 trainers of this host (MODE=async)"
+	@echo "make train-chaos         the same while its processes are killed, beside an undisturbed run, with a picture"
 	@echo "make test                set up, lint, type-check, run the tests"
 	@echo "make test-all            the tests that take longer too"
+	@echo "make test-chaos          jobs under a killer, 50 rounds of each mode: every sample is trained once"
 	@echo "make test-levels         tests of kernels, networks and training on every processor level that this machine has"
 	@echo "make test-native         tests of kernels on a module with address and undefined-behaviour sanitizers"
 	@echo "make lint                style, types, import layers and the format of C++; all of them, whichever fail"
@@ -45,6 +47,9 @@ train: setup $(DATA)/schema.json
 train-distributed: setup $(DATA)/schema.json
 	$(BIN)/sparsefleet train --servers 2 --workers 2 --mode $(MODE) --data $(DATA)/train --test-data $(DATA)/test --save $(MODEL)-$(MODE) --log-dir runs/quickstart/log
 
+train-chaos: setup $(DATA)/schema.json
+	$(BIN)/python scripts/train_chaos.py --data $(DATA) --out runs/chaos --mode $(MODE)
+
 lint: setup
 	@sh scripts/all_of.sh $(LINT)
 
@@ -57,6 +62,9 @@ test: setup redis
 
 test-all: setup redis
 	@sh scripts/all_of.sh $(LINT) "$(BIN)/python -m pytest tests"
+
+test-chaos: setup
+	$(BIN)/python scripts/test_chaos.py
 
 test-levels: setup
 	$(BIN)/python scripts/test_levels.py

@@ -167,14 +167,31 @@ def _live_view(report: Report) -> Group:
     return Group(*errors, *parts, _calls(report))
 
 
-def _servers(report: Report) -> Table:
+def _servers(report: Report) -> Group:
     table = figures("server", "address", ">up", ">at work", ">waiting")
+    attempts = [Text(text) for text in _attempts(report)]
     for endpoint, server in report.answers.items():
         queues = server["queues"]
         waiting = queues["held_by_cut"] + queues["waiting_in_round"]
         numbers = (_clock(server["uptime_s"]), _count(queues["under_way"]), _count(waiting))
         add_figures(table, str(server["index"]), endpoint, *numbers)
-    return table
+    return Group(table, *attempts)
+
+
+def _attempts(report: Report) -> list[str]:
+    """Of a job that heals: which attempt it is, and what it began from."""
+    known = {(one.get("attempt"), one.get("cut"), one.get("begun_because")) for one in report.answers.values()}
+    lines = []
+    for attempt, cut, why in sorted((one for one in known if one[0] is not None), key=str):
+        parts = [
+            f"attempt {attempt}",
+            f"from {cut}" if cut else "",
+            "not on all servers" if len(known) > 1 else "",
+            why,
+        ]
+        lines.append(", ".join(part for part in parts if part))
+    again = sum(int(trainer.get("trained_again", 0)) for trainer in report.trainers().values())
+    return [*lines, f"{_count(again)} samples trained again by trainers that lived on"] if again else lines
 
 
 def _tables(report: Report) -> Group:

@@ -203,6 +203,17 @@ def train(
     timeout: Annotated[
         float, _many("Seconds without a sign of life after which a process counts as lost.")
     ] = _USUAL.timeout,
+    restarts: Annotated[
+        int,
+        _many(
+            "Losses within an hour that the job heals: a server or trainer that is killed or hangs is started again, "
+            "and all go on from the last cut (docs/faults.md). 0: the first loss ends it, or a trainer is left out."
+        ),
+    ] = 0,
+    cut_every: Annotated[
+        float | None,
+        _many("With --restarts: seconds between cuts; default: so that they cost about 1 % of the time."),
+    ] = None,
     lost_trainer: Annotated[
         str | None,
         _many(
@@ -223,6 +234,8 @@ def train(
         dense_refresh=dense_refresh, dense_wire=dense_wire, timeout=timeout, lost_trainer=lost_trainer,
     )  # fmt: skip
     train_checks.check_knobs(context, mode, alone=role.kind == "single" and not servers)
+    if (restarts or cut_every is not None) and not servers and role.kind == "single":
+        raise ConfigError("--restarts and --cut-every are for many processes: give --servers and --workers too")
     if save_every is not None and not save:
         raise ConfigError("--save-every needs --save FOLDER")
     if save:
@@ -236,6 +249,7 @@ def train(
     # Late imports: what is said above, and by --help, need not wait for torch.
     import torch
 
+    from sparsefleet import launch
     from sparsefleet.cli import train_parts, train_roles
     from sparsefleet.cli.reading import schema_for, tell_skipped
     from sparsefleet.data.reading import ReadingOptions
@@ -298,7 +312,14 @@ def train(
         if save:
             leave_config(context, save)
         status, summary = train_roles.launch_roles(
-            context, servers, workers, job.strategy, folder, more=["--launched"], on_ray=needs
+            context,
+            servers,
+            workers,
+            job.strategy,
+            folder,
+            more=["--launched"],
+            on_ray=needs,
+            restart=launch.RestartPolicy(restarts, cut_every=cut_every),
         )
         _tell(summary, data)
         if json_output and summary:

@@ -37,9 +37,11 @@ from sparsefleet.launch.view import view_for
 from sparsefleet.train import FitResult
 
 LOG_FOLDER = "log"
-_PARENTS_OWN = (
-    "servers", "workers", "json_output", "config", "on", "server_cpus", "worker_cpus", "server_memory", "worker_memory"
+PARENTS_OWN = (
+    "servers", "workers", "json_output", "config", "on", "server_cpus", "worker_cpus", "server_memory", "worker_memory",
+    "restarts", "cut_every",
 )  # fmt: skip
+"""Options that are not handed on to the processes of a job."""
 _PATHS = (
     "--data", "--test-data", "--valid-data", "--schema", "--save", "--resume", "--start-from", "--log-dir",
     "--tensorboard",
@@ -67,6 +69,7 @@ def launch_roles(
     words: Sequence[str] = ("train",),
     more: Sequence[str] = (),
     on_ray: RayNeeds | None = None,
+    restart: launch.RestartPolicy | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Run this very command once per role. The exit status, and what the trainers say of the whole job.
 
@@ -75,7 +78,9 @@ def launch_roles(
     """
     given = handed_on(context) if on_ray is None else paths_in_full(handed_on(context))
     command = [sys.executable, "-m", "sparsefleet", *words, *given, *more, "--json"]
-    settings = launch.RunSettings(log_dir=log_dir, timeout=strategy.timeout + REPORT_SECONDS)
+    settings = launch.RunSettings(
+        log_dir=log_dir, timeout=strategy.timeout + REPORT_SECONDS, restart=restart or launch.RestartPolicy()
+    )
     logs = [log_dir / f"workerlog.{index}" for index in range(workers)]
     for log in logs:
         try:
@@ -106,7 +111,7 @@ def handed_on(context: typer.Context) -> list[str]:
     arguments = []
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
-        if not given(context, name) or name in _PARENTS_OWN:
+        if not given(context, name) or name in PARENTS_OWN:
             continue
         if isinstance(value, bool):
             arguments += [parameter.opts[0]] if value else parameter.secondary_opts[:1]

@@ -46,6 +46,11 @@ class Disagreement(StoreError):
     """A call that contradicts what other trainers of the job have asked for: another model, say."""
 
 
+class Rejoin(StoreError):
+    """This attempt of the job is over, because a process of it was lost: go back to the cut that the next one begins
+    from, and on from there."""
+
+
 class BundleError(SparseFleetError):
     """A bundle that is missing, damaged, of another version or does not fit together; a model that cannot be one."""
 

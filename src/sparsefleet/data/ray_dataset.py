@@ -1,7 +1,8 @@
 """A Ray dataset as a reader: `open_reader(ray.data.read_parquet(…), schema)`.
 
-Its columns mean what those of a Parquet file do (`data/formats/parquet.py`). A position counts samples, so the order is kept (`preserve_order`): a dataset that is read again has to give the same
-samples. Each trainer reads the dataset that it is given: give each its own share, as with files.
+Its columns mean what those of a Parquet file do (`data/formats/parquet.py`). A position counts samples, so the order is
+kept (`preserve_order`): a dataset that is read again has to give the same samples. Each trainer reads the dataset that
+it is given: give each its own share, as with files.
 
 Nothing here imports Ray: a dataset that somebody has made brings it along.
 """
@@ -55,8 +56,9 @@ def ray_reader(
         )
     if not schema.simple:
         raise ConfigError(
-            "a Ray dataset is read by a schema of one label and plain features; this one has transforms, further labels, "
-            "weight, group or time: make them in Ray (dataset.map_batches), or write Parquet files and read those"
+            "a Ray dataset is read by a schema of one label and plain features; this one has transforms, further "
+            "labels, weight, group or time: make them in Ray (dataset.map_batches), or write Parquet files and "
+            "read those"
         )
     source = _Samples(dataset, ParquetFormat(schema, labelled=labelled), on_bad_row)
     if kind == "feeder":

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from torch import nn
@@ -16,6 +17,7 @@ from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.data.base import Reader
 from sparsefleet.data.split import Path, split_files
+from sparsefleet.fleet.healing import START_AGAIN, FleetHealing, HealingVariables
 from sparsefleet.fleet.old_shapes import (
     MAIN_PROGRAM,
     STARTUP_PROGRAM,
@@ -41,6 +43,11 @@ from sparsefleet.store.wire.frames import Bytes
 from sparsefleet.train import FitResult, Trainer
 
 log = logging.getLogger(__name__)
+
+SILENT_ATTEMPTS = 5
+"""Time-outs that a server of a job that heals waits for trainers to come back."""
+LOOK_SECONDS = 2.0
+"""How long a server may take to say in which attempt it is."""
 
 
 class Fleet:
@@ -189,7 +196,7 @@ class Fleet:
     def _server_config(self, role: Role, strategy: Resolved) -> ServerConfig:
         assert role.current_endpoint is not None
         host, _, port = role.current_endpoint.rpartition(":")
-        security = Security.from_environment()
+        security, healing = Security.from_environment(), HealingVariables.from_environment()
         return ServerConfig(
             host=host,
             port=int(port),
@@ -199,9 +206,13 @@ class Fleet:
             mode=strategy.mode,
             timeout=strategy.timeout,
             join_timeout=strategy.connect_timeout,
-            abandoned_after=strategy.timeout,
+            # In a job that heals, trainers that have fallen silent are started again.
+            abandoned_after=strategy.timeout * (1 if healing is None else SILENT_ATTEMPTS),
             lost_trainer="drop" if strategy.lost_trainer == "drop" else "error",
             load_from=self._model_path,
+            attempt=None if healing is None else healing.attempt,
+            cut=None if healing is None else healing.cut,
+            stopped=() if healing is None else healing.stopped,
             token=security.token,
             tls_certificate=security.certificate,
             tls_key=security.key,
@@ -218,7 +229,7 @@ class Fleet:
         if role.kind == "single" or self._remote is not None:
             return
         strategy = self._optimizer.strategy if self._optimizer else DistributedStrategy().resolved()
-        security = Security.from_environment()
+        security, healing = Security.from_environment(), HealingVariables.from_environment()
         security.warn_if_open(str(role), role.server_endpoints)
         config = RemoteConfig(
             endpoints=role.server_endpoints,
@@ -230,17 +241,31 @@ class Fleet:
             heartbeat=min(1.0, strategy.timeout / 5),
             shared_memory=strategy.shared_memory,
             dense_wire=strategy.dense_wire,
+            attempt=None if healing is None else healing.attempt,
             token=security.token,
             tls_root_certs=security.roots,
         )
-        try:
-            self._remote = RemoteStore(config)
-        except SparseFleetError as error:
-            raise error from None  # gRPC's own way to the error helps nobody
-        if self._optimizer:
-            self._optimizer.workplace.connect(self._remote)
+        self._connect(config, healing)
+        assert self._remote is not None
+        self._remote.crew.catching_up = self._remote.connection.cut is not None
         self._process = os.getpid()
         atexit.register(self._left_without_a_word)
+
+    def _connect(self, config: RemoteConfig, healing: HealingVariables | None, why: str | None = None) -> None:
+        try:
+            self._remote = store = RemoteStore(config, why)
+        except SparseFleetError as error:
+            raise error from None  # gRPC's own way to the error helps nobody
+
+        def rejoin(why: str) -> None:
+            """In the same process: only the connection is new, and what it knows of the attempt."""
+            attempt = store.connection.attempt or 0
+            store.connection.abandon()
+            self._connect(replace(config, attempt=attempt + 1), healing, why)
+
+        if self._optimizer:
+            part = None if healing is None else FleetHealing(healing, store, rejoin)
+            self._optimizer.workplace.connect(store, part)
 
     def stop_worker(self) -> None:
         """This trainer is done; servers end when all are.
@@ -275,6 +300,12 @@ class Fleet:
             # Set where the interpreter has printed the error that ends the process.
             error = getattr(sys, "last_value", None)
             given_up = self._remote.crew.given_up
+            if self._attempt_is_over():
+                log.warning("the job goes on with a new attempt, outside of fit here: this trainer is to start again")
+                logging.shutdown()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(START_AGAIN)  # the only way to say so from here
             done = self._stop_at_exit or (error is None and self._work_is_done())
             if error is None and not done and not given_up:
                 log.error(
@@ -286,6 +317,17 @@ class Fleet:
             if error is not None or not done:
                 self._remote.crew.give_up(error)
             self._stop()
+
+    def _attempt_is_over(self) -> bool:
+        """Whether, in a job that heals, this trainer's part ends because the servers are in another attempt."""
+        connection = self._remote.connection if self._remote is not None else None
+        if connection is None or connection.attempt is None or connection.given_up or connection.closed:
+            return False
+        try:
+            answers = [link.action("look", {}, LOOK_SECONDS) for link in connection.links]
+        except SparseFleetError:
+            return True
+        return any(answer.get("attempt") != connection.attempt for answer in answers)
 
     def _work_is_done(self) -> bool:
         """Whether the last thing that the trainer was asked for came to its end."""

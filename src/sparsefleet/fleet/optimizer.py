@@ -11,6 +11,7 @@ from sparsefleet.communicator import MODES, Communicator, CommunicatorConfig, Di
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.crew import Crew, CrewOfOne
+from sparsefleet.fleet.healing import FleetHealing
 from sparsefleet.fleet.roles import Role
 from sparsefleet.fleet.strategy import Resolved
 from sparsefleet.optim import values_only
@@ -35,6 +36,7 @@ class FleetWorkplace(Workplace):
         self._store: ParameterStore | None = LocalStore() if self._single else None
         self._crew: Crew = CrewOfOne()
         self._last: Communicator | None = None
+        self._healing: FleetHealing | None = None
         self._config = CommunicatorConfig(
             max_merge=strategy.max_merge,
             send_queue_size=strategy.send_queue_size,
@@ -45,14 +47,20 @@ class FleetWorkplace(Workplace):
             trainers=role.worker_num,
         )
 
-    def connect(self, store: RemoteStore) -> None:
-        self._store, self._crew = store, store.crew
+    def connect(self, store: RemoteStore, healing: FleetHealing | None = None) -> None:
+        """Called again in a job that heals, with the store of its next attempt."""
+        self._store, self._crew, self._healing = store, store.crew, healing
+        self._last = None  # what it keeps is of the attempt before
 
     @property
     def store(self) -> ParameterStore:
         if self._store is None:
             raise ConfigError("this trainer is not connected to its servers yet: call fleet.init_worker() first")
         return self._store
+
+    @property
+    def healing(self) -> FleetHealing | None:
+        return self._healing
 
     @property
     def crew(self) -> Crew:

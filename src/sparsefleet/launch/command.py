@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import parse_endpoints
+from sparsefleet.launch.attempts import RestartPolicy
 from sparsefleet.launch.jobs import run_hosts, run_local
 from sparsefleet.launch.on_ray.options import ray_options, refuse_ray_options, run_script_on_ray
 from sparsefleet.launch.plan import parse_hosts, parse_ports
@@ -111,6 +112,22 @@ def _parser() -> argparse.ArgumentParser:
         help="without a terminal, how often to tell step, rows/s, AUC and time left; 0: never (%(default)g)",
     )
     ray_options(option)
+    option(
+        "--restarts",
+        type=int,
+        metavar="N",
+        default=defaults.restart.restarts,
+        help="losses within an hour that the job heals: a server or worker that is killed or hangs is started again, "
+        "and all go on from the last cut; 0: the first loss ends the job (%(default)s)",
+    )
+    option(
+        "--cut_every",
+        type=float,
+        metavar="SECONDS",
+        default=None,
+        help="with --restarts, how often to take the cut that a loss goes back to (so that it costs about 1 %% of the "
+        "time, at least 10 s apart)",
+    )
     option("-m", dest="module", action="store_true", help="the script is the name of a module, as in python -m")
     parser.add_argument("script", nargs="?", help="a Python script, or any executable")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the script")
@@ -122,7 +139,14 @@ def _run(options: argparse.Namespace) -> Outcome:
         raise ConfigError(
             "there is no script to run; give it after the options: fleetrun --server_num=1 --worker_num=2 train.py"
         )
-    settings = RunSettings(Path(options.log_dir), options.timeout, options.grace, options.keep_going, options.progress)
+    settings = RunSettings(
+        Path(options.log_dir),
+        options.timeout,
+        options.grace,
+        options.keep_going,
+        options.progress,
+        RestartPolicy(options.restarts, cut_every=options.cut_every),
+    )
     command = [*script_command(options.script, options.module), *options.arguments]
     if options.on == "ray":
         return run_script_on_ray(options, settings, command)

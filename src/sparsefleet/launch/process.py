@@ -32,7 +32,10 @@ class Exit:
 class RoleProcess:
     """Runs in a session of its own, so that nothing meant for the launcher's terminal reaches it."""
 
-    def __init__(self, role: Role, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, role: Role, command: Sequence[str], environment: Mapping[str, str], log: Path, *, again: bool = False
+    ) -> None:
+        """again: it takes the place of a process that was lost, and writes on in its log."""
         self.role, self.log = role, log
         self.exit: Exit | None = None
         self.ended_by_us = False
@@ -40,7 +43,7 @@ class RoleProcess:
         self.started_at = time.monotonic()
         self.ended_at: float | None = None
         try:
-            with open(log, "wb") as output:
+            with open(log, "ab" if again else "wb") as output:
                 self._popen = subprocess.Popen(
                     list(command),
                     stdin=subprocess.DEVNULL,

@@ -8,6 +8,9 @@ a server fails               ─► the others may report for `timeout` seconds 
 a worker fails               ─► the servers are told, and say what becomes of the others (or `keep_going` does):
     they end                 ─► they may report for `timeout` seconds                ─► end what is left ─► its status
     they go on               ─► they work to their end                               ─► end what is left ─► its status
+a role is killed or hangs, and the job heals (`RestartPolicy`):
+                             ─► it is started again; a new attempt begins from the last cut (`launch/attempts.py`)
+    too often                ─► end everything ─► its status
 Ctrl-C, SIGTERM, SIGHUP      ─► workers may save for `timeout` seconds               ─► end what is left ─► 128 + signal
     once more                ─► end everything; a third one kills
 the launcher is killed       ─► its guard ends everything
@@ -21,14 +24,16 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.fleet.healing import HEALING_VARIABLES, START_AGAIN
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
 from sparsefleet.launch import job_token, logs, reaper
+from sparsefleet.launch.attempts import Attempts, RestartPolicy
 from sparsefleet.launch.guard import Guard
 from sparsefleet.launch.interrupts import Interrupts
 from sparsefleet.launch.listening import Listening
@@ -69,6 +74,8 @@ class RunSettings:
 
     progress: float = 10.0
     """Seconds between two lines about how far the job is, where no terminal shows it; 0: none."""
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    """Whether and how often the job goes on by itself when a process of it is lost."""
 
     def __post_init__(self) -> None:
         for name in ("timeout", "grace", "progress"):
@@ -124,6 +131,20 @@ class _Job:
         self._notices = Notices(roles[0].server_endpoints, self._environment, settings.timeout)
         every = settings.progress if view.wants_progress else 0.0
         self._progress = JobProgress(roles[0].server_endpoints, self._environment, every)
+        self._attempts: Attempts | None = None
+        if settings.restart.restarts:
+            if self._workers_elsewhere or self._servers_elsewhere:
+                raise ConfigError(
+                    "restarts are for jobs of one host so far: run this one without, and resume it when it was ended"
+                )
+            folder = settings.log_dir / f"cuts-{self._id[-8:]}"
+            self._attempts = Attempts(roles[0].server_endpoints, self._environment, settings.restart, folder)
+        self._lost: list[RoleProcess] = []
+        """To be started again."""
+        self._former: list[RoleProcess] = []
+        """Others have taken their place."""
+        self._hung: list[RoleProcess] = []
+        self._too_many: str | None = None
         self._interrupts = Interrupts()
         self._guard: Guard | None = None
 
@@ -135,6 +156,8 @@ class _Job:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             self._end_all()
+            if self._attempts is not None:
+                self._attempts.close()
             self._notices.close()
             self._progress.close()
             if kind is not None:
@@ -144,7 +167,7 @@ class _Job:
                 self._guard.close()
             self._token_files.remove()
             # Only now that nobody looks for them any more may the numbers of the roles be used anew.
-            for process in self._processes:
+            for process in [*self._former, *self._processes]:
                 process.reap(timeout=1.0)
             self._interrupts.__exit__(kind, error, tb)
 
@@ -153,16 +176,24 @@ class _Job:
         folder, environment, any_role = self._settings.log_dir, self._environment, self._roles[0]
         logs.make_folder(folder)
         logs.remove_others(folder, any_role.server_num, any_role.worker_num)
-        plain = {name: value for name, value in environment.items() if name not in ROLE_VARIABLES}
+        ours = (*ROLE_VARIABLES, *HEALING_VARIABLES)
+        plain = {name: value for name, value in environment.items() if name not in ours}
         # A job within a job keeps the outer one's id too, so that the outer one finds all that is its own.
         job = ":".join(filter(None, (environment.get(reaper.JOB_VARIABLE), self._id)))
         if self._token:
             self._keep_token(self._token)
-        for role in self._roles:
-            own = {**plain, **role.environment(), reaper.JOB_VARIABLE: job, "PYTHONUNBUFFERED": "1"}
-            process = RoleProcess(role, command_for_role(role), own, logs.log_of(folder, role))
-            self._processes.append(process)
+
+        def start_role(role: Role, again: bool) -> RoleProcess:
+            assert self._guard is not None
+            healing = self._attempts.environment() if self._attempts is not None else {}
+            own = {**plain, **role.environment(), **healing, reaper.JOB_VARIABLE: job, "PYTHONUNBUFFERED": "1"}
+            process = RoleProcess(role, command_for_role(role), own, logs.log_of(folder, role), again=again)
             self._guard.watch(process.pid)
+            return process
+
+        self._start_role = start_role
+        for role in self._roles:
+            self._processes.append(start_role(role, False))
         workers = sum(role.is_worker for role in self._roles)
         here = f" of {any_role.worker_num}" if self._workers_elsewhere else ""
         self._view.say(
@@ -170,6 +201,8 @@ class _Job:
             f"logs in {folder}; servers at {','.join(any_role.server_endpoints)}"
         )
         self._progress.start()
+        if self._attempts is not None:
+            self._attempts.start()
 
     def _keep_token(self, token: str) -> None:
         assert self._guard is not None
@@ -187,6 +220,9 @@ class _Job:
         deadline: float | None = None
         while not self._interrupts.count and self._something_to_wait_for():
             self._look()
+            self._heal()
+            if self._too_many is not None:
+                break
             self._kill_stopped_workers()
             if deadline is None and (patience := self._patience()) is not None:
                 deadline = time.monotonic() + patience
@@ -195,7 +231,11 @@ class _Job:
             time.sleep(reaper.TICK_SECONDS)
         if self._interrupts.count:
             self._let_workers_save()
-        elif not self._failures and (left := [str(process.role) for process in self._processes if process.running]):
+        elif (
+            not self._failures
+            and self._too_many is None
+            and (left := [str(process.role) for process in self._processes if process.running])
+        ):
             self._view.say(
                 f"{', '.join(left)} did not stop within {self._settings.timeout:g} s of the workers' end; ending "
                 f"{'it' if len(left) == 1 else 'them'} (does every worker call fleet.stop_worker?)"
@@ -253,12 +293,72 @@ class _Job:
     def _note(self, ended: Iterable[RoleProcess]) -> None:
         """Processes that were seen to have ended."""
         for process in ended:
+            if self._attempts is not None and self._can_be_healed(process):
+                self._lost.append(process)
+                continue
             if process.role.is_server:
                 self._notices.server_ended(process.role.index)
             if process.failed and process.exit is not None:
                 self._failures.append(process)
                 if process.role.is_worker:
                     self._notices.worker_ended(process.role.index, process.exit)
+
+    # --- a job that heals
+
+    def _can_be_healed(self, process: RoleProcess) -> bool:
+        """Killed, not failed by an error of its own: that would come again."""
+        if not process.failed or process.exit is None or self._interrupts.count or self._failures:
+            return False
+        return process.exit.signal_name is not None or _starts_again(process)
+
+    def _heal(self) -> None:
+        attempts = self._attempts
+        if attempts is None or self._failures or self._interrupts.count:
+            return
+        self._kill_hung(attempts)
+        lost, self._lost = self._lost, []
+        if not any(process.running for process in self._workers()) and not any(p.role.is_worker for p in lost):
+            for process in lost:  # a server, when all workers have come to their end: nobody needs it any more
+                process.ended_by_us = True
+            return
+        wanted = attempts.wanted()
+        if not lost and wanted is None:
+            if (seconds := attempts.healed()) is not None:
+                self._view.say(f"attempt {attempts.number} trains on, {seconds:.1f} s after the loss")
+            return
+        why = "; ".join(f"{process.role} ended ({process.exit})" for process in lost) or f"a worker: {wanted}"
+        if (too_many := attempts.another(why)) is not None:
+            self._too_many = too_many
+            self._failures += lost
+            newest = attempts.newest_cut()
+            self._view.say(f"giving up: {too_many}{f'. Go on with: --resume {newest}' if newest else ''}")
+            return
+        only_joins = [p for p in lost if p.role.is_worker and (_starts_again(p) or not attempts.joined(p.role.index))]
+        if len(only_joins) < len(lost) or not lost:
+            done = [p.role.index for p in self._workers() if state_of(p) == ENDED_WELL]
+            attempts.begin(why, done, [process.role.index for process in lost if process.role.is_server])
+            begins = f"attempt {attempts.number} begins from {attempts.cut or 'the beginning'}"
+        else:
+            begins = f"it joins attempt {attempts.number}"
+        self._view.say(f"{why}: {begins} ({attempts.allowed})")
+        for process in lost:
+            killed = process.role.is_worker and not _starts_again(process)
+            if killed and (same := attempts.same_place(process.role.index)):
+                self._view.say(same)
+            process.kill()  # what it has left behind
+            self._former.append(process)
+            self._processes[self._processes.index(process)] = self._start_role(process.role, True)
+
+    def _kill_hung(self, attempts: Attempts) -> None:
+        silent = {("server", index) for index in attempts.silent_servers()}
+        silent |= {("worker", index) for index in attempts.silent_workers()}
+        running = {process.role.index: process.seconds for process in self._workers() if process.running}
+        silent |= {("worker", index) for index in attempts.missing_workers(running)}
+        for process in self._processes:
+            if (process.role.kind, process.role.index) in silent and process.running and process not in self._hung:
+                self._hung.append(process)
+                self._view.say(f"{process.role} gives no sign of life: killing it")
+                process.kill()
 
     def _patience(self) -> float | None:
         """Seconds until the roles that still run are ended; None: as long as they like."""
@@ -354,7 +454,7 @@ class _Job:
         interrupts = self._interrupts.count
         stuck = reaper.end_processes(
             self._id,
-            [process.pid for process in self._processes],
+            [process.pid for process in [*self._former, *self._processes]],
             self._settings.grace,
             hurry=lambda: self._interrupts.count > interrupts,
             tick=self._look,
@@ -364,11 +464,15 @@ class _Job:
             self._view.say(f"processes {', '.join(map(str, stuck))} cannot be killed; they hang inside the system")
 
     def _conclude(self) -> Outcome:
+        if self._attempts is not None and not self._failures and self._too_many is None:
+            self._attempts.remove_cuts()
         failures = culprit_first(self._failures)
         failed = tuple((process.role, process.exit) for process in failures if process.exit is not None)
         if failed:
             tell_failures(self._view, self._processes, failures)
             return Outcome(failed[0][1].status, failed)
+        if self._too_many is not None:
+            return Outcome(1)
         # One that came when all had ended by themselves has changed nothing.
         if self._interrupts.first is not None and any(process.ended_by_us for process in self._processes):
             return Outcome(128 + self._interrupts.first)
@@ -377,6 +481,11 @@ class _Job:
         what = _count(workers, "worker") if workers else _count(len(self._processes), "server")
         self._view.say(f"all done: {what} ended well after {seconds:.1f} s")
         return Outcome(0)
+
+
+def _starts_again(process: RoleProcess) -> bool:
+    """A worker that met the end of an attempt outside of fit, and asks to be started again."""
+    return process.role.is_worker and process.exit is not None and process.exit.status == START_AGAIN
 
 
 def _count(number: int, what: str) -> str:

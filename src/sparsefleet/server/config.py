@@ -40,6 +40,15 @@ class ServerConfig:
     """
     load_from: str | None = None
     """A checkpoint that tables and blocks start from as they are created."""
+    attempt: int | None = None
+    """Which life of the job this is, in a job that heals: whoever speaks for another one is told to rejoin. None: a job
+    that ends, or goes on without its trainer, when a process is lost."""
+    cut: str | None = None
+    """The checkpoint that this attempt begins from; None: `load_from`, as the first one did."""
+    begun_because: str | None = None
+    """What ended the attempt before."""
+    stopped: tuple[int, ...] = ()
+    """Trainers that came to their end in an earlier attempt."""
     token: str | None = field(default=None, repr=False)
     """Shared secret that every call must carry."""
     tls_certificate: bytes | None = field(default=None, repr=False)
@@ -49,6 +58,11 @@ class ServerConfig:
     """Listen beyond this machine without a token."""
     watch_parent: bool = False
     """End when the process that started this one ends."""
+
+    @property
+    def start(self) -> str | None:
+        """What tables and blocks start from as they are created."""
+        return self.cut or self.load_from
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -68,6 +82,8 @@ class ServerConfig:
             raise ConfigError(f"abandoned_after={self.abandoned_after} must be above 0 seconds, or None")
         if self.lost_trainer not in ("error", "drop"):
             raise ConfigError(f"lost_trainer={self.lost_trainer!r} must be 'error' or 'drop'")
+        if self.attempt is not None and self.attempt < 1:
+            raise ConfigError(f"attempt={self.attempt} must be 1 or above, or None")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate and tls_key go together: give both or none")
         if self.token:

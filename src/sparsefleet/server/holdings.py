@@ -229,6 +229,10 @@ class Holdings:
             record = Record(LOAD, parts=[*(table.spec for table in tables), *(block.table for block in blocks)])
             self._ledger.apply_alone(record, check, fill, owner, patience)
 
+    def let_go(self) -> None:
+        """Nothing is held any more: what a message under way has its hands on goes when that is done."""
+        self._tables, self._blocks, self._checkpoint = {}, {}, None
+
     def rows(self) -> int:
         """Rows that are here, those of a table that is still being filled too: grows while something is loaded."""
         filling = self._filling

@@ -39,3 +39,5 @@ class Registration:
     about: str
     mode: str | None = None
     """None: it trains nothing, or in no mode that others need know."""
+    attempt: int | None = None
+    """The attempt of the job that it joins; None: of a job that does not heal."""

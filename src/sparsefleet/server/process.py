@@ -31,12 +31,13 @@ class ParameterServer:
     def __init__(self, config: ServerConfig, after_apply: Hook | None = None) -> None:
         self.config = config
         self._parent = os.getppid()
+        self._stopping = threading.Event()
         self.status = 0
         """For the process to exit with, once `serve` has returned."""
-        self.state = ServerState(config, after_apply)
+        state = ServerState(config, after_apply)
         self._check_port()
         try:
-            self._service = ParameterService(self.state)
+            self._service = ParameterService(state)
         except (pa.ArrowException, OSError) as error:
             # The port is free, and of certificates Flight says no more than that it has failed.
             why = "tls_certificate and tls_key are not a certificate and its key (PEM)" if config.tls_key else error
@@ -59,6 +60,11 @@ class ParameterServer:
             ) from None
 
     @property
+    def state(self) -> ServerState:
+        """Of the present attempt."""
+        return self._service.state
+
+    @property
     def port(self) -> int:
         return int(self._service.port)
 
@@ -68,7 +74,7 @@ class ParameterServer:
 
     def serve(self) -> str:
         """Block until a signal, `stop` of all trainers, or (if asked) the parent's end; return which it was."""
-        stopping, why = self.state.stopping, ["stop() was called"]
+        stopping, why = self._stopping, ["stop() was called"]
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             why[0] = f"signal {signal.Signals(number).name}"
@@ -104,7 +110,7 @@ class ParameterServer:
 
     def stop(self) -> None:
         """Make `serve` return; from any thread."""
-        self.state.stopping.set()
+        self._stopping.set()
 
     def close(self, grace: float = 2.0) -> bool:
         """Stop listening. False where streams were still open: Flight cannot cut them, only the process's end does."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow.flight as flight
 
-from sparsefleet.core.errors import SparseFleetError, StoreError
+from sparsefleet.core.errors import Rejoin, SparseFleetError, StoreError
 from sparsefleet.server.exchange import Exchange
 from sparsefleet.server.meetings import read_place
 from sparsefleet.server.members import Registration
@@ -32,9 +34,15 @@ Data = dict[str, Any]
 class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(self, state: ServerState) -> None:
         config = state.config
-        self._state = state
+        self.state = state
+        """Of the present attempt."""
+        self._came_to = threading.local()
+        self._beginning = threading.Lock()
         self._actions: dict[str, Callable[[Data], Data | None]] = {
-            "ping": lambda data: {"server": state.server_id, "broken": state.sessions.broken},
+            "ping": lambda data: {"server": self._state.server_id, "broken": self._state.sessions.broken},
+            "look": self._look,
+            "begin_attempt": self._begin_attempt,
+            "want_attempt": self._want_attempt,
             "register": self._register,
             "ended": self._ended,
             "server_failed": self._server_failed,
@@ -52,16 +60,16 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "write": self._write,
             "drop_cut": self._drop_cut,
             "saved": self._saved,
-            "attend": lambda data: state.joint_cuts.attend(*_identity(data), _patience(data)),
-            "depart": lambda data: state.joint_cuts.depart(*_identity(data), data.get("report"), _patience(data)),
-            "open_cut": lambda data: state.joint_cuts.open(*_identity(data)),
+            "attend": lambda data: self._state.joint_cuts.attend(*_identity(data), _patience(data)),
+            "depart": lambda data: self._state.joint_cuts.depart(*_identity(data), data.get("report"), _patience(data)),
+            "open_cut": lambda data: self._state.joint_cuts.open(*_identity(data)),
             "ask_all": self._ask_all,
             "watch_cuts": self._watch_cuts,
             "answer_cut": self._answer_cut,
-            "close_cut": lambda data: state.joint_cuts.close(need_text(data, "cut")),
+            "close_cut": lambda data: self._state.joint_cuts.close(need_text(data, "cut")),
             "load": self._load,
             "lower_rates": self._lower_rates,
-            "stats": lambda data: state.stats(),
+            "stats": lambda data: self._state.stats(),
         }
         scheme = "grpc+tls" if config.tls_certificate else "grpc"
         super().__init__(
@@ -70,18 +78,25 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             middleware={"token": CheckToken(config.token)} if config.token else None,
         )
 
+    @property
+    def _state(self) -> ServerState:
+        """Of the attempt that the action at work in this thread came to: a new one may begin meanwhile."""
+        return getattr(self._came_to, "state", None) or self.state
+
     # --- what Flight calls
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        state = self.state
         try:
             hello = _checked_protocol(read_json(bytes(descriptor.command or b""), "the opening of a stream"))
-            account = self._state.account(*_identity(hello), _integer(hello, "lane"))
+            account = state.account(*_identity(hello), _integer(hello, "lane"))
             segment = accepted(hello.get("segment"))
         except SparseFleetError as error:
-            metadata, _ = encode({"error": str(error), "server": self._state.server_id})
+            rejoin = {"kind": "rejoin"} if isinstance(error, Rejoin) else {}
+            metadata, _ = encode({"error": str(error), "server": state.server_id, **rejoin})
             writer.write_metadata(metadata)
             return
-        Exchange(self._state, account, writer, segment).run(reader)
+        Exchange(state, account, writer, segment).run(reader)
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         return [to_json(self._answer(action))]
@@ -90,6 +105,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         return [(name, "") for name in self._actions]
 
     def _answer(self, action: Any) -> Data:
+        self._came_to.state = self.state
         try:
             act = self._actions.get(action.type)
             if act is None:
@@ -102,6 +118,46 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         except Exception as error:
             log.exception("action %s failed", action.type)
             return {"error": f"the server failed: {error!r}; its log says where"}
+        finally:
+            self._came_to.state = None
+
+    # --- attempts
+
+    def _look(self, data: Data) -> Data:
+        """For who starts processes again, and for trainers that are about to join."""
+        state = self._state
+        return {
+            "attempt": state.attempt,
+            "broken": state.sessions.broken,
+            "wanted": state.wanted,
+            "members": state.sessions.members(),
+            "silent": state.sessions.silent(),
+            "trained": state.ledger.has_steps(),
+            "timeout": state.config.timeout,
+        }
+
+    def _begin_attempt(self, data: Data) -> None:
+        """Forget everything, and begin anew from a cut; told again, or of an attempt that is over, do nothing."""
+        attempt, cut, why = _integer(data, "attempt"), data.get("cut"), need_text(data, "why")[:MAX_REASON]
+        with self._beginning:
+            old = self.state
+            if old.attempt is None:
+                raise StoreError("this server was started for a job that does not heal: it knows of no attempts")
+            if attempt <= old.attempt:
+                return
+            stopped = data.get("stopped", [])
+            if not isinstance(stopped, list) or not all(type(worker) is int for worker in stopped):
+                raise WireError(f"stopped must list workers; got {stopped!r}")
+            cut = None if cut is None else need_text(data, "cut")
+            config = replace(old.config, attempt=attempt, cut=cut, stopped=tuple(stopped), begun_because=why)
+            self.state = ServerState(config, old.after_apply)  # raises, and nothing has happened, where the cut is bad
+            old.end_attempt(f"attempt {attempt} of the job has begun: {why}")
+            log.warning("attempt %d begins from %s: %s", attempt, config.start or "nothing", why)
+
+    def _want_attempt(self, data: Data) -> None:
+        """A trainer cannot go on in this attempt."""
+        if _integer(data, "attempt") == self._state.attempt:
+            self._state.wanted = self._state.wanted or need_text(data, "why")[:MAX_REASON]
 
     # --- actions
 
@@ -118,9 +174,11 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             _integer(data, "index"),
             about=str(data.get("about", ""))[:200],
             mode=None if mode is None else str(mode)[:200],
+            attempt=None if data.get("attempt") is None else _integer(data, "attempt"),
         )
-        self._state.sessions.register(incarnation, joining)
-        return {"server": self._state.server_id, "last_checkpoint": self._state.last_checkpoint}
+        state = self._state
+        state.sessions.register(incarnation, joining)
+        return {"server": state.server_id, "last_checkpoint": state.last_checkpoint, "cut": state.config.cut}
 
     def _heartbeat(self, data: Data) -> Data:
         status = data.get("status")

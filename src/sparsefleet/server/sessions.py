@@ -14,6 +14,9 @@ A trainer that is killed or cut off is lost, and the policy says what becomes of
 of its own (a bad row, a loss that is no number) breaks the job, whatever the policy is: all that the others still ask
 for is refused, with its reason.
 
+In a job that heals (`ServerConfig.attempt`), nobody goes on without a lost trainer: whoever waits for it is told to
+rejoin, and a new attempt begins, with sessions of its own. Within an attempt a number is taken once.
+
 A number may be taken again by another life of a trainer. Where none of the others is at work any more, that is a new
 job: everybody is expected again.
 """
@@ -26,7 +29,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sparsefleet.core.errors import StoreError
+from sparsefleet.core.errors import Rejoin, StoreError
 from sparsefleet.server.config import ServerConfig
 from sparsefleet.server.members import Member, Registration
 
@@ -51,7 +54,7 @@ class Sessions:
         """What `in_rounds` found, until someone comes or goes."""
         self._endpoints, self._workers, self._mode = config.endpoints, config.workers, config.mode
         self._trainers: dict[int, Member] = {}
-        self.last_checkpoint: str | None = config.load_from
+        self.last_checkpoint: str | None = config.start
         self._first: float | None = None
         self._never_came: set[int] = set()
         self._ended_before: dict[int, str] = {}
@@ -59,6 +62,11 @@ class Sessions:
         self._broken: str | None = None
         """Why the job cannot go on."""
         self._broken_at: float | None = None
+        self._over: str | None = None
+        """Why this attempt of the job is over: everybody is told to rejoin."""
+        for worker in config.stopped:
+            self._trainers[worker] = Member(worker, "", "of an earlier attempt", time.monotonic())
+            self._trainers[worker].stopped = self._trainers[worker].gone = True
         self._looked = self._awake_since = time.monotonic()
         """When `leave_out_silent` was called last, and since when it has been again and again."""
 
@@ -75,8 +83,11 @@ class Sessions:
         """Take a trainer in, or say why not; what differs between processes is named on both sides."""
         worker, about = joining.worker, joining.about
         with self.changed:
+            self._agree_on_attempt(joining)
             self._agree(joining)
             present = self._trainers.get(worker)
+            if self.config.attempt is not None and present is not None and present.incarnation != incarnation:
+                raise Rejoin(f"worker {worker} has been in attempt {self.config.attempt} before: it joins the next one")
             if present is not None and present.incarnation != incarnation and not present.ended:
                 silent = time.monotonic() - present.last_seen
                 if silent <= self.config.timeout:
@@ -86,7 +97,7 @@ class Sessions:
                         f"{self.config.timeout:g} s"
                     )
             if present is None or present.incarnation != incarnation:
-                if present is not None or self._over(worker):
+                if present is not None or self._job_is_over(worker):
                     self._make_way(worker)
                 self._trainers[worker] = Member(worker, incarnation, about, time.monotonic())
                 self._never_came.discard(worker)
@@ -98,7 +109,35 @@ class Sessions:
             self._mode = joining.mode or self._mode
             self._tell_all()
 
-    def _over(self, worker: int) -> bool:
+    def _agree_on_attempt(self, joining: Registration) -> None:
+        if self._over is not None:
+            raise Rejoin(self._over)
+        if joining.attempt != self.config.attempt:
+            if joining.attempt is None or self.config.attempt is None:
+                raise StoreError(
+                    f"worker {joining.worker} ({joining.about}) and this server disagree on whether the job heals "
+                    "after a loss: start all processes of a job with the same launcher"
+                )
+            raise Rejoin(f"this server is in attempt {self.config.attempt} of the job, not in {joining.attempt}")
+
+    def end_attempt(self, why: str) -> None:
+        """Everybody is told to rejoin from now on, also those that wait for others here."""
+        with self.changed:
+            self._over = why
+            self._tell_all()
+
+    def members(self) -> list[int]:
+        """The trainers that have registered with this attempt."""
+        with self.changed:
+            return sorted(set(self._trainers) - set(self.config.stopped))
+
+    def silent(self) -> list[int]:
+        """Registered trainers that have fallen silent, without a word that they end."""
+        with self.changed:
+            there = [w for w, trainer in self._trainers.items() if not (trainer.stopped or trainer.ended)]
+            return self.lost_among(there) if self._over is None else []
+
+    def _job_is_over(self, worker: int) -> bool:
         """Whether the job is broken, nobody of it is left, and one comes again that failed before it registered."""
         if self._broken is None or worker not in self._ended_before:
             return False
@@ -152,8 +191,12 @@ class Sessions:
 
     def check(self, worker: int, incarnation: str) -> Member:
         """The trainer that calls; a call is a sign of life."""
+        if self._over is not None:
+            raise Rejoin(self._over)
         trainer = self._trainers.get(worker)
         if trainer is None or trainer.incarnation != incarnation:
+            if self.config.attempt is not None:
+                raise Rejoin(f"worker {worker} speaks for another attempt of the job: this is {self.config.attempt}")
             other = f" ({trainer.about} has that number now)" if trainer is not None else ""
             raise StoreError(f"worker {worker} is not registered here{other}: the server or the trainer was replaced")
         if trainer.dropped:
@@ -169,6 +212,8 @@ class Sessions:
 
     def check_job(self) -> None:
         """Refuse what only makes sense in a job that goes on. With `changed` held or not."""
+        if self._over is not None:
+            raise Rejoin(self._over)
         if self._broken is not None:
             raise StoreError(self._broken)
 
@@ -275,7 +320,7 @@ class Sessions:
     def is_over(self, incarnation: str) -> bool:
         """Whether this life of a trainer has ended: it sends no more, and what it holds is nobody's."""
         with self.changed:
-            return not any(
+            return self._over is not None or not any(
                 trainer.incarnation == incarnation and not trainer.ended for trainer in self._trainers.values()
             )
 
@@ -300,7 +345,8 @@ class Sessions:
             if now - self._looked > max(1.0, self.config.timeout / 4):
                 self._awake_since = now
             self._looked = now
-            if self.config.lost_trainer == "error" or now - self._awake_since <= self.config.timeout:
+            keeps = self.config.lost_trainer == "error" or self.config.attempt is not None
+            if keeps or now - self._awake_since <= self.config.timeout:
                 return
             lost = [w for w in self.lost_among(workers) if w in self._trainers and not self._came_to_its_end(w)]
             if lost:
@@ -337,6 +383,8 @@ class Sessions:
 
     def _lost(self, worker: int) -> bool:
         trainer, now = self._trainers.get(worker), time.monotonic()
+        if self._over is not None:
+            return True  # to this attempt
         if trainer is not None:
             return trainer.failure is not None or now - trainer.last_seen > self.config.timeout
         late = self._first is not None and now - self._first > self.config.join_timeout
@@ -347,6 +395,11 @@ class Sessions:
         lost = list(lost)
         if self._broken is not None:
             return StoreError(f"{what}: {self._broken}")
+        if self._over is not None:
+            return Rejoin(f"{what}: {self._over}")
+        if self.config.attempt is not None:
+            names = ", ".join(self.name(worker) for worker in lost)
+            return Rejoin(f"{what}: lost {names}; the job goes on with a new attempt")
         if self.config.lost_trainer == "error":
             return self.missing_error(what, lost)
         for worker in lost:

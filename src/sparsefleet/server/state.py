@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -31,7 +30,7 @@ class ServerState:
         self.started = time.monotonic()
         self.sessions = sessions = Sessions(config, self.server_id)
         self.ledger = Ledger(sessions.is_over, self._end_job, config.index)
-        self.holdings = Holdings(config.index, self.ledger, config.load_from)
+        self.holdings = Holdings(config.index, self.ledger, config.start)
         self.cuts = ServerCuts(self.ledger, self.holdings, sessions.is_over, config.index)
         self.rounds = Rounds(sessions, self.ledger)
         self.geo = Geo()
@@ -44,8 +43,9 @@ class ServerState:
         self.meters = Meters()
         self.after_apply = after_apply
         """For tests of lost answers: called between applying a push and answering it."""
-        self.stopping = threading.Event()
         sessions.on_new_life.append(self._note_former_life)
+        self.wanted: str | None = None
+        """Why a trainer asks for a new attempt of the job."""
 
     @property
     def last_checkpoint(self) -> str | None:
@@ -61,6 +61,16 @@ class ServerState:
             self.sessions.check(worker, incarnation)
         return self.ledger.account(worker, incarnation, caller)
 
+    @property
+    def attempt(self) -> int | None:
+        return self.config.attempt
+
+    def end_attempt(self, why: str) -> None:
+        """Whoever still speaks for this attempt is told to rejoin; what it holds is given back to the system."""
+        self.sessions.end_attempt(why)
+        self.tasks.close()
+        self.holdings.let_go()
+
     def _end_job(self, why: str) -> None:
         with self.sessions.changed:
             self.sessions.break_job(why)
@@ -72,6 +82,9 @@ class ServerState:
         return {
             "index": self.config.index,
             "server": self.server_id,
+            "attempt": self.attempt,
+            "cut": self.config.cut,
+            "begun_because": self.config.begun_because,
             "uptime_s": round(time.monotonic() - self.started, 1),
             **self.holdings.stats(),
             "records": self.ledger.number,

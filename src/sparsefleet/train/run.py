@@ -25,6 +25,8 @@ from sparsefleet.train.binding import BoundModel
 from sparsefleet.train.cut_member import RunCutMember
 from sparsefleet.train.fetch import FetchHandler
 from sparsefleet.train.fetcher import Fetcher
+from sparsefleet.train.healing import HEAL, Before, cut_record
+from sparsefleet.train.job_cuts import JobCuts
 from sparsefleet.train.profile import Profiler, StepProfile
 from sparsefleet.train.progress import QUICK, LossWindow, Progress, Snapshot
 from sparsefleet.train.replica import Replica
@@ -133,8 +135,13 @@ class Run:
         save: SavePolicy | None,
         reporters: Sequence[Reporter],
         fetch: Sequence[FetchHandler],
+        before: Before | None = None,
     ) -> None:
-        """`start_of`: where a trainer of the job, by its number, stood when this run began."""
+        """`start_of`: where a trainer of the job, by its number, stood when this run began.
+
+        `before`: in a job that heals, what this call of `fit` had done before.
+        """
+        self._before = before or Before()
         self.bound, self.data, self.config, self.save_policy = bound, data, config, save
         self.crew, self._start_of = workplace.crew, start_of
         self._looks = [(reporter, LossWindow()) for reporter in reporters]
@@ -146,6 +153,7 @@ class Run:
             self.progress.metrics = MetricSet.together([state.metrics], config.training_metrics)
         self.status = StatusReports(self.crew, self.progress)
         self.status.share = data.progress
+        self.status.again = self._before.again
         self.everyone: MetricSet | None = None
         """Of a job of several trainers: metrics over all of them, at the last epoch's end."""
         self.lost: list[str] = []
@@ -153,6 +161,9 @@ class Run:
         self.member = RunCutMember(workplace.store, self.progress, self.state, data.settled)
         """This run's part in cuts, its own and those of the job's other trainers."""
         self.saver = Saver(workplace.store, self.crew, self.member, self.facts, save, self._note_saved)
+        healing = workplace.healing
+        self.cuts = JobCuts(self.saver, healing.folder, healing.cut_every) if healing is not None else None
+        """What the job goes back to if one of its processes is lost."""
         # Resumed within an epoch, it is under way: a checkpoint from before the first step must not begin it anew.
         self._at = _Place(state.epoch, under_way=bool(state.position) or state.finished, stepped=state.finished)
         self._nothing_left = state.finished
@@ -167,6 +178,11 @@ class Run:
             return workplace.store.pull(table, keys, create=False)
 
         self._fetcher = Fetcher(bound, pull, config.precision, wanted, self._numbers(LossWindow(), None))
+
+    @property
+    def fit(self) -> int:
+        """Which call of its trainer's `fit` this is."""
+        return self._before.fit
 
     @property
     def epochs_done(self) -> int:
@@ -220,6 +236,8 @@ class Run:
                         handler.after_step(count, partial(self.fetch, window))
             if self.save_policy is not None and self.save_policy.due(count) and self.crew.first() == self.crew.index:
                 self.save()
+            if self.cuts is not None and self.cuts.due() and self.crew.first() == self.crew.index:
+                self.cuts.take()
 
         def leave(index: int, error: BaseException | None) -> None:
             if error is not None:
@@ -254,6 +272,12 @@ class Run:
         """An epoch is done, and judged: save, where the policy says so or where it must be kept (`anyway`)."""
         if self.save_policy and (self.save_policy.every_epoch or anyway):
             self.crew.only_first(f"saved epoch {self.epochs_done}", self.save)
+
+    def cut_together(self, name: str) -> None:
+        """In a job that heals: all trainers are here, and the first of them writes a cut."""
+        cuts = self.cuts
+        if cuts is not None:
+            self.crew.only_first(f"cut: {name}", partial(cuts.take, wait=True))
 
     def meet(self, number: int, communicator: Communicator) -> None:
         """All trainers have come to the end of an epoch."""
@@ -327,6 +351,7 @@ class Run:
             metrics=self.progress.metrics.to_dict(),
             random_state=random_state_text(),
             validation={} if self.standing is None else self.standing.to_dict(),
+            rows=self._before.rows + self.progress.rows,
         )
 
     def facts(self, reports: Reports) -> RunFacts:
@@ -341,6 +366,9 @@ class Run:
         standing = self.standing
         if standing is not None and standing.best is not None:
             joint = replace(joint, extra={**joint.extra, "best": standing.marks()})
+        if self.cuts is not None:
+            record = cut_record(self._before.fit, {trainer: state.rows for trainer, state in states.items()})
+            joint = replace(joint, extra={**joint.extra, "training": {**joint.extra["training"], HEAL: record}})
         return replace(
             joint,
             schema=self.data.schema.to_dict(),
@@ -372,9 +400,9 @@ class Run:
     ) -> FitResult:
         self.status.resting("done")
         return FitResult(
-            rows=self.progress.rows,
+            rows=self._before.rows + self.progress.rows,
             steps=self.progress.step,
-            seconds=self.progress.seconds,
+            seconds=self._before.seconds + self.progress.seconds,
             train=(self.everyone or self.progress.metrics).values(),
             test=test,
             skipped=self.data.skipped(),

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparsefleet.checkpoint import point_latest, prune, step_path
+from sparsefleet.checkpoint import locate, point_latest, prune, step_path
 from sparsefleet.core.errors import CheckpointError, SparseFleetError
 from sparsefleet.crew import Crew, Reports
 from sparsefleet.store.base import ParameterStore, RunFacts, StoreCut
@@ -93,6 +93,35 @@ class Saver:
             write = threading.Thread(target=self._write_planned, args=(named, policy), name="sparsefleet-save")
             write.daemon = True  # a second Ctrl-C ends the process all the same
             write.start()
+
+    def aside(
+        self, path_of: Callable[[RunFacts], str], keep: int, ended: Callable[[Exception | None], None], *, wait: bool
+    ) -> None:
+        """A checkpoint that is none of the policy's, in a folder that keeps so many. `ended` hears how it went."""
+        try:
+            named = self._name(path_of, anyway=True)
+        except Exception as error:
+            ended(error)
+            return
+        assert named is not None
+
+        def write(named: _Named = named) -> None:
+            failed: Exception | None = None
+            try:
+                with named.cut:
+                    named.cut.write(named.path, named.facts)
+                point_latest(named.path)
+                prune(locate(named.path).parent, keep)
+            except Exception as error:
+                failed = error
+            finally:
+                self._cut_open.release()
+            ended(failed)
+
+        if wait:
+            write()
+        else:
+            threading.Thread(target=write, name="sparsefleet-cut", daemon=True).start()
 
     def check(self) -> None:
         """Raise where so many saves have failed one after the other that the run should end."""

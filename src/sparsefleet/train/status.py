@@ -22,6 +22,8 @@ class StatusReports:
         """Steps done here and not applied on the servers; the communicator's to say."""
         self.share: Callable[[], float | None] = lambda: None
         """Part of the epoch that is done, where known; the reader's to say."""
+        self.again = 0
+        """Samples that are trained again because processes of the job were lost."""
         self._next = 0.0
         self._counted: deque[tuple[float, int]] = deque([(progress.seconds, progress.rows)])
 
@@ -61,5 +63,6 @@ class StatusReports:
                 "rows": progress.rows,
                 "rows_per_s": round(rows_per_s, 1),
                 "staleness": staleness,
+                **({"trained_again": self.again} if self.again else {}),
             }
         )

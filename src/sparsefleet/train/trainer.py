@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from torch import nn
 from sparsefleet.checkpoint import Checkpoint, chosen, latest, locate, same_place, to_go_on_from
 from sparsefleet.communicator import Communicator, DirectCommunicator
 from sparsefleet.core.batch import F32, U64, Batch
-from sparsefleet.core.errors import CheckpointError, ConfigError
+from sparsefleet.core.errors import CheckpointError, ConfigError, Disagreement, StoreError
 from sparsefleet.core.memory import keep_freed_memory
 from sparsefleet.core.places import CPUPlace
 from sparsefleet.crew import Crew
@@ -34,13 +35,14 @@ from sparsefleet.train.fetcher import Fetcher
 from sparsefleet.train.fleet_calls import FleetCalls, one_count, optimizer_of_process
 from sparsefleet.train.gate import Gate
 from sparsefleet.train.given_data import TrainedOn, differing_keys, threads_for
+from sparsefleet.train.healing import Before, Cut
 from sparsefleet.train.judging import Judge
 from sparsefleet.train.replica import Scorer
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.reporting.console import console_reporter
 from sparsefleet.train.run import FitResult, Run, RunConfig
 from sparsefleet.train.save_policy import SavePolicy
-from sparsefleet.train.threads import run_threads
+from sparsefleet.train.threads import STEP_SECONDS, run_threads
 from sparsefleet.train.training_state import TrainingState, lost_within_epoch, restore_random_state
 from sparsefleet.train.validation import Validation
 from sparsefleet.train.workplace import BringsWorkplace, LocalWorkplace, Workplace
@@ -137,6 +139,8 @@ class Trainer(FleetCalls):
         self._run: Run | None = None
         self._evaluations = 0
         self._fitting = False
+        self._fits = 0
+        """Calls of `fit` so far."""
 
     def _reporters_for(self, quiet: bool) -> Sequence[Reporter]:
         if self.reporters is not None:
@@ -185,10 +189,9 @@ class Trainer(FleetCalls):
         """
         epochs = one_count(epochs, epoch)
         self.work_done = False
-        crew = self.crew
         quiet = self.quiet if quiet is None else quiet
         if self._prints_steps and not quiet:
-            fetch = [*fetch, PrintSteps(crew.index)]
+            fetch = [*fetch, PrintSteps(self.crew.index)]
         self._fitting = True
         try:
             asked = _Asked(
@@ -209,34 +212,75 @@ class Trainer(FleetCalls):
             self.work_done = True
             return result
         except BaseException as error:
-            crew.give_up(error)
+            self.crew.give_up(error)
             raise
         finally:
             self._fitting = False
 
-    def _fit(
-        self,
-        model: nn.Module,
-        data: Reader,
-        epochs: int,
-        asked: _Asked,
-    ) -> FitResult:
-        test, valid, resume, reporters = asked.test, asked.valid, asked.resume, asked.reporters
+    def _fit(self, model: nn.Module, data: Reader, epochs: int, asked: _Asked) -> FitResult:
         if epochs < 0:
             raise ConfigError(f"epochs={epochs} must be 0 or above")
         self.config = replace(self.config, threads=threads_for(data, self._threads))
         keep_freed_memory()
+        self._fits += 1
+        at, begun, auto = (self._step, self._epoch), False, asked.resume == AUTO
+        until = epochs if asked.resume and not auto else epochs + self._epoch
+
+        def begin() -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                for reporter in asked.reporters:
+                    reporter.start(
+                        {"epochs": until, "threads": self.config.threads, "precision": self.config.precision}
+                    )
+
+        before = Before(self._fits)
+        try:
+            while True:
+                try:
+                    # Not once a cut is there: a trainer that is started again would ask alone.
+                    if auto and (self.workplace.healing is None or Cut.open(self.workplace.healing.cut) is None):
+                        asked = replace(asked, resume=self._newest_of(asked.save))
+                        until = epochs if asked.resume else epochs + at[1]
+                    return self._fit_attempt(model, data, until, asked, before=before, begin=begin)
+                except StoreError as error:
+                    before = self._go_back(error, before, at, resumes=asked.resume is not None)
+        finally:
+            if begun:
+                self._trained_on.learn("the model", data.inputs())  # what Python hands in is known once it was read
+                for reporter in asked.reporters:
+                    reporter.close()
+
+    def _fit_attempt(
+        self,
+        model: nn.Module,
+        data: Reader,
+        until: int,
+        asked: _Asked,
+        *,
+        before: Before,
+        begin: Callable[[], None],
+    ) -> FitResult:
+        """Train until so many epochs are done. Only a job that heals calls it more than once: see `_go_back`."""
+        test, valid = asked.test, asked.valid
+        healing = self.workplace.healing
+        cut = None if healing is None else Cut.open(healing.cut)
+        if cut is not None and cut.fit > self._fits:
+            return self._passed_over(cut, until)
         bound = self._bind(model)
-        if resume == AUTO:
-            resume = self._newest_of(asked.save)
-        facts = self._facts_to_resume(model, data, resume) if resume else None
-        if facts is None and asked.start_from:
+        facts: RunFacts | None = None
+        if cut is not None and cut.fit == self._fits:
+            facts = cut.facts  # the servers have begun from it
+        elif asked.resume and cut is None:
+            facts = self._facts_to_resume(model, data, asked.resume)
+        elif asked.start_from:
             self._begin_with(model, data, asked.start_from, asked.fresh_optimizer)
-        if facts is not None:
-            state = self._take_state(facts)
-        else:
-            state = TrainingState(step=self._step, epoch=self._epoch)
-            epochs += self._epoch
+        state = TrainingState(step=self._step, epoch=self._epoch) if facts is None else self._take_state(facts)
+        if healing is not None:
+            healing.caught_up()
+            rows = cut.rows.get(str(self.crew.index), 0) if cut is not None and cut.fit == self._fits else 0
+            before = replace(before, rows=rows)
 
         def start_of(trainer: int) -> TrainingState:
             return state if facts is None else TrainingState.from_facts(facts, trainer, self.crew.size)
@@ -249,18 +293,18 @@ class Trainer(FleetCalls):
         run = Run(
             bound,
             data,
-            epochs,
+            until,
             self.config,
             self.workplace,
             state=state,
             start_of=start_of,
             save=asked.save,
-            reporters=reporters,
+            reporters=asked.reporters,
             fetch=asked.fetch,
+            before=before,
         )
         self._run = run
-        for reporter in reporters:
-            reporter.start({"epochs": epochs, "threads": self.config.threads, "precision": self.config.precision})
+        begin()
         scored = None
         try:
             with _intra_op_threads_kept(), self.workplace.communicator() as communicator:
@@ -268,8 +312,10 @@ class Trainer(FleetCalls):
                 score = None if valid is None else partial(self.evaluate_everywhere, model, valid)
                 judge = Judge(run, asked.validation, score, self.store, communicator)
                 with run.taking_part(communicator):
+                    if facts is None:
+                        run.cut_together("the beginning")
                     judge.begin()
-                    for number in range(state.epoch, epochs):
+                    for number in range(state.epoch, until):
                         if judge.stopped:
                             break
                         run.epoch(number, communicator)
@@ -278,16 +324,53 @@ class Trainer(FleetCalls):
                             run.status.resting("scoring")
                             scored = self.evaluate_everywhere(model, test)
                             judge.tested(scored)
-                            for reporter in reporters:
+                            for reporter in asked.reporters:
                                 reporter.evaluated(run.progress.step, scored)
+                    run.cut_together("the end")
             if test is not None and scored is None:  # every epoch was done before
                 scored = self.evaluate_everywhere(model, test)
         finally:
             self._step, self._epoch = run.progress.step, run.epochs_done
-            self._trained_on.learn("the model", data.inputs())  # what Python hands in is known once it was read
-            for reporter in reporters:
-                reporter.close()
         return run.result(scored, judge.values, judge.best, judge.stopped)
+
+    def _go_back(self, error: StoreError, before: Before, at: tuple[int, int], *, resumes: bool) -> Before:
+        """In a job that heals: join the next attempt, so that `_fit_attempt` goes on from its cut. Else raise."""
+        healing = self.workplace.healing
+        run = self._run if self._run is not None and self._run.fit == self._fits else None
+        if healing is None or isinstance(error, Disagreement):
+            raise error
+        since = time.monotonic()
+        logger.warning("this attempt of the job is over: %s", error)
+        healing.rejoin(error)
+        if run is not None:
+            run.member.gate.wait_until_quiet(STEP_SECONDS)  # a late answer must not fall into the next attempt
+        healing = self.workplace.healing  # of the attempt that it has joined
+        assert healing is not None
+        cut = Cut.open(healing.cut)
+        mine = cut is not None and cut.fit == self._fits
+        if not mine and not resumes and (self._step, self._epoch) != at:
+            raise StoreError(f"no cut had been written that this run could go back to. {error}") from error
+        rows = before.rows + (run.progress.rows if run is not None else 0)
+        kept = cut.rows.get(str(self.crew.index), 0) if cut is not None and mine else 0
+        again = max(0, rows - kept)
+        logger.warning(
+            "attempt %d begins from %s, after %.1f s: %d samples are trained again here",
+            healing.attempt,
+            cut.path if cut is not None else "the beginning",
+            time.monotonic() - since,
+            again,
+        )
+        self._run, self._bound, self._evaluations = None, None, 0
+        self._step, self._epoch = at
+        seconds = before.seconds + (run.progress.seconds if run is not None else 0.0)
+        return replace(before, seconds=seconds, again=before.again + again)
+
+    def _passed_over(self, cut: Cut, until: int) -> FitResult:
+        """This process was started again, and the job is past this call of `fit`."""
+        logger.warning("call %d of fit was done before this trainer was started again: passed over", self._fits)
+        self._step, self._epoch = cut.facts.step, until
+        nothing = MetricSet(ClickMetrics(self.config.num_thresholds), self.config.metrics).values()
+        return FitResult(0, self._step, 0.0, nothing, None, {}, None)
 
     # -- scoring -------------------------------------------------------------------------------------------------
 

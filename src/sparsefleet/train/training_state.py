@@ -30,6 +30,8 @@ class TrainingState:
     """torch's generator, so that dropout goes on as if never interrupted."""
     validation: Mapping[str, Any] = field(default_factory=dict)
     """How the run stands by its validation data (`Standing`); empty where it has none. The same in all trainers."""
+    rows: int = 0
+    """Samples trained by the present call of `fit`."""
 
     @staticmethod
     def from_facts(facts: RunFacts, trainer: int = 0, trainers: int = 1) -> TrainingState:

@@ -17,6 +17,7 @@ from sparsefleet.crew import Crew, CrewOfOne
 from sparsefleet.optim import Adam
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store import LocalStore, ParameterStore
+from sparsefleet.train.healing import Healing
 
 if TYPE_CHECKING:
     from sparsefleet.train.trainer import Trainer
@@ -39,6 +40,11 @@ class Workplace(ABC):
     @abstractmethod
     def communicator(self) -> Communicator:
         """The communicator for one call of `fit`: a new one, or one that goes on from the last call."""
+
+    @property
+    def healing(self) -> Healing | None:
+        """Of a job that goes on by itself when a process is lost; None: this one does not."""
+        return None
 
     def kept_by_store(self, rule: UpdateRule) -> UpdateRule:
         """The rule of a table or block as the store is to have it."""

@@ -58,6 +58,11 @@ def run_on_ray(
         if count < 1:
             raise ConfigError(f"{name}={count} must be at least 1; a job of one process needs no launcher")
     settings, needs, view = settings or RunSettings(), needs or RayNeeds(), view or ray_view()
+    if settings.restart.restarts:
+        raise ConfigError(
+            "--restarts: a job on Ray does not heal by itself yet, one on this host does; without it, the same command "
+            "with --resume auto goes on from the last checkpoint"
+        )
     given = dict(os.environ if environment is None else environment)
     if not given.get(TOKEN_VARIABLE) and not insecure_allowed(given):
         given[TOKEN_VARIABLE] = job_token.make()

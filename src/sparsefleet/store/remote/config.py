@@ -27,6 +27,8 @@ class RemoteConfig:
     """Exchange large bodies with servers of this host through memory instead of the network."""
     dense_wire: str = "float32"
     """How dense gradients and values travel with a step: float32, bfloat16 or int8 (`store/wire/coarse.py`)."""
+    attempt: int | None = None
+    """In a job that heals: the earliest attempt of it that this trainer may join. None: the job does not heal."""
     token: str | None = field(default=None, repr=False)
     tls_root_certs: bytes | None = field(default=None, repr=False)
     """PEM; given, all connections are encrypted and the servers' certificates checked against it."""

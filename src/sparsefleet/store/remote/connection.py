@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparsefleet.core.errors import StoreError
+from sparsefleet.core.errors import Rejoin, StoreError
+from sparsefleet.store.remote.attempts import attempt_to_join
 from sparsefleet.store.remote.callers import Callers
 from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.remote.failed_start import check_peers
@@ -20,14 +21,32 @@ GOOD_BYE_SECONDS = 2.0
 
 
 class Connection:
-    def __init__(self, config: RemoteConfig) -> None:
-        """Connect to all servers, waiting for those that are not up yet, and register this trainer."""
+    def __init__(self, config: RemoteConfig, why: str | None = None) -> None:
+        """Connect to all servers, waiting for those that are not up yet, and register this trainer.
+
+        why: in a job that heals, what ended this trainer's part in the attempt before.
+        """
         self.config = config
-        self.incarnation = uuid.uuid4().hex
-        self.identity: Mapping[str, Any] = {"worker": config.worker, "incarnation": self.incarnation}
         saved = Saved()
         self.links = [ServerLink(config, index, saved) for index in range(len(config.endpoints))]
-        self._register()
+        self.attempt: int | None = None
+        """Of a job that heals, the attempt that this connection is of; it ends with it."""
+        self.cut: str | None = None
+        """The checkpoint that this attempt began from; None: from the job's beginning."""
+        least = config.attempt
+        while True:
+            if least is not None:
+                self.attempt = self._agree_on_attempt(least, why)
+            # What is said under the name of an incarnation is said for its attempt.
+            self.incarnation = uuid.uuid4().hex if self.attempt is None else f"{self.attempt}-{uuid.uuid4().hex}"
+            self.identity: Mapping[str, Any] = {"worker": config.worker, "incarnation": self.incarnation}
+            try:
+                self._register()
+                break
+            except Rejoin as over:  # another process was lost meanwhile
+                if self.attempt is None:
+                    raise
+                least, why = self.attempt + 1, str(over)
         self.callers = Callers(self.links, self.identity, config.timeout)
         self.heartbeats = Heartbeats(self.links, self.identity, config.heartbeat)
         for link in self.links:
@@ -35,6 +54,25 @@ class Connection:
         self.closed = False
         self.given_up = False
         """To the servers this trainer is lost."""
+
+    def _agree_on_attempt(self, least: int, why: str | None) -> int:
+        try:
+            return attempt_to_join(self.links, least, why, self.config.connect_timeout)
+        except BaseException:
+            for link in self.links:
+                link.client.close()
+            raise
+
+    def abandon(self) -> None:
+        """This attempt is over: end all that is under way, without a word to servers that know."""
+        if self.closed:
+            return
+        self.closed = True
+        self.heartbeats.silence()
+        self.callers.close()
+        self.heartbeats.stop()
+        for link in self.links:
+            link.client.close()
 
     def close(self) -> None:
         """Say good-bye to the servers, so that nobody waits for this trainer; after `give_up` it counts as lost."""
@@ -63,9 +101,17 @@ class Connection:
             # The servers that are up hear of us while we wait for the others: or they would take us for dead.
             with contextlib.ExitStack() as heartbeats:
                 for link in self.links:
-                    link.register(self.incarnation, about, lambda link=link: check_peers(self.links, link))  # type: ignore[misc]
+                    answer = link.register(
+                        self.incarnation,
+                        about,
+                        lambda link=link: check_peers(self.links, link),  # type: ignore[misc]
+                        self.attempt,
+                    )
+                    self.cut = answer.get("cut")
                     registered.append(link)
                     heartbeats.callback(Heartbeats([link], self.identity, self.config.heartbeat).stop)
+        except Rejoin:
+            raise  # this attempt is over, and with it what the servers knew of us
         except BaseException as error:
             self._say_good_bye(registered, {"failed": reason_of(error)})
             for link in self.links:

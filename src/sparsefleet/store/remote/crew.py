@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from sparsefleet.store.remote.meetings import Meetings
 from sparsefleet.store.wire import Frame, Letter
 from sparsefleet.store.wire.frames import EMPTY, Bytes
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LETTER_BYTES = 4 << 20
@@ -33,15 +35,26 @@ class RemoteCrew(Crew):
             first_link, self._connection.identity, self._heartbeats.check, self._heartbeats.hear_first
         )
         self._watch: Watch | None = None
+        self.catching_up = False
+        """This process was started again in a job that heals, and has not come to where the others are: it goes past
+        meetings that they have had without it."""
 
     def first(self) -> int:
         return self._heartbeats.first
 
     def barrier(self, name: str, timeout: float | None = None) -> None:
-        self._meetings.meet("barrier", name, None, _seconds(timeout))
+        if not self._past(f"barrier {name!r}"):
+            self._meetings.meet("barrier", name, None, _seconds(timeout))
 
     def reduce(self, name: str, payload: Mapping[str, Any], timeout: float | None = None) -> list[Any]:
+        if self._past(f"reduce {name!r}"):
+            return [payload]
         return self._meetings.meet("reduce", name, payload, _seconds(timeout))
+
+    def _past(self, meeting: str) -> bool:
+        if self.catching_up:
+            log.warning("%s: the others have met before this trainer was started again; it goes on alone", meeting)
+        return self.catching_up
 
     def lost(self) -> list[str]:
         return list(self._stats()["lost"])
@@ -105,6 +118,11 @@ class RemoteCrew(Crew):
         def nothing(frames: list[Frame]) -> None:
             return None
 
+        if self.catching_up:
+            raise StoreError(
+                f"exchange {box!r}: the others have exchanged samples before this trainer was started again, and it "
+                "cannot have its own back (global_shuffle). Start the job again and resume it"
+            )
         header = {"op": "put_letter", "box": box, "to": to, "last": last}
         return self._calls.send(f"letter to worker {to}", {to % self._calls.servers: (header, body, 0)}, nothing)
 

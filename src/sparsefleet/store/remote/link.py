@@ -142,8 +142,14 @@ class ServerLink:
         if self.index == 0:
             self.saved.path = answer.get("last_checkpoint") or self.saved.path
 
-    def register(self, incarnation: str, about: str, while_waiting: Callable[[], None] = lambda: None) -> None:
-        """Make ourselves known, waiting for a server that is not up yet.
+    def register(
+        self,
+        incarnation: str,
+        about: str,
+        while_waiting: Callable[[], None] = lambda: None,
+        attempt: int | None = None,
+    ) -> dict[str, Any]:
+        """Make ourselves known, waiting for a server that is not up yet; its answer.
 
         while_waiting: called now and then; raises where it has become known that the server will not come up.
         """
@@ -158,13 +164,14 @@ class ServerLink:
             "index": self.index,
             "about": about,
             "mode": config.mode,
+            "attempt": attempt,
         }
         while True:
             try:
                 answer = self.action("register", request, min(5.0, config.connect_timeout))
                 self.server_id = str(answer["server"])
                 self.heard_of(answer)
-                return
+                return answer
             except StoreError as error:
                 waited = time.monotonic() - start
                 if isinstance(error, Mismatch):

@@ -36,10 +36,13 @@ from sparsefleet.table.spec import TableSpec
 class RemoteStore(ParameterStore):
     holds_pushes = True
 
-    def __init__(self, config: RemoteConfig) -> None:
-        """Connect to all servers, waiting for those that are not up yet, and register this trainer."""
+    def __init__(self, config: RemoteConfig, why: str | None = None) -> None:
+        """Connect to all servers, waiting for those that are not up yet, and register this trainer.
+
+        why: in a job that heals, what ended this trainer's part in the attempt before.
+        """
         self.config = config
-        self.connection = Connection(config)
+        self.connection = Connection(config, why)
         self._links = self.connection.links
         self._calls = Calls(self.connection)
         self.crew = RemoteCrew(self._calls)

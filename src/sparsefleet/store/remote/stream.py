@@ -305,7 +305,7 @@ class Stream:
         if link.server_id is not None and header.get("server") != link.server_id:
             raise link.restarted(operation)
         if "error" in header:
-            raise StoreError(f"{link}, {operation}: {header['error']}")
+            raise refused(header, f"{link}, {operation}")
         if segment is not None:
             segment.withdraw()
             self._segment = segment if header.get("segment") is True else None

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparsefleet.core.errors import CheckpointError, Disagreement, SparseFleetError, StoreError
+from sparsefleet.core.errors import CheckpointError, Disagreement, Rejoin, SparseFleetError, StoreError
 
 PROTOCOL = 2
 """Goes up with every change that an older process would misread."""
@@ -54,7 +54,11 @@ class Letter:
     body: Bytes
 
 
-_KINDS: dict[str, type[SparseFleetError]] = {"disagreement": Disagreement, "checkpoint": CheckpointError}
+_KINDS: dict[str, type[SparseFleetError]] = {
+    "disagreement": Disagreement,
+    "checkpoint": CheckpointError,
+    "rejoin": Rejoin,
+}
 """Errors that are raised as what they were on the other side too; all others are StoreErrors there."""
 
 

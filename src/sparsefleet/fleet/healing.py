@@ -1,0 +1,104 @@
+"""Which attempt of a job that heals this process takes part in: what its launcher says in the environment.
+
+```
+SPARSEFLEET_CUTS=/shared/job/cuts    every process: the job heals, and its cuts go here
+SPARSEFLEET_ATTEMPT=3                every process: a server is in this attempt, a trainer joins it or a later one
+SPARSEFLEET_CUT_EVERY=60             trainers: seconds between cuts; without: so that they cost about 1 % of the time
+SPARSEFLEET_CUT=/shared/job/cuts/…   servers: what the attempt begins from; without: as the first one did
+SPARSEFLEET_STOPPED=0,2              servers: trainers that came to their end in an earlier attempt
+```
+Without SPARSEFLEET_CUTS a job does not heal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.store.remote import RemoteStore
+
+CUTS = "SPARSEFLEET_CUTS"
+CUT_EVERY = "SPARSEFLEET_CUT_EVERY"
+ATTEMPT = "SPARSEFLEET_ATTEMPT"
+CUT = "SPARSEFLEET_CUT"
+STOPPED = "SPARSEFLEET_STOPPED"
+HEALING_VARIABLES = (CUTS, CUT_EVERY, ATTEMPT, CUT, STOPPED)
+
+START_AGAIN = 75
+"""Exit status (EX_TEMPFAIL) of a trainer that has met the end of an attempt outside of `fit`: start it again."""
+
+
+@dataclass(frozen=True)
+class HealingVariables:
+    folder: str
+    attempt: int = 1
+    cut_every: float | None = None
+    cut: str | None = None
+    stopped: tuple[int, ...] = ()
+
+    def environment(self) -> dict[str, str]:
+        """The inverse of `from_environment`."""
+        return {
+            CUTS: self.folder,
+            ATTEMPT: str(self.attempt),
+            **({CUT_EVERY: repr(self.cut_every)} if self.cut_every is not None else {}),
+            **({CUT: self.cut} if self.cut is not None else {}),
+            **({STOPPED: ",".join(map(str, self.stopped))} if self.stopped else {}),
+        }
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> HealingVariables | None:
+        given = os.environ if environment is None else environment
+        folder = given.get(CUTS)
+        if not folder:
+            return None
+        try:
+            every = given.get(CUT_EVERY)
+            return cls(
+                folder,
+                int(given.get(ATTEMPT) or 1),
+                float(every) if every else None,
+                given.get(CUT) or None,
+                tuple(int(worker) for worker in (given.get(STOPPED) or "").split(",") if worker),
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"{ATTEMPT}, {CUT_EVERY} and {STOPPED} are set by a launcher, and are numbers: {error}"
+            ) from None
+
+
+def folder_of(cuts: str, attempt: int) -> str:
+    """Where an attempt's cuts go: nobody else writes there, however late."""
+    return f"{cuts.rstrip('/')}/attempt-{attempt:04d}"
+
+
+class FleetHealing:
+    """Implements `Healing` (`train/healing.py`) for a trainer on servers."""
+
+    def __init__(self, variables: HealingVariables, store: RemoteStore, reconnect: Callable[[str], None]) -> None:
+        """`reconnect` joins the next attempt, for the given reason."""
+        self._variables, self._store, self._reconnect = variables, store, reconnect
+
+    @property
+    def attempt(self) -> int:
+        return self._store.connection.attempt or 1
+
+    @property
+    def cut(self) -> str | None:
+        return self._store.connection.cut
+
+    @property
+    def folder(self) -> str:
+        return folder_of(self._variables.folder, self.attempt)
+
+    @property
+    def cut_every(self) -> float | None:
+        return self._variables.cut_every
+
+    def rejoin(self, why: StoreError) -> None:
+        self._reconnect(str(why))
+
+    def caught_up(self) -> None:
+        self._store.crew.catching_up = False

@@ -1,0 +1,234 @@
+"""Attempts: the lives of a job that heals. When a process is lost, a new one begins from the last cut.
+
+Who starts processes (`launch/supervisor.py`) says when; here is which attempt it is, what it begins from, and that all
+servers hear of it. A thread for each server looks at it again and again: a server that is in an earlier attempt is told
+of the present one, whatever became of earlier words to it. Trainers hear of it from the servers, in whatever call they
+are in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsefleet.checkpoint import Checkpoint, latest
+from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.fleet.healing import HealingVariables
+from sparsefleet.fleet.security import Security
+from sparsefleet.store.remote.config import RemoteConfig
+from sparsefleet.store.remote.link import ServerLink
+
+LOOK_EVERY = 0.2
+LOOK_SECONDS = 2.0
+"""How long one server may take over one answer."""
+BEGIN_SECONDS = 30.0
+SAME_PLACE = 3
+JOIN_SECONDS = 60.0
+"""How long, at the least, a living worker may take to come to a new attempt: it may be within its script's own work."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How often a job that loses processes goes on by itself."""
+
+    restarts: int = 0
+    """Losses that it survives within `within` seconds; one more ends it. 0: the first one ends it, and there are no
+    cuts."""
+    within: float = 3600.0
+    cut_every: float | None = None
+    """Seconds between two cuts; None: so that they cost about 1 % of the time, at least 10 s."""
+
+    def __post_init__(self) -> None:
+        if self.restarts < 0:
+            raise ConfigError(f"restarts={self.restarts} must be 0 or above")
+        if not self.within > 0:
+            raise ConfigError(f"within={self.within} must be above 0 seconds")
+        if self.cut_every is not None and not 0 < self.cut_every < float("inf"):
+            raise ConfigError(f"cut_every={self.cut_every} must be above 0 seconds")
+        if self.cut_every is not None and not self.restarts:
+            raise ConfigError("cut_every is for jobs that heal: say how many restarts there may be")
+
+
+class Attempts:
+    def __init__(
+        self, endpoints: Sequence[str], environment: Mapping[str, str], policy: RestartPolicy, folder: Path
+    ) -> None:
+        """folder: for the job's cuts; every process must see it."""
+        self._endpoints, self._environment, self._policy = tuple(endpoints), environment, policy
+        self.folder = folder.absolute()
+        self.number = 1
+        self.cut: str | None = None
+        """What the present attempt begins from; None: from the job's beginning."""
+        self._why, self._stopped = "", tuple[int, ...]()
+        self._begun = time.monotonic()
+        self._losses: deque[tuple[float, str]] = deque()
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._killed: dict[int, tuple[str | None, int]] = {}
+        """By worker, the cut after which it was killed last, and how often."""
+        self._heard: dict[int, float] = {}
+        """By server that has come up, when it last answered."""
+        self._lost_at: float | None = None
+        """When the loss was seen that the present attempt heals, until it is healed."""
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._watch, args=(index,), name=f"attempts-server-{index}", daemon=True)
+            for index in range(len(self._endpoints))
+        ]
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(LOOK_SECONDS + 1)
+
+    def remove_cuts(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def environment(self) -> dict[str, str]:
+        """For a process that is started now."""
+        every = self._policy.cut_every
+        return HealingVariables(str(self.folder), self.number, every, self.cut, self._stopped).environment()
+
+    # --- losses
+
+    def another(self, why: str) -> str | None:
+        """Count one more loss; why the job ends with it, if it does."""
+        now = time.monotonic()
+        self._losses.append((now, why))
+        while now - self._losses[0][0] > self._policy.within:
+            self._losses.popleft()
+        if len(self._losses) <= self._policy.restarts:
+            return None
+        causes = "; ".join(f"{now - at:.0f} s ago: {cause}" for at, cause in self._losses)
+        return f"{len(self._losses)} losses within {now - self._losses[0][0]:.0f} s, and {self.allowed}: {causes}"
+
+    @property
+    def allowed(self) -> str:
+        return f"{len(self._losses)} of {self._policy.restarts} restarts are used up"
+
+    def begin(self, why: str, stopped: Iterable[int], gone: Iterable[int]) -> None:
+        """A new attempt. stopped: trainers that have come to their end; gone: servers that are being started again."""
+        with self._lock:
+            self.number += 1
+            self._begun = time.monotonic()
+            self.cut, self._why, self._stopped = self.newest_cut(), why, tuple(sorted(stopped))
+            self._remove_older_cuts()
+            self._lost_at = self._lost_at or time.monotonic()
+            self._answers.clear()
+            for index in gone:
+                self._heard.pop(index, None)
+
+    def newest_cut(self) -> str | None:
+        for folder in sorted(self.folder.glob("attempt-*"), reverse=True):
+            with contextlib.suppress(SparseFleetError, OSError):
+                return str(latest(folder))
+        return None
+
+    def _remove_older_cuts(self) -> None:
+        """Of attempts before the one whose cut is the last: nobody goes back there."""
+        if self.cut is not None:
+            kept = Path(self.cut).parent.name
+            for folder in self.folder.glob("attempt-*"):
+                if folder.name < kept:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def same_place(self, worker: int) -> str | None:
+        """A worker was killed. Where its data is, if that is the third time since one cut: perhaps by one sample."""
+        cut = self.newest_cut()
+        before, count = self._killed.get(worker, (cut, 0))
+        count = count + 1 if before == cut else 1
+        self._killed[worker] = (cut, count)
+        if count != SAME_PLACE:
+            return None
+        return (
+            f"worker {worker} was killed {count} times after the same cut: does a sample of its data do it? "
+            f"It reads on {place_in(cut, worker)}"
+        )
+
+    # --- what the servers say
+
+    def silent_servers(self) -> list[int]:
+        """Servers that have been up and do not answer: they are stopped, or hang."""
+        now = time.monotonic()
+        with self._lock:
+            limits = [answer.get("timeout", 60.0) for answer in self._answers.values()]
+            limit = max([float(one) for one in limits], default=60.0)
+            return [index for index, heard in self._heard.items() if now - heard > limit]
+
+    def silent_workers(self) -> list[int]:
+        """Trainers of the present attempt that a server has not heard of for the time-out."""
+        return sorted({worker for answer in self._present() for worker in answer.get("silent", [])})
+
+    def joined(self, worker: int) -> bool:
+        """Whether this worker may have taken part in the present attempt; then the next one must begin without it."""
+        answers = self._present()
+        return len(answers) < len(self._endpoints) or any(worker in answer.get("members", []) for answer in answers)
+
+    def missing_workers(self, running: Mapping[int, float]) -> list[int]:
+        """Of workers that have run for so many seconds, those that the others have waited for in vain for long."""
+        answers = self._present()
+        if self.number == 1 or len(answers) < len(self._endpoints):
+            return []
+        limit = max([JOIN_SECONDS, *(2 * float(answer.get("timeout", 0.0)) for answer in answers)])
+        begun = time.monotonic() - self._begun
+        return [worker for worker, age in running.items() if min(begun, age) > limit and not self.joined(worker)]
+
+    def wanted(self) -> str | None:
+        """Why a trainer cannot go on in the present attempt, though no process was seen to end."""
+        return next((str(answer["wanted"]) for answer in self._present() if answer.get("wanted")), None)
+
+    def healed(self) -> float | None:
+        """Seconds from the loss to the first step of the new attempt, once."""
+        with self._lock:
+            if self._lost_at is None or not any(answer.get("trained") for answer in self._present()):
+                return None
+            seconds, self._lost_at = time.monotonic() - self._lost_at, None
+            return seconds
+
+    def _present(self) -> list[dict[str, Any]]:
+        return [answer for answer in list(self._answers.values()) if answer.get("attempt") == self.number]
+
+    def _watch(self, index: int) -> None:
+        link: ServerLink | None = None
+        while not self._closing.wait(LOOK_EVERY):
+            with contextlib.suppress(SparseFleetError):  # it is starting, or gone: whoever starts it sees that
+                link = link or self._link(index)
+                answer = link.action("look", {}, LOOK_SECONDS)
+                with self._lock:
+                    self._answers[index], self._heard[index] = answer, time.monotonic()
+                    number, cut, stopped, why = self.number, self.cut, list(self._stopped), self._why
+                if type(answer.get("attempt")) is int and answer["attempt"] < number:
+                    told = {"attempt": number, "cut": cut, "stopped": stopped, "why": why}
+                    link.action("begin_attempt", told, BEGIN_SECONDS)
+        if link is not None:
+            link.client.close()
+
+    def _link(self, index: int) -> ServerLink:
+        security = Security.from_environment(self._environment)
+        return ServerLink(RemoteConfig(self._endpoints, token=security.token, tls_root_certs=security.roots), index)
+
+
+def place_in(cut: str | None, worker: int) -> str:
+    """Where a worker's reader stands in a cut, in words."""
+    if cut is None:
+        return "from the beginning"
+    with contextlib.suppress(SparseFleetError, KeyError, TypeError, ValueError, IndexError):
+        position = Checkpoint.open(cut).manifest.positions[str(worker)]
+        begun = [mark for mark in position["progress"] if not mark[3]]
+        if begun:
+            places = (f"{position['units'][unit][0]} after sample {samples}" for unit, samples, _, _ in begun)
+            return ", ".join(places)
+    return f"from {cut} on"

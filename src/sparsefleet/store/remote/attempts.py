@@ -1,0 +1,65 @@
+"""A trainer of a job that heals finds the attempt to join: all servers must be in the same one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sparsefleet.core.errors import StoreError
+from sparsefleet.store.remote.link import ServerLink, on_all
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+"""How long a server may take to say in which attempt it is."""
+AGAIN_SECONDS = 0.1
+ASK_AFTER = 1.0
+"""A lost process is mostly noticed by who started it; only then is a new attempt asked for."""
+
+
+def attempt_to_join(links: Sequence[ServerLink], least: int, why: str | None, seconds: float) -> int:
+    """Wait until all servers are in the same attempt, `least` or later, and return it.
+
+    why: what ended the attempt before, for who starts the next one. seconds: how long to wait for it.
+    """
+    begun = time.monotonic()
+    while True:
+        answers = on_all(links, _look)
+        for answer in answers:
+            if isinstance(answer.get("broken"), str):
+                raise StoreError(answer["broken"])
+        attempts = {answer.get("attempt") for answer in answers}
+        if len(attempts) == 1 and type(number := attempts.pop()) is int and number >= least:
+            return number
+        waited = time.monotonic() - begun
+        if waited > seconds:
+            where = ", ".join(f"{link}: {_in_words(answer)}" for link, answer in zip(links, answers, strict=True))
+            raise StoreError(
+                f"no attempt {least} of the job began within {seconds:g} s ({where}). Is its launcher still there? "
+                f"{why or ''}"
+            )
+        if why is not None and waited > ASK_AFTER:
+            for link, answer in zip(links, answers, strict=True):
+                if answer.get("attempt") == least - 1 and not answer.get("wanted"):
+                    _ask(link, least - 1, why)
+        time.sleep(AGAIN_SECONDS)
+
+
+def _look(link: ServerLink) -> dict[str, Any]:
+    try:
+        return link.action("look", {}, LOOK_SECONDS)
+    except StoreError as error:
+        return {"error": str(error)}
+
+
+def _ask(link: ServerLink, attempt: int, why: str) -> None:
+    try:
+        link.action("want_attempt", {"attempt": attempt, "why": why}, LOOK_SECONDS)
+    except StoreError as error:
+        log.debug("asking for an attempt: %s", error)
+
+
+def _in_words(answer: dict[str, Any]) -> str:
+    return str(answer["error"]) if "error" in answer else f"attempt {answer.get('attempt')}"

@@ -1,0 +1,77 @@
+"""A script for jobs that heal. Every sample has a key of its own; with SGD of rate 1 and gradients of -1, a row's value
+is how often its sample was trained. The dense parameter counts them all.
+
+Arguments: mode, folder of data, checkpoint to write, seconds of a step, time-out.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+
+import sparsefleet as sf
+from sparsefleet import fleet
+from sparsefleet.data.files import list_files
+
+SCHEMA = sf.Schema(dense=(), slots=(sf.Slot("key"),))
+BATCH = 10
+
+
+class Counter(sf.Rebuildable):
+    name: ClassVar[str] = "Counter"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse = sf.nn.SparseEmbedding("counts", 1, ["key"], initializer=sf.nn.Constant(0.0))
+        self.all = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: sf.Batch) -> torch.Tensor:
+        return self.sparse(batch).sum(1) + self.all
+
+    def loss(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return -output.sum()
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def build(cls, description: Mapping[str, Any]) -> Self:
+        return cls()
+
+
+class Pace(sf.FetchHandler):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(["step"], period_batches=1)
+        self.seconds = seconds
+
+    def handler(self, fetched: list[Any]) -> None:
+        print(f"step {int(fetched[0])}", flush=True)
+        time.sleep(self.seconds)
+
+
+def main(mode: str, data: str, saved: str, pace: float, timeout: float) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s")
+    fleet.init()
+    strategy = fleet.DistributedStrategy(mode=mode, k_steps=3, timeout=timeout, connect_timeout=60.0)
+    optimizer = fleet.distributed_optimizer(sf.optim.SGD(1.0), strategy)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+    reader = sf.open_reader(fleet.split_files(list_files(data)), SCHEMA, format_name="multislot", batch_size=BATCH)
+    fleet.init_worker()
+    trainer = sf.Trainer(optimizer, quiet=True)
+    result = trainer.fit(Counter(), reader, fetch=[Pace(pace)])
+    print(f"rows {result.rows}", flush=True)
+    if fleet.is_first_worker():
+        fleet.save_persistables(saved)
+    fleet.barrier_worker()
+    fleet.stop_worker()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), float(sys.argv[5]))

@@ -1,0 +1,175 @@
+"""Attempts on servers: whoever speaks for one that is over is told to rejoin, and changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_jobs import cluster, in_threads
+from waiting import wait_until
+
+from sparsefleet import optim
+from sparsefleet.core.errors import ConfigError, Rejoin, StoreError
+from sparsefleet.core.initializer import Constant
+from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.fleet.healing import HealingVariables
+from sparsefleet.launch.attempts import Attempts, RestartPolicy
+from sparsefleet.store.base import RunFacts
+from sparsefleet.store.remote import RemoteStore
+from sparsefleet.table import TableSpec
+
+SPEC = TableSpec("t", 1, optim.SGD(1.0), Constant(0.0))
+KEYS = np.arange(100, dtype=np.uint64)
+
+
+def begin(store: RemoteStore, attempt: int, cut: str | None = None, stopped: tuple[int, ...] = ()) -> None:
+    told = {"attempt": attempt, "cut": cut, "stopped": list(stopped), "why": "server 1 was lost"}
+    for link in store.connection.links:
+        link.action("begin_attempt", told)
+
+
+def push(store: RemoteStore) -> None:
+    step = {"t": KeyedRows(KEYS, np.full((len(KEYS), 1), -1.0, np.float32))}
+    store.push_step(step, steps=1).wait()
+
+
+def test_a_new_attempt_begins_from_the_cut_and_old_calls_are_told_to_rejoin(tmp_path: Path) -> None:
+    cut = str(tmp_path / "cut")
+    with cluster(2, attempt=1) as servers:
+        old = servers.store(attempt=1)
+        old.create_table(SPEC)
+        push(old)
+        old.save(cut, RunFacts(step=1))
+        push(old)
+        begin(old, 2, cut)
+        for call in (lambda: push(old), lambda: old.crew.barrier("x"), lambda: old.create_table(SPEC)):
+            with pytest.raises(Rejoin, match=r"attempt 2 of the job has begun: server 1 was lost|this is 2"):
+                call()
+        new = servers.store(attempt=2)
+        assert (new.connection.attempt, new.connection.cut) == (2, cut)
+        new.create_table(SPEC)
+        assert set(new.pull("t", KEYS).wait().reshape(-1)) == {1.0}
+        with pytest.raises(Rejoin):
+            push(old)
+        push(new)
+        assert set(new.pull("t", KEYS).wait().reshape(-1)) == {2.0}
+        begin(new, 2, None)  # said again, it changes nothing
+        assert set(new.pull("t", KEYS).wait().reshape(-1)) == {2.0}
+
+
+def test_those_that_wait_for_others_are_told_at_once() -> None:
+    with cluster(1, attempt=1) as servers:
+        waiting = servers.store(0, 2, attempt=1)
+        told: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                waiting.crew.barrier("never")
+            except Rejoin as error:
+                told.append(error)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        wait_until(lambda: servers.servers[0].state.meetings._meetings, 10, "a trainer that waits")
+        begin(waiting, 2)
+        thread.join(10)
+        assert len(told) == 1
+
+
+def test_a_number_is_taken_once_in_an_attempt_and_a_trainer_joins_when_all_servers_have() -> None:
+    with cluster(2, attempt=1) as servers:
+        first = servers.store(attempt=1)
+        joined: list[RemoteStore] = []
+        again = threading.Thread(target=lambda: joined.append(servers.store(attempt=1)), daemon=True)
+        again.start()  # its former life may still send something: it must wait for the next attempt
+        links = first.connection.links
+        told = {"attempt": 2, "cut": None, "why": "worker 0 was lost"}
+        links[0].action("begin_attempt", told)
+        again.join(0.5)
+        assert not joined
+        links[1].action("begin_attempt", told)
+        again.join(20)
+        assert joined[0].connection.attempt == 2
+
+
+def test_a_trainer_that_cannot_go_on_asks_for_a_new_attempt() -> None:
+    with cluster(1, attempt=1) as servers:
+        store = servers.store(attempt=1)
+        joined: list[RemoteStore] = []
+
+        def rejoin() -> None:
+            joined.append(RemoteStore(store.config.__class__(servers.endpoints, attempt=2), "the link was down"))
+
+        thread = threading.Thread(target=rejoin, daemon=True)
+        thread.start()
+        wait_until(lambda: servers.servers[0].state.wanted, 20, "the wish for an attempt")
+        assert store.connection.links[0].action("look", {})["wanted"] == "the link was down"
+        begin(store, 2)
+        thread.join(20)
+        servers.stores += joined
+        assert joined[0].connection.attempt == 2
+
+
+def test_trainers_that_stopped_in_an_earlier_attempt_are_not_waited_for() -> None:
+    with cluster(1, attempt=1) as servers:
+        old = servers.store(0, 2, attempt=1)
+        begin(old, 2, stopped=(1,))
+        new = servers.store(0, 2, attempt=2)
+        new.crew.barrier("alone", 10)
+        assert not servers.servers[0].state.sessions.finished()
+        new.crew.stop()
+        assert servers.servers[0].state.sessions.finished()
+
+
+def test_a_trainer_that_catches_up_goes_past_meetings_but_exchanges_no_samples() -> None:
+    with cluster(1) as servers:
+        stores = [servers.store(worker, 2) for worker in range(2)]
+        stores[0].crew.catching_up = True
+        stores[0].crew.barrier("of long ago")
+        assert stores[0].crew.reduce("sums", {"n": 1}) == [{"n": 1}]
+        with pytest.raises(StoreError, match="cannot have its own back"):
+            stores[0].crew.send_letter("box", 1, np.zeros(1, np.uint8))
+        stores[0].crew.catching_up = False
+        in_threads([lambda store=store: store.crew.barrier("now", 20) for store in stores])
+
+
+def test_servers_and_trainers_must_agree_on_whether_the_job_heals() -> None:
+    with cluster(1) as servers:
+        with pytest.raises(StoreError, match="no attempt 1 of the job began within"):
+            servers.store(attempt=1, connect_timeout=0.5)
+        with pytest.raises(StoreError, match="does not heal: it knows of no attempts"):
+            begin(servers.store(), 2)
+    with cluster(1, attempt=1) as servers, pytest.raises(StoreError, match="disagree on whether the job heals"):
+        servers.store()
+
+
+def test_restarts_are_counted_within_their_window(tmp_path: Path) -> None:
+    attempts = Attempts(("127.0.0.1:1",), {}, RestartPolicy(2, within=1000.0), tmp_path)
+    assert attempts.another("a") is None
+    assert attempts.another("b") is None
+    error = attempts.another("c")
+    assert error is not None
+    assert [error.index(f"s ago: {cause}") for cause in "abc"] == sorted(error.index(f"s ago: {c}") for c in "abc")
+    brief = Attempts(("127.0.0.1:1",), {}, RestartPolicy(1, within=1e-9), tmp_path)
+    assert [brief.another(cause) for cause in "abc"] == [None] * 3
+
+
+def test_what_a_policy_refuses() -> None:
+    for settings, message in (
+        ({"restarts": -1}, "0 or above"),
+        ({"restarts": 1, "within": 0}, "within=0 must be"),
+        ({"restarts": 1, "cut_every": 0}, "cut_every=0 must be above 0"),
+        ({"cut_every": 3}, "say how many restarts"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            RestartPolicy(**settings)  # type: ignore[arg-type]
+
+
+def test_the_variables_say_what_they_were_made_of() -> None:
+    for variables in (HealingVariables("/cuts"), HealingVariables("/cuts", 3, 0.5, "/cuts/a/step-1", (0, 2))):
+        assert HealingVariables.from_environment(variables.environment()) == variables
+    assert HealingVariables.from_environment({}) is None
+    with pytest.raises(ConfigError, match="are set by a launcher"):
+        HealingVariables.from_environment({"SPARSEFLEET_CUTS": "/cuts", "SPARSEFLEET_ATTEMPT": "two"})

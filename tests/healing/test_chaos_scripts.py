@@ -1,0 +1,34 @@
+"""The scripts of `make train-chaos` and `make test-chaos`, for a moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def run(*words: object) -> str:
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_training_under_a_killer_trains_every_sample_once(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    run("-m", "sparsefleet", "data", "synth", "--rows", 60000, "--test-rows", 4000, "--parts", 4, "--out", data)
+    chaos = ("--data", data, "--out", tmp_path / "chaos", "--kills", 2, "--every", 8, "--cut-every", 1)
+    out = run(SCRIPTS / "train_chaos.py", *chaos)
+    assert out.count("60,000") == 2, out
+    assert "attempt 2 begins from" in out
+    assert (tmp_path / "chaos" / "chaos.svg").read_text().count("<line") == 2
+
+
+def test_rounds_of_kills_say_what_they_found() -> None:
+    out = run(SCRIPTS / "test_chaos.py", "--rounds", 1, "--modes", "sync")
+    assert "every sample once" in out
+    assert "sync             1" in out
