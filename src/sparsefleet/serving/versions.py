@@ -148,7 +148,7 @@ def open_predictor(config: ServeConfig, path: str) -> Predictor:
     except BaseException:
         source.close()
         raise
-    names = (*bundle.schema.dense_names, *bundle.schema.slot_names)
+    names = bundle.schema.fields
     try:
         (score,) = predictor.predict([dict.fromkeys(names)])
     except Exception as error:
