@@ -3,8 +3,9 @@
     python benchmarks/formats.py [--rows 200000]
 
 One thread each, on the same file of 24 columns with a header (a label, 9 numbers, 14 categories), in turns; the best of
-five, in rows per second of the processor, so that other work on the machine counts less. The peer is what a competent user would write: pyarrow's reader, NumPy for the numbers, and a hash in which only
-the distinct values of a block go through Python (`benchmarks/peers/user_script.py`).
+five, in rows per second of the processor, so that other work on the machine counts less. The peer is what a competent
+user would write: pyarrow's reader, NumPy for the numbers, and a hash in which only the distinct values of a block go
+through Python (`benchmarks/peers/user_script.py`).
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ LineScan CsvParser::scan(const char* p, const char* end, bool final) {
 // Puts the cells of a line with quotes into cells_.
 Refusal CsvParser::unquote(const char* line, std::size_t length) {
     cells_.clear();
-    text_.resize(length + kPadding);  // before pointers into it are taken; what fields say is no longer
+    // Before pointers into it are taken; what fields say is no longer than the line.
+    if (text_.size() < length + kPadding) text_.resize(length + kPadding);
     std::size_t used = 0, i = 0;
     while (true) {
         const std::size_t begin = i;

@@ -321,9 +321,11 @@ LineParser::Refusal JsonLinesParser::read_line(const char* line, const LineScan&
     p_ = line;
     end_ = line + scan.length;
     used_ = 0;
-    text_.resize(2 * scan.length + 16 * (scan.length / 4 + 1) + kPadding);  // 16 bytes behind each text
+    const std::size_t room = 2 * scan.length + 16 * (scan.length / 4 + 1) + kPadding;  // 16 behind each text
+    if (text_.size() < room) text_.resize(room);
     values_.clear();
     std::fill(seen_.begin(), seen_.end(), 0);
+    std::fill(first_.begin(), first_.end(), 0);
     for (Field& field : fields_) field = {};
     problem_ = kJson;
     problem_field_ = 0;

@@ -14,6 +14,9 @@ namespace {
 constexpr std::size_t kPadding = 64;
 constexpr float kLargest = std::numeric_limits<float>::max();
 
+constexpr double kPowers[] = {1e0, 1e1, 1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                              1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
+
 inline bool digit(char c) { return c >= '0' && c <= '9'; }
 
 inline bool parse_number(const char* p, std::size_t size, double* value) {
@@ -27,6 +30,16 @@ inline bool parse_number(const char* p, std::size_t size, double* value) {
         if (i == size) {
             *value = static_cast<double>(negative ? -whole : whole);
             return true;
+        }
+        // 12.34: up to 15 digits and a power of ten are exact in a double, and so is their rounded quotient.
+        const std::size_t point = i;
+        if (p[i] == '.' && i > negative) {
+            for (++i; i < size && digit(p[i]); ++i) whole = 10 * whole + (p[i] - '0');
+            if (i == size && i > point + 1) {
+                const double number = static_cast<double>(whole) / kPowers[size - point - 1];
+                *value = negative ? -number : number;
+                return true;
+            }
         }
     }
     return parse_decimal(p, p + size, value);
@@ -161,6 +174,7 @@ Assembler::Assembler(RecordPlan plan) : plan_(std::move(plan)), fold_(plan_.dim)
             const std::string text = std::to_string(v);
             known_[s].push_back(hashes_[s].any(text.data(), text.size()));
         }
+        plain_.push_back(slot.kind == kHashed && !slot.lower && !slot.split && !slot.length);
         if (slot.kind != kCross) order_.push_back(s);
     }
     for (std::size_t s = 0; s < slots; ++s)
@@ -168,12 +182,12 @@ Assembler::Assembler(RecordPlan plan) : plan_(std::move(plan)), fold_(plan_.dim)
     in_order_ = std::is_sorted(order_.begin(), order_.end());
 }
 
-Refusal Assembler::refuse(int reason, std::size_t field, const Value* value) {
+bool Assembler::refuse(int reason, std::size_t field, const Value* value) {
     bad_value = value;
-    Refusal refusal;
-    refusal.reason = reason;
-    refusal.column = static_cast<std::int64_t>(field) + 1;
-    return refusal;
+    refusal_ = {};
+    refusal_.reason = reason;
+    refusal_.column = static_cast<std::int64_t>(field) + 1;
+    return false;
 }
 
 bool Assembler::label(const Field& field, float* out) const {
@@ -193,13 +207,13 @@ bool Assembler::label(const Field& field, float* out) const {
     return true;
 }
 
-Refusal Assembler::dense(const Field* fields, const DensePlan& plan, float* out) {
+bool Assembler::dense(const Field* fields, const DensePlan& plan, float* out) {
     const Field& field = fields[plan.field];
     double x;
     if (field.count == 0 || (field.count == 1 && field.values[0].size == 0)) {
         if (std::isnan(plan.missing)) {
             *out = 0.0f;
-            return {};
+            return true;
         }
         x = plan.missing;
     } else {
@@ -210,8 +224,9 @@ Refusal Assembler::dense(const Field* fields, const DensePlan& plan, float* out)
     x = x < plan.low ? plan.low : x > plan.high ? plan.high : x;
     if (plan.function != kIdentity) x = apply(plan.function, x);
     *out = static_cast<float>((x - plan.minimum) / plan.diff);
-    if (!(std::fabs(*out) <= kLargest)) return refuse(kRange, plan.field, field.values);
-    return {};
+    if (!(std::fabs(*out) <= kLargest))
+        return refuse(kRange, plan.field, field.count ? field.values : nullptr);
+    return true;
 }
 
 void Assembler::text_value(const char* p, std::size_t size, std::size_t index) {
@@ -235,7 +250,7 @@ void Assembler::text_value(const char* p, std::size_t size, std::size_t index) {
     keys_.push_back(hashes_[index].padded(p, size));
 }
 
-Refusal Assembler::text_values(const Field& field, std::size_t index) {
+bool Assembler::text_values(const Field& field, std::size_t index) {
     const SlotPlan& plan = plan_.slots[index];
     const std::size_t start = keys_.size();
     const std::size_t most = plan.first ? plan.first : std::numeric_limits<std::size_t>::max();
@@ -257,7 +272,7 @@ Refusal Assembler::text_values(const Field& field, std::size_t index) {
         text_value(value.data, value.size, index);
     }
     if (keys_.size() == start && plan.has_missing) keys_.push_back(missing_[index]);
-    return {};
+    return true;
 }
 
 void Assembler::cross(const SlotPlan& plan, const PrefixHash& hash) {
@@ -277,7 +292,7 @@ void Assembler::cross(const SlotPlan& plan, const PrefixHash& hash) {
     }
 }
 
-Refusal Assembler::slot(const Field* fields, std::size_t index) {
+bool Assembler::slot(const Field* fields, std::size_t index) {
     const SlotPlan& plan = plan_.slots[index];
     if (plan.kind == kCross) {
         std::size_t values = 1;
@@ -286,12 +301,12 @@ Refusal Assembler::slot(const Field* fields, std::size_t index) {
             if (values > limit_) return refuse(kTooManyValues, plan_.slots[plan.cross[0]].field);
         }
         cross(plan, hashes_[index]);
-        return {};
+        return true;
     }
     const Field& field = fields[plan.field];
     if (plan.kind == kHashed) return text_values(field, index);
     if (plan.kind == kKeys) {
-        const auto one = [&](const Value& value, const char* p, std::size_t size) -> Refusal {
+        const auto one = [&](const Value& value, const char* p, std::size_t size) -> bool {
             if (value.kind > kWhole || (value.kind == kText && !plan_.text_keys))
                 return refuse(kValueKind, plan.field, &value);
             const bool negative = size && *p == '-';
@@ -302,7 +317,7 @@ Refusal Assembler::slot(const Field* fields, std::size_t index) {
             if (negative) return refuse(kNegativeKey, plan.field, &value);
             if (done.ec != std::errc()) return refuse(kKeyOverflow, plan.field, &value);
             keys_.push_back(key);
-            return {};
+            return true;
         };
         const std::size_t start = keys_.size();
         const std::size_t most = plan.first ? plan.first : std::numeric_limits<std::size_t>::max();
@@ -315,18 +330,17 @@ Refusal Assembler::slot(const Field* fields, std::size_t index) {
                     if (const void* mark = std::memchr(p, plan.split, static_cast<std::size_t>(end - p)))
                         stop = static_cast<const char*>(mark);
                 if (stop != p) {
-                    const Refusal refusal = one(value, p, static_cast<std::size_t>(stop - p));
-                    if (refusal.reason != kFine) return refusal;
+                    if (!one(value, p, static_cast<std::size_t>(stop - p))) return false;
                 }
                 p = stop + 1;
             }
         }
-        return {};
+        return true;
     }
     // One number or time.
     if (field.count == 0 || (field.count == 1 && field.values[0].size == 0)) {
         if (plan.has_missing) keys_.push_back(missing_[index]);
-        return {};
+        return true;
     }
     const Value& value = field.values[0];
     if (field.list || value.kind == kTruth) return refuse(kValueKind, plan.field, &value);
@@ -338,21 +352,21 @@ Refusal Assembler::slot(const Field* fields, std::size_t index) {
         const std::int64_t weekday = floor_mod((seconds - of_day) / 86400 + 3, 7);
         keys_.push_back(
             known_[index][static_cast<std::size_t>(plan.kind == kHour ? of_day / 3600 : weekday)]);
-        return {};
+        return true;
     }
     double x;
     if (!parse_number(value.data, value.size, &x)) return refuse(kNumber, plan.field, &value);
     if (plan.kind == kBuckets) {
         const auto above = std::upper_bound(plan.buckets.begin(), plan.buckets.end(), x);
         keys_.push_back(known_[index][static_cast<std::size_t>(above - plan.buckets.begin())]);
-        return {};
+        return true;
     }
     const double whole = ln2(x);
     if (!(std::fabs(whole) < 1e15)) return refuse(kRange, plan.field, &value);
     char text[32];
     const auto end = std::to_chars(text, text + sizeof text, static_cast<std::int64_t>(whole)).ptr;
     keys_.push_back(hashes_[index].any(text, static_cast<std::size_t>(end - text)));
-    return {};
+    return true;
 }
 
 Refusal Assembler::assemble(const Field* fields, const Columns& out, std::size_t sample, bool* full) {
@@ -365,22 +379,30 @@ Refusal Assembler::assemble(const Field* fields, const Columns& out, std::size_t
         const auto at = static_cast<std::size_t>(plan.field);
         const Field& field = fields[at];
         if (field.count == 0 || (field.count == 1 && field.values[0].size == 0)) {
-            if (plan.required) return refuse(kLabelMissing, at, field.count ? field.values : nullptr);
+            if (plan.required) {
+                refuse(kLabelMissing, at, field.count ? field.values : nullptr);
+                return refusal_;
+            }
             continue;
         }
-        if (!label(field, to + l)) return refuse(kLabel, at, field.values);
+        if (!label(field, to + l)) {
+            refuse(kLabel, at, field.values);
+            return refusal_;
+        }
     }
     for (std::size_t i = 0; i < plan_.dense.size(); ++i) {
-        const Refusal refusal = dense(fields, plan_.dense[i], out.dense + sample * plan_.dense.size() + i);
-        if (refusal.reason != kFine) return refusal;
+        if (__builtin_expect(!dense(fields, plan_.dense[i], out.dense + sample * plan_.dense.size() + i), 0))
+            return refusal_;
     }
     if (out.weights) {
         const auto at = static_cast<std::size_t>(plan_.weight);
         const Field& field = fields[at];
         double weight = -1;
         if (field.count != 1 || !parse_number(field.values[0].data, field.values[0].size, &weight) ||
-            !(weight >= 0 && weight <= kLargest))
-            return refuse(kWeight, at, field.count ? field.values : nullptr);
+            !(weight >= 0 && weight <= kLargest)) {
+            refuse(kWeight, at, field.count ? field.values : nullptr);
+            return refusal_;
+        }
         out.weights[sample] = static_cast<float>(weight);
     }
     if (out.groups) {
@@ -392,18 +414,29 @@ Refusal Assembler::assemble(const Field* fields, const Columns& out, std::size_t
         const auto at = static_cast<std::size_t>(plan_.time);
         const Field& field = fields[at];
         if (field.count != 1 ||
-            !parse_time(field.values[0].data, field.values[0].size, plan_.time_format, out.times + sample))
-            return refuse(kTime, at, field.count ? field.values : nullptr);
+            !parse_time(field.values[0].data, field.values[0].size, plan_.time_format, out.times + sample)) {
+            refuse(kTime, at, field.count ? field.values : nullptr);
+            return refusal_;
+        }
     }
 
     keys_.clear();
     limit_ = out.key_capacity;
     for (const std::size_t s : order_) {
         start_[s] = keys_.size();
-        const Refusal refusal = slot(fields, s);
-        if (refusal.reason != kFine) return refusal;
+        const SlotPlan& plan = plan_.slots[s];
+        const Field& field = fields[plan.field];
+        if (plain_[s] && field.count == 1 && field.values[0].kind <= kWhole && field.values[0].size) {
+            keys_.push_back(hashes_[s].padded(field.values[0].data, field.values[0].size));
+            count_[s] = 1;
+            continue;
+        }
+        if (__builtin_expect(!slot(fields, s), 0)) return refusal_;
         count_[s] = keys_.size() - start_[s];
-        if (keys_.size() > out.key_capacity) return refuse(kTooManyValues, plan_.slots[s].field, nullptr);
+        if (keys_.size() > out.key_capacity) {
+            refuse(kTooManyValues, plan_.slots[s].field, nullptr);
+            return refusal_;
+        }
     }
     std::int64_t* const offsets = out.offsets + sample * slots;
     auto end = static_cast<std::size_t>(offsets[0]);

@@ -73,7 +73,9 @@ def test_from_csv_to_a_served_score(shell: CommandLine, tmp_path: Path) -> None:
         wrong = server.post("/v1/predict", {"rows": [{**asked[0], "price": "cheap"}]})
         assert wrong.status_code == 400
         assert "price" in wrong.text
-        verified = shell.run("verify", "model", "bundle", "--data", "data/test", "--url", server.url)
+        verified = shell.run(
+            "verify", "--checkpoint", "model", "--bundle", "bundle", "--data", "data/test", "--url", server.url
+        )
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
     # The same rows as JSON lines and Parquet score the same.

@@ -88,15 +88,18 @@ class Assembler {
     const Value* bad_value = nullptr;
 
   private:
-    Refusal refuse(int reason, std::size_t field, const Value* value = nullptr);
+    // False; refusal_ and bad_value say why.
+    bool refuse(int reason, std::size_t field, const Value* value = nullptr);
     bool label(const Field& field, float* out) const;
-    Refusal dense(const Field* fields, const DensePlan& plan, float* out);
-    Refusal slot(const Field* fields, std::size_t index);
-    Refusal text_values(const Field& field, std::size_t index);
+    bool dense(const Field* fields, const DensePlan& plan, float* out);
+    bool slot(const Field* fields, std::size_t index);
+    bool text_values(const Field& field, std::size_t index);
     void text_value(const char* p, std::size_t size, std::size_t index);
     void cross(const SlotPlan& plan, const PrefixHash& hash);
 
     RecordPlan plan_;
+    Refusal refusal_;
+    std::vector<char> plain_;  // per slot: a value is hashed as it stands
     std::vector<PrefixHash> hashes_;
     std::vector<std::uint64_t> missing_;             // per slot: the key of its value for missing
     std::vector<std::vector<std::uint64_t>> known_;  // per slot: keys of buckets, hours or weekdays

@@ -100,16 +100,21 @@ class PrefixHash {
     static constexpr std::size_t kOverread = 8;
 
     PrefixHash(std::string prefix, std::uint64_t seed) : prefix_(std::move(prefix)), seed_(seed) {
-        if (prefix_.size() < 8) std::memcpy(&packed_, prefix_.data(), prefix_.size());
+        if (prefix_.size() > kLongest) return;
+        whole_ = prefix_.size() / 8;
+        std::memcpy(words_, prefix_.data(), 8 * whole_);
+        std::memcpy(&packed_, prefix_.data() + 8 * whole_, prefix_.size() % 8);
     }
 
     // The value must have kOverread readable bytes behind it.
     std::uint64_t padded(const char* value, std::size_t size) const {
         using namespace xxh;
-        const std::size_t head = prefix_.size();
-        std::size_t rest = head + size;
-        if (head >= 8 || rest >= 32) return any(value, size);
+        std::size_t rest = prefix_.size() + size;
+        if (prefix_.size() > kLongest || rest >= 32) return any(value, size);
         std::uint64_t h = seed_ + P5 + rest;
+        for (std::size_t i = 0; i < whole_; ++i) h = word8(h, words_[i]);
+        rest -= 8 * whole_;
+        const std::size_t head = prefix_.size() % 8;
         // Only the first word mixes prefix and value; the later ones are plain reads of the value.
         std::uint64_t w = packed_ | (load64(value) << (8 * head));
         for (value += 8 - head; rest >= 8; rest -= 8, value += 8) {
@@ -138,8 +143,10 @@ class PrefixHash {
     }
 
   private:
+    static constexpr std::size_t kLongest = 23;  // bytes of a prefix that is kept as words
     std::string prefix_;
-    std::uint64_t seed_, packed_ = 0;
+    std::uint64_t seed_, packed_ = 0, words_[2] = {};
+    std::size_t whole_ = 0;  // words of the prefix that hold nothing of the value
 };
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

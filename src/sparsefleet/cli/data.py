@@ -243,7 +243,7 @@ def show_command(
     ] = None,
     schema: Annotated[
         Path | None,
-        typer.Option(help="Schema file. [default: schema.json beside the file, else Criteo's]"),
+        typer.Option(help="Schema file. [default: schema.json or schema.toml beside the file, else Criteo's]"),
     ] = None,
     on_bad_row: BadRowPolicy = OnBadRow.error,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 from sparsefleet.core.errors import ConfigError
@@ -28,7 +28,8 @@ class RecordFormat(TextFormat):
         """With labelled=False the columns of labels, weight, group and time may be absent."""
         super().__init__(schema, max_line)
         self.labelled = labelled
-        record_plan(schema)  # refuses a schema that it cannot follow
+        self._plans: dict[tuple[str, ...] | None, RecordPlan] = {}
+        self.record_plan()  # refuses a schema that it cannot follow
 
     @classmethod
     def create(cls, schema: Schema, options: FormatOptions) -> Self:
@@ -37,8 +38,13 @@ class RecordFormat(TextFormat):
     def inputs(self, files: Sequence[str]) -> Inputs:
         return Inputs.raw(self.name, self.schema)
 
-    def record_plan(self, there: Collection[str] | None = None) -> RecordPlan:
-        return record_plan(self.schema, labelled=self.labelled, text_keys=self.text_keys, there=there)
+    def record_plan(self, there: tuple[str, ...] | None = None) -> RecordPlan:
+        """The plan for files that have these columns. Kept: with thousands of columns it takes a while to make."""
+        plan = self._plans.get(there)
+        if plan is None:
+            plan = record_plan(self.schema, labelled=self.labelled, text_keys=self.text_keys, there=there)
+            self._plans[there] = plan
+        return plan
 
     @abstractmethod
     def raw_samples(self, file: str) -> Iterator[dict[str, Any]]:
