@@ -2,7 +2,6 @@
 
     python benchmarks/models.py                       all of them, some minutes
     python benchmarks/models.py deepfm din --quick    some of them, shorter
-    python benchmarks/models.py --fuxictr PYTHON      beside FuxiCTR, by the Python of an environment that has it
 
 Ours: two training threads (Hogwild), batch 1000, Adam, samples in memory, 26 slots of one value (of DIN the last one a
 history of up to 20) and 13 numbers, keys drawn from a million with Zipf's law; pulling and pushing rows is within. The
@@ -14,16 +13,12 @@ and the median of the ratios counts.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +40,6 @@ SLOTS = tuple(f"C{index}" for index in range(1, 27))
 DENSE, BATCH, KEYS, HISTORY, THREADS = 13, 1000, 1_000_000, 20, 2
 MANY = ("shared_bottom", "mmoe", "esmm")
 WANTED = 0.8
-PEER = Path(__file__).parent / "peers" / "fuxictr_models.py"
 
 
 def make(name: str) -> Any:
@@ -178,38 +172,25 @@ def plain(name: str, seconds: float) -> float:
     return float(sum(rates))
 
 
-def fuxictr(python: str, name: str, seconds: float) -> float | None:
-    """FuxiCTR's own loop on the same network and batch; None where it has no such model."""
-    command = [python, str(PEER), name, str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        Console(stderr=True).print(f"FuxiCTR, {name}: {done.stderr.strip().splitlines()[-1:]}", markup=False)
-        return None
-    return float(json.loads(done.stdout.splitlines()[-1])["samples_per_s"])
-
-
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     arguments.add_argument("models", nargs="*", metavar="MODEL", help=f"any of {', '.join(SHELF)}; default: all")
     arguments.add_argument("--quick", action="store_true", help="one short turn each, noisier figures")
-    arguments.add_argument("--fuxictr", metavar="PYTHON", help="the Python of an environment with fuxictr")
     given = arguments.parse_args()
     if unknown := [name for name in given.models if name not in SHELF]:
         arguments.error(f"no model {', '.join(unknown)}; choose from {', '.join(SHELF)}")
     turns, seconds = (1, 3.0) if given.quick else (3, 6.0)
-    table = Table("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted", "FuxiCTR", "times")
+    table = Table("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted")
     for name in given.models or SHELF:
         Console(stderr=True).print(f"measuring: {name}")
         pairs = [(ours(name, seconds), plain(name, seconds)) for _ in range(turns)]
         ratio = statistics.median(mine / other for mine, other in pairs)
         mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
-        peer = fuxictr(given.fuxictr, name, seconds) if given.fuxictr else None
-        beside = (f"{peer:,.0f}", f"{mine / peer:.1f}") if peer else ("", "")
         met = "[green]yes[/]" if ratio >= WANTED else "[red]no[/]"
-        table.add_row(name, f"{mine:,.0f}", f"{other:,.0f}", f"{ratio:.2f}", met, *beside)
+        table.add_row(name, f"{mine:,.0f}", f"{other:,.0f}", f"{ratio:.2f}", met)
+        Console(stderr=True).print(f"  {mine:,.0f} samples/s, {ratio:.2f} of the dense part alone in torch")
     Console(width=130).print(table)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()
