@@ -267,7 +267,7 @@ class Trainer(FleetCalls):
                 score = None if valid is None else partial(self.evaluate_everywhere, model, valid)
                 judge = Judge(run, asked.validation, score, self.store, communicator)
                 with run.taking_part(communicator):
-                    judge.begin()
+                    judge.begin(resumed=facts is not None)
                     for number in range(state.epoch, epochs):
                         if judge.stopped:
                             break
