@@ -159,6 +159,14 @@ def test_an_epoch_that_was_not_judged_before_the_end_is_judged_first(clicks, tmp
     assert best(tmp_path).name == "step-00000060"
 
 
+def test_a_second_call_of_fit_judges_its_own_epochs_only(clicks):
+    job, model = scripted(0.9, 0.5, 0.6), network()
+    fit(job, clicks, 1, model)
+    again = fit(job, clicks, 2, model)
+    assert (again.best["epoch"], again.best["value"], again.steps) == (3, 0.6, 3 * STEPS)
+    assert Script.values_to_come == []
+
+
 def test_real_metrics(clicks, tmp_path):
     policy = Validation("logloss", patience=1)
     valid, test = rows_of(clicks, part="test"), rows_of(clicks, part="test")

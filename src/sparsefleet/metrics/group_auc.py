@@ -27,7 +27,7 @@ class GroupAUC(Metric):
 
     def update(self, batch: Batch, outputs: Outputs) -> None:
         if batch.groups is not None:
-            self._sums.count(batch.groups, outputs[PROBABILITY], first_label(batch.labels))
+            self._sums.count(batch.groups, outputs[PROBABILITY], first_label(batch.labels), ranks_only=True)
 
     def merge(self, other: Self) -> None:
         self._sums.merge(other._sums)

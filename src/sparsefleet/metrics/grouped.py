@@ -24,7 +24,7 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.kernels.rows import CLICK_PARTS
 
 MOST = 2_000_000
-"""Entries; each takes 42 bytes in memory, and 5 to 10 in a message."""
+"""Entries; each takes 42 bytes in memory, and in a message about 17, or 4 where only ranks are counted."""
 BUCKETS, REACH = 4096, 12.0
 """Probabilities of log odds -12 to 12 (0.000006 to 0.999994) are told apart in so many steps of equal width."""
 PENDING = 200_000
@@ -49,8 +49,11 @@ class GroupedClicks:
         self._pending: list[tuple[U64, U16, I64]] = []
         self._waiting = 0
 
-    def count(self, groups: U64, probabilities: F32, labels: F32) -> None:
-        """[B] each. Samples without a label, or whose prediction is no probability, are left out."""
+    def count(self, groups: U64, probabilities: F32, labels: F32, *, ranks_only: bool = False) -> None:
+        """[B] each. Samples without a label, or whose prediction is no probability, are left out.
+
+        ranks_only: for AUCs alone, without sums of predictions and losses, whose digits make messages long.
+        """
         good = (probabilities >= 0) & (probabilities <= 1) & ((labels == 0) | (labels == 1))
         if self.halvings:
             good &= _kept(groups, self.halvings)
@@ -59,8 +62,8 @@ class GroupedClicks:
         q = np.clip(p, 1e-7, 1 - 1e-7)
         sums = np.empty((len(p), 4), np.int64)
         sums[:, _NEGATIVE], sums[:, _POSITIVE] = ~clicked, clicked
-        sums[:, _PREDICTED] = np.rint(p * CLICK_PARTS)
-        sums[:, _LOSS] = np.rint(-np.log(np.where(clicked, q, 1 - q)) * CLICK_PARTS)
+        sums[:, _PREDICTED] = 0 if ranks_only else np.rint(p * CLICK_PARTS)
+        sums[:, _LOSS] = 0 if ranks_only else np.rint(-np.log(np.where(clicked, q, 1 - q)) * CLICK_PARTS)
         odds = np.log(q) - np.log1p(-q)
         steps = np.clip((odds + REACH) * (BUCKETS / (2 * REACH)), 0, BUCKETS - 1).astype(np.uint16)
         self._add(groups[good].copy(), steps, sums)

@@ -34,8 +34,10 @@ class Judge:
         if score is not None and policy.plateau_factor is not None:
             require_plateau(run)
 
-    def begin(self) -> None:
-        """Learning rates as the run before had them; and what it had no time left to judge."""
+    def begin(self, *, resumed: bool) -> None:
+        """Of a run that is resumed: learning rates as they were; and the epoch that it had no time left to judge."""
+        if not resumed:
+            return
         run = self._run
         if run.standing is not None and run.standing.rate_factor < 1:
             if not isinstance(run.bound.parameters.dense_rule.schedule, OnPlateau):
@@ -46,7 +48,7 @@ class Judge:
                 )
             self._lower_rates(run.standing.rate_factor)
         judged = 0 if run.standing is None else run.standing.judged
-        if self._score is not None and run.between_epochs and 0 <= judged < run.epochs_done:
+        if self._score is not None and run.between_epochs and judged < run.epochs_done:
             self.epoch_end()
 
     def epoch_end(self) -> None:

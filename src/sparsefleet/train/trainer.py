@@ -314,7 +314,7 @@ class Trainer(FleetCalls):
                 with run.taking_part(communicator):
                     if facts is None:
                         run.cut_together("the beginning")
-                    judge.begin()
+                    judge.begin(resumed=facts is not None)
                     for number in range(state.epoch, until):
                         if judge.stopped:
                             break
