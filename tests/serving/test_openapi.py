@@ -72,6 +72,7 @@ def _ask(strategy, declared, examples, seen):
     ask()
 
 
+@pytest.mark.slow
 def test_a_few_hundred_requests_of_its_description(server):
     seen = run_cases(server, 300)
     assert 200 in seen
