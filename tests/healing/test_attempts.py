@@ -173,3 +173,15 @@ def test_the_variables_say_what_they_were_made_of() -> None:
     assert HealingVariables.from_environment({}) is None
     with pytest.raises(ConfigError, match="are set by a launcher"):
         HealingVariables.from_environment({"SPARSEFLEET_CUTS": "/cuts", "SPARSEFLEET_ATTEMPT": "two"})
+
+
+def test_a_trainer_killed_between_two_stops_has_come_to_its_end() -> None:
+    with cluster(2, attempt=1) as servers:
+        store = servers.store(attempt=1)
+        first, second = store.connection.links
+        first.action("stop", store.connection.identity)
+        assert first.action("look", {})["stopped"] == [0]
+        assert second.action("look", {})["stopped"] == []
+        second.action("note_stopped", {"worker": 0})
+        assert second.action("look", {})["stopped"] == [0]
+        assert servers.servers[1].state.sessions.finished()

@@ -29,6 +29,8 @@ LOOK_EVERY = 0.2
 LOOK_SECONDS = 2.0
 """How long one server may take over one answer."""
 BEGIN_SECONDS = 30.0
+ASK_SECONDS = 0.5
+"""How long the launcher itself stands still for an answer."""
 SAME_PLACE = 3
 JOIN_SECONDS = 60.0
 """How long, at the least, a living worker may take to come to a new attempt: it may be within its script's own work."""
@@ -74,6 +76,8 @@ class Attempts:
         """By worker, the cut after which it was killed last, and how often."""
         self._heard: dict[int, float] = {}
         """By server that has come up, when it last answered."""
+        self.done: set[int] = set()
+        """Workers that were killed when they had come to their end: every server is to know it."""
         self._lost_at: float | None = None
         """When the loss was seen that the present attempt heals, until it is healed."""
         self._lock = threading.Lock()
@@ -172,6 +176,27 @@ class Attempts:
         """Trainers of the present attempt that a server has not heard of for the time-out."""
         return sorted({worker for answer in self._present() for worker in answer.get("silent", [])})
 
+    def look_now(self) -> bool:
+        """Hear from every server what it knows at this moment; False where one does not answer."""
+        answered = True
+        for index in range(len(self._endpoints)):
+            link: ServerLink | None = None
+            try:
+                link = self._link(index)
+                answer = link.action("look", {}, ASK_SECONDS)
+                with self._lock:
+                    self._answers[index], self._heard[index] = answer, time.monotonic()
+            except SparseFleetError:
+                answered = False
+            finally:
+                if link is not None:
+                    link.client.close()
+        return answered
+
+    def has_stopped(self, worker: int) -> bool:
+        """Whether a server has heard that this worker needs the servers no more."""
+        return any(worker in answer.get("stopped", []) for answer in self._present())
+
     def joined(self, worker: int) -> bool:
         """Whether this worker may have taken part in the present attempt; then the next one must begin without it."""
         answers = self._present()
@@ -213,6 +238,8 @@ class Attempts:
                 if type(answer.get("attempt")) is int and answer["attempt"] < number:
                     told = {"attempt": number, "cut": cut, "stopped": stopped, "why": why}
                     link.action("begin_attempt", told, BEGIN_SECONDS)
+                for worker in self.done.difference(answer.get("stopped", [])):
+                    link.action("note_stopped", {"worker": worker}, LOOK_SECONDS)
         if link is not None:
             link.client.close()
 

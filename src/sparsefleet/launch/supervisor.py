@@ -50,6 +50,8 @@ REPORT_SECONDS = 3.0
 """For workers that still wait for a server when it has failed: what they could say is said, or never will be."""
 STOPPED_SECONDS = 5.0
 """How long a worker may stand stopped (Ctrl-Z, SIGSTOP) once all servers have ended."""
+STOPPED_SERVERS_SECONDS = 2.0
+"""How long to wait for servers to say whether a worker that was killed had come to its end."""
 ASK_EVERY = 1.0
 """Seconds between two questions to a server here whether it still serves anybody."""
 TELL_SECONDS = 3.0
@@ -316,7 +318,12 @@ class _Job:
         if attempts is None or self._failures or self._interrupts.count:
             return
         self._kill_hung(attempts)
-        lost, self._lost = self._lost, []
+        ended = [process.ended_at for process in self._lost if process.ended_at is not None]
+        # Had a worker that was killed come to its end? A server that does not say is about to be seen to have ended.
+        unknown = bool(ended) and not attempts.look_now() and all(process.role.is_worker for process in self._lost)
+        if unknown and time.monotonic() - min(ended) < STOPPED_SERVERS_SECONDS:
+            return
+        lost, self._lost = self._without_those_done(attempts, self._lost), []
         if not any(process.running for process in self._workers()) and not any(p.role.is_worker for p in lost):
             for process in lost:  # a server, when all workers have come to their end: nobody needs it any more
                 process.ended_by_us = True
@@ -335,7 +342,7 @@ class _Job:
             return
         only_joins = [p for p in lost if p.role.is_worker and (_starts_again(p) or not attempts.joined(p.role.index))]
         if len(only_joins) < len(lost) or not lost:
-            done = [p.role.index for p in self._workers() if state_of(p) == ENDED_WELL]
+            done = {p.role.index for p in self._workers() if state_of(p) == ENDED_WELL} | attempts.done
             attempts.begin(why, done, [process.role.index for process in lost if process.role.is_server])
             begins = f"attempt {attempts.number} begins from {attempts.cut or 'the beginning'}"
         else:
@@ -348,6 +355,16 @@ class _Job:
             process.kill()  # what it has left behind
             self._former.append(process)
             self._processes[self._processes.index(process)] = self._start_role(process.role, True)
+
+    def _without_those_done(self, attempts: Attempts, lost: list[RoleProcess]) -> list[RoleProcess]:
+        """Leave out who was killed when its work was done: a worker that had stopped; all, once servers have ended."""
+        over = any(p.role.is_server and state_of(p) == ENDED_WELL for p in self._processes)  # all workers had stopped
+        done = [p for p in lost if over or (p.role.is_worker and attempts.has_stopped(p.role.index))]
+        for process in done:
+            process.ended_by_us = True
+            if process.role.is_worker:
+                attempts.done.add(process.role.index)
+        return [process for process in lost if process not in done]
 
     def _kill_hung(self, attempts: Attempts) -> None:
         silent = {("server", index) for index in attempts.silent_servers()}

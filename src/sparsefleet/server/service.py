@@ -43,6 +43,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "look": self._look,
             "begin_attempt": self._begin_attempt,
             "want_attempt": self._want_attempt,
+            "note_stopped": lambda data: self._state.sessions.note_stopped(_integer(data, "worker")),
             "register": self._register,
             "ended": self._ended,
             "server_failed": self._server_failed,
@@ -132,6 +133,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "wanted": state.wanted,
             "members": state.sessions.members(),
             "silent": state.sessions.silent(),
+            "stopped": state.sessions.stopped(),
             "trained": state.ledger.has_steps(),
             "timeout": state.config.timeout,
         }

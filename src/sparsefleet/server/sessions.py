@@ -131,6 +131,18 @@ class Sessions:
         with self.changed:
             return sorted(set(self._trainers) - set(self.config.stopped))
 
+    def stopped(self) -> list[int]:
+        """The trainers that have said that they need the servers no more, in this attempt or an earlier one."""
+        with self.changed:
+            return sorted(worker for worker, trainer in self._trainers.items() if trainer.stopped)
+
+    def note_stopped(self, worker: int) -> None:
+        """A trainer that has come to its end was killed before it could tell us so; another server heard it."""
+        with self.changed:
+            if (trainer := self._trainers.get(worker)) is not None and not trainer.stopped:
+                trainer.stopped, trainer.failure = True, None
+                self._tell_all()
+
     def silent(self) -> list[int]:
         """Registered trainers that have fallen silent, without a word that they end."""
         with self.changed:
