@@ -331,6 +331,12 @@ class Schema:
         return tuple(dict.fromkeys(sources))
 
     @property
+    def number_fields(self) -> frozenset[str]:
+        """Those of `fields` that hold numbers."""
+        numeric = [slot.source for slot in self.slots if slot.buckets or slot.derive == "ln2"]
+        return frozenset([*(feature.source for feature in self.dense), *numeric])
+
+    @property
     def plain(self) -> bool:
         """Whether there are no transforms: each feature is the column of its name, normalised or hashed."""
         return all(feature.plain for feature in self.dense) and all(slot.plain for slot in self.slots)

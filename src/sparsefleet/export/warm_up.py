@@ -73,12 +73,15 @@ def make_warm_up(graph: bytes, network: NetworkInfo, schema: Schema, tables: Map
     batch = _batch(dense, keys_BS, slots)
     inputs = {network.dense.input: batch.dense} if network.dense is not None else {}
     for entry in network.embeddings:
-        pooled = np.zeros((SAMPLES, len(entry.slots), entry.dim), np.float32)
+        pooled = np.zeros((SAMPLES, entry.width), np.float32)
         for sample, bags in enumerate(keys_BS):
             for place, slot in enumerate(entry.slots):
-                if bag := bags[slots.index(slot)]:  # one value: its sum and its mean are its row
-                    pooled[sample, place] = tables[entry.table].lookup(np.array(bag, np.uint64))[0][0]
-        inputs[entry.input] = pooled.reshape(SAMPLES, -1)
+                if bag := bags[slots.index(slot)]:  # one value: its sum and its mean are its row, and its sequence too
+                    row = tables[entry.table].lookup(np.array(bag, np.uint64))[0][0]
+                    pooled[sample, place * entry.dim : (place + 1) * entry.dim] = row
+                    if entry.length is not None:  # behind the vectors, 1 where there is a value
+                        pooled[sample, entry.length * entry.dim] = 1
+        inputs[entry.input] = pooled
     scores = run_session(open_session(graph), network.output, inputs)
     if not (np.isfinite(scores) & (scores >= 0) & (scores <= 1)).all():
         raise BundleError(f"the network scores {scores.tolist()}, which are no probabilities: training has diverged")

@@ -16,7 +16,7 @@ from sparsefleet.metrics.clicks import ClickMetrics
 
 def label_names(schema: Schema) -> tuple[str, ...]:
     """Of all labels of a schema, in the order of `Batch.labels`; empty where there is one only."""
-    names = getattr(schema, "labels", ())
+    names = schema.labels
     return tuple(names) if len(names) > 1 else ()
 
 

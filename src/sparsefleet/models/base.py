@@ -87,12 +87,7 @@ class ModelInputs:
 
     @staticmethod
     def of(schema: Schema) -> ModelInputs:
-        return ModelInputs(schema.slot_names, len(schema.dense), labels_of(schema))
-
-
-def labels_of(schema: Schema) -> tuple[str, ...]:
-    """The labels of a sample, in the order of `Batch.labels`."""
-    return (schema.label,)
+        return ModelInputs(schema.slot_names, len(schema.dense), schema.labels)
 
 
 class SchemaModel(Rebuildable):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sparsefleet.core.inputs import pipe_advice
+from sparsefleet.core.inputs import Inputs, pipe_advice
+from sparsefleet.core.schema import Schema
 from sparsefleet.export.bundle import Bundle
 
 
@@ -13,27 +14,25 @@ def fields_of(bundle: Bundle, allow_missing: bool) -> list[dict[str, Any]]:
     """Every field that a row of a request may have, in the order of rows that are lists, and whether it must."""
     schema, inputs = bundle.schema, bundle.inputs
     used = {slot for entry in bundle.network.embeddings for slot in entry.slots}
-    numbers = [
+    crossed = {name for slot in schema.slots if slot.name in used for name in slot.cross or ()}
+    return [
         {
             "name": name,
-            "kind": "number",
+            "kind": "number" if name in schema.number_fields else "category",
             "required": not allow_missing,
-            "used": bundle.network.dense is not None,
-            "takes": "either" if inputs is None else inputs.dense.get(name, "either"),
+            "used": (bundle.network.dense is not None and any(feature.source == name for feature in schema.dense))
+            or any(slot.source == name and slot.name in used | crossed for slot in schema.slots),
+            "takes": "either" if inputs is None else _takes(schema, inputs, name),
         }
-        for name in schema.dense_names
+        for name in schema.fields
     ]
-    categories = [
-        {
-            "name": name,
-            "kind": "category",
-            "required": not allow_missing,
-            "used": name in used,
-            "takes": "either" if inputs is None else inputs.slots.get(name, "either"),
-        }
-        for name in schema.slot_names
-    ]
-    return [*numbers, *categories]
+
+
+def _takes(schema: Schema, inputs: Inputs, field: str) -> str:
+    """What a field held in training: raw, ready or either."""
+    told = [inputs.dense.get(feature.name) for feature in schema.dense if feature.source == field]
+    told += [inputs.slots.get(slot.name) for slot in schema.slots if slot.cross is None and slot.source == field]
+    return next((word for word in told if word is not None), "either")
 
 
 def described(bundle: Bundle) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class Predictor:
         try:
             if warm_up is not None:
                 return warm_up.problem(self._score(warm_up.batch, self.source.probe).probabilities)
-            names = (*self.bundle.schema.dense_names, *self._slots)  # a bundle of an older release
+            names = self.bundle.schema.fields  # a bundle of an older release
             scores = self._score(self.parser.samples([dict.fromkeys(names)]), self.source.probe).probabilities
         except Exception as error:  # whatever it is: requests would meet it, too
             return str(error) or type(error).__name__

@@ -15,7 +15,7 @@ from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.serving.answers import HttpError, refusal, told
 from sparsefleet.serving.http import Service
 from sparsefleet.serving.kserve.messages import METHODS, SERVICE, messages
-from sparsefleet.serving.kserve.tensors import KEYS, NUMBERS, OUTPUT, TEXT, rows_of
+from sparsefleet.serving.kserve.tensors import KEYS, NUMBERS, OUTPUT, TEXT, ready_fields, rows_of
 from sparsefleet.serving.log import tell_failure
 
 THREADS = 8
@@ -77,10 +77,10 @@ class KServeServer:
     def ModelMetadata(self, request: Any, context: Any) -> Any:
         self._check_name(request.name, request.version)
         bundle, tensor = self._service.versions.current.bundle, self._types["TensorMetadata"]
-        ready = () if bundle.inputs is None else bundle.inputs.ready_slots
-        inputs = [tensor(name=name, datatype=next(iter(NUMBERS)), shape=[-1]) for name in bundle.schema.dense_names]
-        for name in bundle.schema.slot_names:
-            inputs.append(tensor(name=name, datatype=next(iter(KEYS)) if name in ready else TEXT, shape=[-1, -1]))
+        ready, numbers, inputs = ready_fields(bundle), bundle.schema.number_fields, []
+        for name in bundle.schema.fields:
+            kind = next(iter(NUMBERS if name in numbers else KEYS)) if name in ready | numbers else TEXT
+            inputs.append(tensor(name=name, datatype=kind, shape=[-1] if name in numbers else [-1, -1]))
         return self._types["ModelMetadataResponse"](
             name=self._service.config.model_name,
             versions=[bundle.name],

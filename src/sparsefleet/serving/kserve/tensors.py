@@ -49,12 +49,18 @@ def rows_of(request: Any, bundle: Bundle, max_rows: int) -> list[dict[str, Any]]
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
+def ready_fields(bundle: Bundle) -> frozenset[str]:
+    """Fields that hold ready-made keys."""
+    trained = () if bundle.inputs is None else bundle.inputs.ready_slots
+    return frozenset(slot.source for slot in bundle.schema.slots if slot.keys or slot.name in trained)
+
+
 def _column(tensor: Any, shape: tuple[int, ...], raw: bytes | None, bundle: Bundle) -> list[Any]:
-    dense, kind = tensor.name in bundle.schema.dense_names, tensor.datatype
-    ready = bundle.inputs is not None and tensor.name in bundle.inputs.ready_slots
+    dense, kind = tensor.name in bundle.schema.number_fields, tensor.datatype
+    ready = tensor.name in ready_fields(bundle)
     allowed = tuple(NUMBERS) if dense else tuple(KEYS) if ready else (TEXT,)
     if kind not in allowed:
-        known = dense or tensor.name in bundle.schema.slot_names
+        known = tensor.name in bundle.schema.fields
         wanted = f"it takes {' or '.join(allowed)}" if known else "the model has no such field"
         raise _bad(tensor, f"datatype {kind!r:.40}; {wanted}")
     total = math.prod(shape)
