@@ -12,7 +12,7 @@ from torch import nn
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.initializer import Initializer, Uniform, from_list
 from sparsefleet.core.schema import CRITEO, Schema
-from sparsefleet.models.base import Rebuildable, labels_of
+from sparsefleet.models.base import Rebuildable
 from sparsefleet.models.settings import Settings, setting
 from sparsefleet.nn import DenseTower, PooledTower, SparseEmbedding
 
@@ -85,7 +85,7 @@ class CTRDNN(PooledTower, Rebuildable):
 
     @classmethod
     def from_schema(cls, schema: Schema, **settings: Any) -> Self:
-        if len(labels := labels_of(schema)) > 1:
+        if len(labels := schema.labels) > 1:
             raise ConfigError(
                 f"CTRDNN learns one label; the schema has {', '.join(labels)}: choose a model for several labels "
                 "(sparsefleet models), or keep one label in the schema"
