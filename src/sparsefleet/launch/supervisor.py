@@ -248,6 +248,8 @@ class _Job:
         return self._conclude()
 
     def _something_to_wait_for(self) -> bool:
+        if self._lost and not self._failures:
+            return True  # they may be started again
         if self._workers_elsewhere:
             return any(process.running for process in self._processes)
         if any(process.running for process in self._workers()):
