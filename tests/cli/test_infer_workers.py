@@ -224,7 +224,7 @@ def test_shares_are_in_the_order_of_the_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--format", "csv"], "error: format='csv' is not a format"),
+        (["--format", "xml"], "error: format='xml' is not a format"),
         (["--on-bad-row", "ignore"], "error: on_bad_row='ignore' is not a policy"),
         (["--batch-size", "0"], "error: batch_size=0"),
         (["--precision", "fp8"], "error: precision='fp8' is not a precision"),

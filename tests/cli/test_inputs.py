@@ -155,7 +155,7 @@ def test_a_bundle_says_what_its_inputs_are(bundle) -> None:
     opened = sf.Bundle.open(bundle)
     assert opened.inputs.pipe_command == COMMAND
     assert opened.inputs.slots["C1"] == "ready"
-    assert json.loads((bundle / "manifest.json").read_text())["version"] == 2
+    assert json.loads((bundle / "manifest.json").read_text())["version"] == 3
 
 
 def test_export_tells_it(cli, run, tmp_path) -> None:

@@ -60,7 +60,7 @@ def test_skipped_rows_are_counted_at_the_end(tmp_path: Path) -> None:
 
 
 def test_an_unknown_choice_lists_the_choices(tmp_path: Path) -> None:
-    failed = run("show", tmp_path / "x", "--format", "csv")
+    failed = run("show", tmp_path / "x", "--format", "xml")
     assert failed.returncode == 2
     for choice in ("auto", "criteo", "multislot", "parquet"):
         assert choice in failed.stderr

@@ -106,7 +106,7 @@ def test_a_bundle_of_a_running_job(tmp_path: Path) -> None:
         ("v1", {"format": "checkpoint", "rows": "int8"}, "are options of a bundle"),
         ("v1", {"rows": "int4"}, "rows='int4'"),
         ("full", {}, "holds other things"),
-        ("s3://bucket/v1", {}, "local path"),
+        ("s3://bucket/v1", {}, "a local or shared folder"),
     ],
 )
 def test_what_is_refused_before_anything_is_saved(

@@ -200,7 +200,7 @@ def _rows_of(trained):
     return json.loads((trained.bundles[0] / "manifest.json").read_text())["tables"][0]["rows"]
 
 
-def test_parquet_and_multislot_rows(trained, verify, tmp_path):
+def test_parquet_rows_and_why_not_ready_keys(trained, verify, cli, tmp_path):
     table = pa.table({name: [row[name] for row in trained.rows] for name in trained.rows[0]})
     table = table.append_column("label", pa.array([int(line[0]) for line in trained.lines]))
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=64)
@@ -209,9 +209,10 @@ def test_parquet_and_multislot_rows(trained, verify, tmp_path):
     assert not report["notes"]
     lines = list(show(trained.data / "test" / "part-0", schema=SCHEMA, rows=50))
     (tmp_path / "slots").write_text("\n".join(lines) + "\n")
-    report = verify(trained.bundles[0], "--same-inputs", data=tmp_path / "slots")
-    assert report["rows"] == 50
-    assert "were not put to the test" in report["notes"][0]
+    where = ("--checkpoint", trained.checkpoint(1), "--bundle", trained.bundles[0])
+    done = cli("verify", *where, "--same-inputs", "--data", tmp_path / "slots")
+    assert done.exit_code == 2
+    assert "holds ready-made keys, and requests to this model hold raw values" in " ".join(done.stderr.split())
 
 
 def test_a_table_for_people(trained, cli):

@@ -94,7 +94,8 @@ def infer(
             report(rows, all_rows(rows, share))
 
         if workers == 1:
-            metrics, skipped = scoring.score(files, output, tell)
+            with sigterm_interrupts():
+                metrics, skipped = scoring.score(files, output, tell)
         else:
             scoring.check(data)
             shares = ordered_shares(files, workers, cuttable=can_be_cut(format, pipe_command))

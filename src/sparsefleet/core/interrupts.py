@@ -11,6 +11,11 @@ from contextlib import contextmanager
 def sigterm_interrupts() -> Iterator[None]:
     """SIGTERM is treated like Ctrl-C: stop between two steps, save if asked to. For the main thread."""
 
+    import pyarrow as pa
+
+    # Arrow takes signals for itself while it reads, and one that comes just before it is done would be lost.
+    pa.enable_signal_handlers(False)
+
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
 

@@ -37,6 +37,7 @@ from sparsefleet.scoring.told_reader import Tell
 
 FOLDER_PREFIX = ".sparsefleet-infer-"
 LOOK_SECONDS = 0.05
+AGAIN_SECONDS = 2.0
 END_SECONDS = 5.0
 """How long a worker that is told to end may take before it is killed."""
 STOPPED_SECONDS = 5.0
@@ -102,13 +103,22 @@ def _workers(folder: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]
             process.terminate()
             process.send_signal(signal.SIGCONT)  # one that stands stopped ends its commands too
         for process in processes:
-            try:
-                process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end(process)
             if process.stdin:
                 process.stdin.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process that was asked to end."""
+    # Asked twice: an exception of a signal handler is lost where it comes up in a callback or a finalizer.
+    for seconds in (AGAIN_SECONDS, END_SECONDS):
+        try:
+            process.wait(seconds)
+            return
+        except subprocess.TimeoutExpired:
+            process.terminate()
+    process.kill()
+    process.wait()
 
 
 def _wait_for_all(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout: float, tell: Tell) -> None:

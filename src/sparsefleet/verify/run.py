@@ -113,6 +113,13 @@ def verify(
         if inputs is not None and not config.same_inputs:
             how = "same_inputs=True, or --same-inputs"
             inputs.require_same(samples.inputs, str(opened.location), how)
+        ready = () if served.inputs is None else served.inputs.ready_slots
+        hashed = [slot.name for slot in schema.slots if not schema.takes_keys(slot) and slot.name not in ready]
+        if hashed and not samples.is_raw:
+            raise ConfigError(
+                f"{data} holds ready-made keys, and requests to this model hold raw values, which are hashed (slot "
+                f"{hashed[0]}, …): verify on raw rows"
+            )
         return _Comparison(opened, served, network, schema, samples, server, published, config, progress).report()
 
 

@@ -5,6 +5,7 @@ Such a file is never cut, and resuming runs the command again and passes over th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
@@ -86,17 +87,23 @@ class _CommandChunks(Iterator[Chunk]):
         self._source: CommandSource | None = None
         self._cancelled = False
         self._trial: Trial | None = None
+        self._starting = threading.Lock()
+        """Held while a command is started: who cancels meanwhile must not miss it."""
         self._chunks = self._read(bad_samples, resume)
 
     def _read(self, bad_samples: BadSamples, resume: Mark | None) -> Generator[Chunk]:
         format, unit = self._format, self._unit
-        if self._cancelled or (resume is not None and resume.done):
+        if resume is not None and resume.done:
             return
         check_file(unit.file)
-        self._source = CommandSource(format.pipe_command, unit.file, format.timeout)
+        with self._starting:
+            if self._cancelled:
+                return
+            self._source = CommandSource(format.pipe_command, unit.file, format.timeout)
         for number, chunk in enumerate(format.samples_of(self._source, unit, bad_samples, resume)):
             if number == 0:
-                self._trial = begin_trial(format, unit.file)
+                with self._starting:
+                    self._trial = None if self._cancelled else begin_trial(format, unit.file)
             yield chunk
         if self._trial is not None:
             self._trial.finish()
@@ -105,10 +112,11 @@ class _CommandChunks(Iterator[Chunk]):
         return next(self._chunks)
 
     def cancel(self) -> None:
-        self._cancelled = True
-        for running in (self._source, self._trial):
-            if running is not None:
-                running.cancel()
+        with self._starting:
+            self._cancelled = True
+            for running in (self._source, self._trial):
+                if running is not None:
+                    running.cancel()
 
     def close(self) -> None:
         self._chunks.close()
