@@ -121,7 +121,7 @@ def test_an_interrupted_run_saves_and_goes_on_to_the_same_bits(cli, clicks, chil
     ("signum", "mode"), [(signal.SIGINT, "async"), pytest.param(signal.SIGTERM, "sync", marks=pytest.mark.slow)]
 )
 def test_an_interrupted_job_of_many_processes_saves_and_goes_on(clicks, shell, signum, mode):
-    job = ("--servers", 2, "--workers", 2, "--mode", mode, *SLOW_STEPS)
+    job = ("--servers", 2, "--workers", 2, "--mode", mode, *SMALL, "--batch-size", 2)
     base = ("train", "--data", clicks / "train", *job, "--save", "M")
 
     def interrupt(again):

@@ -89,9 +89,12 @@ def step(manifest: Path) -> int:
 
 
 MODES = ["sync", "half_async", "async", "async merging", "geo"]
+SOME_SLOW = [
+    pytest.param(mode, marks=pytest.mark.slow) if mode in ("half_async", "async merging") else mode for mode in MODES
+]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_SLOW)
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_within_an_epoch_and_resumed(tmp_path: Path, data: str, mode: str, threads: int) -> None:
     job = {"mode": mode.split()[0], "data": data, "threads": threads, "max_merge": 3 if "merging" in mode else 1}
@@ -112,7 +115,7 @@ def test_killed_within_an_epoch_and_resumed(tmp_path: Path, data: str, mode: str
         np.testing.assert_allclose(resumed.dense, never_stopped.dense, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SOME_SLOW)
 def test_interrupted_together_trainers_save_what_they_have_done(tmp_path: Path, data: str, mode: str) -> None:
     job = {"mode": mode.split()[0], "data": data, "max_merge": 3 if "merging" in mode else 1}
     folder = tmp_path / "interrupted"
@@ -132,7 +135,7 @@ def test_interrupted_together_trainers_save_what_they_have_done(tmp_path: Path, 
     assert resumed.rows == EPOCHS * ROWS
 
 
-@pytest.mark.parametrize("steps", ["by interrupt", "by steps"])
+@pytest.mark.parametrize("steps", ["by interrupt", pytest.param("by steps", marks=pytest.mark.slow)])
 def test_a_trainer_that_has_not_begun_has_its_rows_still_to_come(tmp_path: Path, data: str, steps: str) -> None:
     """It is no lost one, whose share of the epoch is left out."""
     folder = tmp_path / "interrupted"

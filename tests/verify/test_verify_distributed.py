@@ -105,6 +105,7 @@ def test_one_weight_changed_in_redis(made, store, published, verify):
     assert report["settings"]["ok"]
 
 
+@pytest.mark.slow
 def test_a_weight_that_scores_depend_on(made, store, published, verify):
     """Every weight of a much met value: the worst rows name slot, value, key and row."""
     clean = verify(made / "bundle", "--redis", published)
