@@ -229,8 +229,8 @@ def _separator(texts: Sequence[str]) -> str | None:
 
 
 def _relation(column: Column, values: Sequence[Any], truth: np.ndarray[Any, Any]) -> float | None:
-    """Mutual information with the label as a share of the label's entropy, without what chance would give."""
-    if column.left_out or column.kind in ("label", "weight", "time"):
+    """Mutual information with the label as a share of the label's entropy, beyond what shuffled labels would give."""
+    if column.left_out or column.kind in ("label", "weight", "time", "list"):
         return None
     known = ~np.isnan(truth)
     if column.kind == "number":
@@ -245,13 +245,18 @@ def _relation(column: Column, values: Sequence[Any], truth: np.ndarray[Any, Any]
     if not entropy:
         return None
     _, places = np.unique(codes, return_inverse=True)
-    ones = np.bincount(places, weights=clicks)
-    all_ = np.bincount(places)
-    inside = sum(
-        count / len(clicks) * _entropy(np.array([one, count - one])) for one, count in zip(ones, all_, strict=True)
-    )
-    chance = (len(all_) - 1) / (2 * len(clicks) * math.log(2))
-    return max(0.0, float((entropy - inside - chance) / entropy))
+    # A value that occurs once tells its own label, whatever it is: what shuffled labels seem to tell is chance.
+    by_chance = _entropy_within(places, np.random.default_rng(0).permutation(clicks))
+    return max(0.0, float((by_chance - _entropy_within(places, clicks)) / entropy))
+
+
+def _entropy_within(places: np.ndarray[Any, Any], clicks: np.ndarray[Any, Any]) -> float:
+    """What is left of the label's entropy where the value is known."""
+    counts = np.bincount(places)
+    share = np.bincount(places, weights=clicks) / counts
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = -(share * np.log2(share) + (1 - share) * np.log2(1 - share))
+    return float((np.nan_to_num(each) * counts).sum() / len(clicks))
 
 
 def _entropy(counts: np.ndarray[Any, Any]) -> float:
