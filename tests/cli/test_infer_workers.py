@@ -57,7 +57,7 @@ def measured(*words: object) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(2, "parquet"), (3, "csv")])
+@pytest.mark.parametrize(("workers", "kind"), [(2, "parquet"), pytest.param(3, "csv", marks=pytest.mark.slow)])
 def test_metrics_and_predictions_are_those_of_one_process(
     model: Path, small_clicks: Path, tmp_path: Path, workers: int, kind: str
 ) -> None:

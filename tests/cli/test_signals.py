@@ -117,9 +117,8 @@ def test_an_interrupted_run_saves_and_goes_on_to_the_same_bits(cli, clicks, chil
     assert again["rows"] == said["rows"] - step * 2
 
 
-@pytest.mark.parametrize(
-    ("signum", "mode"), [(signal.SIGINT, "async"), pytest.param(signal.SIGTERM, "sync", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "mode"), [(signal.SIGINT, "async"), (signal.SIGTERM, "sync")])
 def test_an_interrupted_job_of_many_processes_saves_and_goes_on(clicks, shell, signum, mode):
     job = ("--servers", 2, "--workers", 2, "--mode", mode, *SMALL, "--batch-size", 2)
     base = ("train", "--data", clicks / "train", *job, "--save", "M")

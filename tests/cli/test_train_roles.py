@@ -60,6 +60,7 @@ def test_geo_with_two_servers_and_two_trainers_and_no_script(shell: CommandLine,
     assert "is of a job in mode geo, whose trainers keep adam's state themselves" in " ".join(alone.stderr.split())
 
 
+@pytest.mark.slow
 def test_the_first_worker_tells_where_its_time_went(shell: CommandLine, small_clicks: Path) -> None:
     job = ("--servers", 1, "--workers", 2, "--mode", "sync", "--profile", "--json")
     done = shell.run(*train(small_clicks, *job))
@@ -104,6 +105,7 @@ def test_four_processes_by_hand(shell: CommandLine, small_clicks: Path) -> None:
     assert results[0]["rows"] == 2000
 
 
+@pytest.mark.slow
 def test_a_trainer_that_fails_fails_the_job_and_its_message_is_shown(shell: CommandLine, small_clicks: Path) -> None:
     bad = shell.folder / "bad"
     bad.mkdir()

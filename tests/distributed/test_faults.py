@@ -84,6 +84,7 @@ def test_an_error_of_one_trainer_ends_the_job_and_nothing_is_saved(tmp_path, mod
     assert not model.exists()
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_interrupted_alone_is_lost_and_the_others_go_on(tmp_path):
     with role_job(tmp_path, mode="async", steps=60, timeout=30.0, save=str(tmp_path / "saved")) as job:
         job.start_all().wait_for_step(3, "worker0", "worker1")

@@ -90,7 +90,8 @@ def step(manifest: Path) -> int:
 
 MODES = ["sync", "half_async", "async", "async merging", "geo"]
 SOME_SLOW = [
-    pytest.param(mode, marks=pytest.mark.slow) if mode in ("half_async", "async merging") else mode for mode in MODES
+    pytest.param(mode, marks=pytest.mark.slow) if mode in ("half_async", "async merging", "geo") else mode
+    for mode in MODES
 ]
 
 

@@ -104,7 +104,17 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
                 yield number, list(itertools.takewhile(lambda word: word not in SHELL, words))
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if any(blocks(p, "sh run"))], ids=lambda page: page.name)
+SLOW_PAGES = ("serving.md",)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=pytest.mark.slow if page.name in SLOW_PAGES else ())
+        for page in PAGES
+        if any(blocks(page, "sh run"))
+    ],
+)
 def test_commands_run(page, tmp_path):
     """Every command as a reader types it; the ports of a server and of Redis are replaced by free ones."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")

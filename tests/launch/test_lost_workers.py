@@ -93,6 +93,7 @@ def test_the_rest_finish_and_the_model_is_saved(launcher, job, mode: str, killed
         assert training["epoch"] == 2, json.dumps(training)[:300]
 
 
+@pytest.mark.slow
 def test_in_sync_the_rest_end_too_and_name_it(launcher, job) -> None:
     status, said = job("sync", 0)
     assert status == 128 + signal.SIGKILL
@@ -101,6 +102,7 @@ def test_in_sync_the_rest_end_too_and_name_it(launcher, job) -> None:
     assert "lost worker 0 (process " in launcher.logs()["workerlog.1"]
 
 
+@pytest.mark.slow
 def test_one_that_fails_before_it_registers_ends_the_job_though_the_mode_would_go_on(launcher) -> None:
     launcher.environment = {"PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
     (launcher.folder / "go").touch()
