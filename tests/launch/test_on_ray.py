@@ -85,36 +85,40 @@ def test_without_ray_one_line_names_the_extra(
     assert line == "fleetrun: --on ray needs Ray, which is not installed: pip install 'sparsefleet[ray]'"
 
 
+def run_script(folder: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """SCRIPT as a job of one server and one worker, with what lies beside it."""
+    (folder / "job").mkdir()
+    (folder / "job" / "train.py").write_text(SCRIPT)
+    (folder / "job" / "beside.py").write_text("WORD = 'shipped'\n")
+    command = [sys.executable, "-m", "sparsefleet.launch", "--on", "ray", "--server_num=1", "--worker_num=1"]
+    command += ["--server_cpus=0.5", "--worker_cpus=0.5", "--worker_memory=64M", "--server_memory=64M"]
+    command += ["job/train.py", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90)
+
+
+@pytest.mark.slow
 @pytest.mark.xdist_group("ray")
-def test_a_small_job_on_one_node(tmp_path: Path) -> None:
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "train.py").write_text(SCRIPT)
-    (tmp_path / "job" / "beside.py").write_text("WORD = 'shipped'\n")
-
-    def fleetrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sparsefleet.launch", "--on", "ray", "--server_num=1", "--worker_num=1"]
-        command += ["--server_cpus=0.5", "--worker_cpus=0.5", "--worker_memory=64M", "--server_memory=64M"]
-        command += ["job/train.py", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, env=cluster.environment, capture_output=True, text=True, timeout=90
-        )
-
+def test_an_import_that_the_nodes_lack_is_told_once(tmp_path: Path) -> None:
     with ray_cluster([1]) as cluster:
-        done = fleetrun()
-        assert done.returncode == 0, done.stderr
-        assert "started 1 server and 1 worker on 1 node of Ray" in done.stderr
-        server = (tmp_path / "log" / "serverlog.0").read_text()
-        worker = (tmp_path / "log" / "workerlog.0").read_text()
-        assert re.fullmatch(r"shipped PSERVER - 127\.0\.0\.2:\d+ True\n", server), server
-        assert re.fullmatch(r"shipped TRAINER 0 127\.0\.0\.2:\d+ True\n", worker), worker
-
-        failed = fleetrun("--fail")
+        failed = run_script(tmp_path, cluster.environment, "--fail")
         assert failed.returncode == 1
         error = "ModuleNotFoundError: No module named 'a_module_that_nobody_has'"
         # In the line of the role that failed, and at the end of the traceback that is quoted; not once per role.
         told = [line for line in failed.stderr.splitlines() if error in line]
         assert len(told) <= 2, failed.stderr
         assert failed.stderr.count("Traceback") == 1
+
+
+@pytest.mark.xdist_group("ray")
+def test_a_small_job_on_one_node(tmp_path: Path) -> None:
+    with ray_cluster([1]) as cluster:
+        done = run_script(tmp_path, cluster.environment)
+        assert done.returncode == 0, done.stderr
+        assert "started 1 server and 1 worker on 1 node of Ray" in done.stderr
+        server = (tmp_path / "log" / "serverlog.0").read_text()
+        worker = (tmp_path / "log" / "workerlog.0").read_text()
+        assert re.search(r"^shipped PSERVER - 127\.0\.0\.2:\d+ True$", server, re.MULTILINE), server
+        assert re.search(r"^shipped TRAINER 0 127\.0\.0\.2:\d+ True$", worker, re.MULTILINE), worker
     nowhere = dict(os.environ, RAY_ADDRESS="127.0.0.2:1")
     command = [
         sys.executable,
