@@ -100,11 +100,16 @@ class _CommandChunks(Iterator[Chunk]):
             if self._cancelled:
                 return
             self._source = CommandSource(format.pipe_command, unit.file, format.timeout)
-        for number, chunk in enumerate(format.samples_of(self._source, unit, bad_samples, resume)):
-            if number == 0:
-                with self._starting:
-                    self._trial = None if self._cancelled else begin_trial(format, unit.file)
-            yield chunk
+        try:
+            for number, chunk in enumerate(format.samples_of(self._source, unit, bad_samples, resume)):
+                if number == 0:
+                    with self._starting:
+                        self._trial = None if self._cancelled else begin_trial(format, unit.file)
+                yield chunk
+        except BaseException:
+            if self._trial is not None:
+                self._trial.cancel()  # nobody waits for its word any more
+            raise
         if self._trial is not None:
             self._trial.finish()
 
