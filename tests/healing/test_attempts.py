@@ -78,6 +78,22 @@ def test_those_that_wait_for_others_are_told_at_once() -> None:
         assert len(told) == 1
 
 
+def test_who_saves_when_another_is_lost_is_told_to_rejoin_not_that_it_failed() -> None:
+    """Also before the next attempt has begun: a script that ends with this error is started again."""
+    with cluster(1, attempt=1) as servers:
+        saves, lost = (servers.store(index, 2, attempt=1) for index in (0, 1))
+        link = saves.connection.links[0]
+        for store in (saves, lost):
+            link.action("attend", {**store.connection.identity, "patience": 1.0})
+        cut = link.action("open_cut", saves.connection.identity)["cut"]
+        lost.connection.abandon()  # it says nothing more
+        sessions = servers.servers[0].state.sessions
+        with sessions.changed:
+            sessions._trainers[1].last_seen = -1e9  # as if that had been long ago
+        with pytest.raises(Rejoin, match="a checkpoint's cut: lost worker 1"):
+            link.action("ask_all", {"cut": cut, "phase": "pause", "patience": 5.0})
+
+
 def test_a_number_is_taken_once_in_an_attempt_and_a_trainer_joins_when_all_servers_have() -> None:
     with cluster(2, attempt=1) as servers:
         first = servers.store(attempt=1)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.core.errors import ConfigError, Rejoin, SparseFleetError
 from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.data.base import Reader
 from sparsefleet.data.split import Path, split_files
@@ -300,7 +300,7 @@ class Fleet:
             # Set where the interpreter has printed the error that ends the process.
             error = getattr(sys, "last_value", None)
             given_up = self._remote.crew.given_up
-            if self._attempt_is_over():
+            if self._attempt_is_over(error):
                 log.warning("the job goes on with a new attempt, outside of fit here: this trainer is to start again")
                 logging.shutdown()
                 sys.stdout.flush()
@@ -318,11 +318,13 @@ class Fleet:
                 self._remote.crew.give_up(error)
             self._stop()
 
-    def _attempt_is_over(self) -> bool:
+    def _attempt_is_over(self, error: BaseException | None) -> bool:
         """Whether, in a job that heals, this trainer's part ends because the servers are in another attempt."""
         connection = self._remote.connection if self._remote is not None else None
         if connection is None or connection.attempt is None or connection.given_up or connection.closed:
             return False
+        if isinstance(error, Rejoin):  # servers may say so before the next attempt has begun
+            return True
         try:
             answers = [link.action("look", {}, LOOK_SECONDS) for link in connection.links]
         except SparseFleetError:

@@ -44,7 +44,7 @@ class JointCut:
     settled: bool = False
     """All have paused: whoever begins to train now has no part in it, and waits until it is closed."""
     answers: dict[int, Any] = field(default_factory=dict)
-    failure: str | None = None
+    failure: StoreError | None = None
 
 
 class JointCuts:
@@ -118,7 +118,7 @@ class JointCuts:
             if cut is None or asked != (cut.name, cut.phase):
                 return  # too late: the owner has given up
             if failure is not None:
-                cut.failure = f"worker {worker}: {failure}"
+                cut.failure = StoreError(f"worker {worker}: {failure}")
             cut.answers[worker] = report
             if cut.phase == PAUSE:
                 cut.members.add(worker)
@@ -151,7 +151,7 @@ class JointCuts:
             done = self._wait(lambda: self._cut is not cut or cut.failure or not self._missing(cut), patience)
             self._mine(name)
             if cut.failure:
-                raise StoreError(cut.failure)
+                raise cut.failure
             if not done:
                 return {"missing": [self._sessions.name(worker) for worker in sorted(self._missing(cut))]}
             cut.settled = True
@@ -176,7 +176,7 @@ class JointCuts:
         missing = wanted - cut.answers.keys()
         if lost := self._sessions.lost_among(missing):
             if error := self._sessions.go_on_without("a checkpoint's cut", lost):
-                cut.failure = str(error)
+                cut.failure = error  # as it is: one that says to rejoin must be told from a fault
                 return set()
             missing -= set(lost)
         return missing
@@ -193,7 +193,7 @@ class JointCuts:
         if cut is not None and cut.owner == worker:
             self._cut = None
         elif cut is not None and worker in cut.members:
-            cut.failure = f"worker {worker} was started again while a checkpoint was saved. Save again"
+            cut.failure = StoreError(f"worker {worker} was started again while a checkpoint was saved. Save again")
 
     def _mine(self, name: str) -> JointCut:
         if self._cut is None or self._cut.name != name:
