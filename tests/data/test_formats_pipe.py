@@ -15,6 +15,7 @@ from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.formats.base import BadSamples, Unit
+from sparsefleet.data.formats.command import CommandSource, kill_commands
 from sparsefleet.data.formats.pipe import PipeFormat
 
 SCHEMA = Schema(dense=(DenseFeature("x"),), slots=(Slot("a"), Slot("b")), sparse_feature_dim=0)
@@ -191,6 +192,16 @@ def test_closing_early_leaves_no_child(tmp_path: Path, file: str) -> None:
     stream = PipeFormat(SCHEMA, command).read(Unit(file), BadSamples())
     assert len(next(stream).batch) > 0
     stream.close()
+    assert group_is_gone(int(pid.read_text()))
+
+
+def test_a_process_that_must_end_at_once_can_kill_its_commands(tmp_path: Path, file: str) -> None:
+    pid = tmp_path / "pid"
+    source = CommandSource(f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 600", file, 60.0)
+    wait_until(pid.exists, 20, "the command")
+    kill_commands()
+    with pytest.raises(DataError, match="killed by signal 9"):
+        source.readinto(memoryview(bytearray(8)))
     assert group_is_gone(int(pid.read_text()))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.core.interrupts import sigterm_interrupts
+from sparsefleet.data.formats.command import kill_commands
 from sparsefleet.scoring.scoring import Scoring
 from sparsefleet.scoring.workers import FOLDER_PREFIX
 
@@ -64,6 +65,7 @@ def _end_with_parent(folder: Path) -> None:
     # Like Ctrl-C, so that readers end the commands they have started; but not for ever.
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(END_SECONDS)
+    kill_commands()
     _remove(folder)
     os._exit(1)
 

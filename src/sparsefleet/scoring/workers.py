@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -104,8 +104,6 @@ def _workers(folder: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]
             process.send_signal(signal.SIGCONT)  # one that stands stopped ends its commands too
         for process in processes:
             _end(process)
-            if process.stdin:
-                process.stdin.close()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -114,11 +112,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for seconds in (AGAIN_SECONDS, END_SECONDS):
         try:
             process.wait(seconds)
-            return
+            return _close_input(process)
         except subprocess.TimeoutExpired:
             process.terminate()
+    # The end of its input ends it whatever it does, and the commands that it has started first (share.py).
+    _close_input(process)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(2 * END_SECONDS)
+        return
     process.kill()
     process.wait()
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin:
+        process.stdin.close()
 
 
 def _wait_for_all(processes: Sequence[subprocess.Popen[bytes]], folder: Path, timeout: float, tell: Tell) -> None:

@@ -33,6 +33,19 @@ def hash_seed() -> str:
     return given if given.isdecimal() else HASH_SEED
 
 
+_running: set[CommandSource] = set()
+_starting = threading.Lock()
+"""Held while a command is started and noted."""
+
+
+def kill_commands() -> None:
+    """For a process that is about to end without its readers having come to theirs: no command outlives it."""
+    with _starting:
+        for source in list(_running):
+            source.cancel()
+            source.cancel()  # the second time is not polite
+
+
 class PipedRowError(BadRowError):
     """A sample that a command printed and that does not parse."""
 
@@ -62,16 +75,18 @@ class CommandSource(ByteSource):
         fed = self._packed or is_uri(path)
         file = open_file(path)
         try:
-            self._process = subprocess.Popen(
-                command,
-                shell=True,
-                stdin=subprocess.PIPE if fed else file.fileno(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-                env={**os.environ, "PYTHONHASHSEED": seed or hash_seed()},
-            )
+            with _starting:
+                self._process = subprocess.Popen(
+                    command,
+                    shell=True,
+                    stdin=subprocess.PIPE if fed else file.fileno(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONHASHSEED": seed or hash_seed()},
+                )
+                _running.add(self)
         except OSError as error:
             raise DataError(f"pipe_command {command!r} on {path}: the shell cannot be started: {error}") from error
         finally:
@@ -183,6 +198,7 @@ class CommandSource(ByteSource):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._status = self._process.wait()
+        _running.discard(self)
         self._drain_stderr()
 
     def _state(self) -> str:
