@@ -31,9 +31,7 @@ help:
 
 $(VENV)/.ready: $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python scripts/build_tools.py
-	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[test]'
+	$(BIN)/python scripts/set_up.py
 	@touch $@
 
 setup: $(VENV)/.ready

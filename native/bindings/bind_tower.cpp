@@ -82,7 +82,7 @@ void bind_tower(nb::module_& m) {
                 }
                 const Computing scope;
                 self.backward(x.data(), matrices, grad_out.data(), out_weights, out_biases,
-                              grad_x ? grad_x->data() : nullptr, half);
+                              grad_x ? grad_x->data() : nullptr, widths.front(), half);
             },
             nb::arg("x").noconvert(), nb::arg("weights").noconvert(), nb::arg("grad_out").noconvert(),
             nb::arg("grad_weights").noconvert(), nb::arg("grad_biases").noconvert(),

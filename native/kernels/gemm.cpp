@@ -7,6 +7,8 @@
 // Without AVX-512 a group is one panel and fits the first-level cache. With AVX-512 a step of a tile takes so
 // many cycles that the second-level cache is fast enough for the panels: there a group fits that cache, and
 // the rows of a tile stay in the first-level cache for all of its panels.
+//
+// Results of one or two columns go another way (`few_columns`).
 #include "sparsefleet/gemm.h"
 
 #include <algorithm>
@@ -213,6 +215,22 @@ Right right_operand(const Operand& b, std::size_t k, std::size_t depth, std::siz
     return {panel, kWidth};
 }
 
+// Adds rows [count, depth] to `sums`, in their order.
+void add_rows(const float* __restrict rows, std::size_t row, std::size_t count, std::size_t depth,
+              float* __restrict sums) {
+    if (count == kRows) {
+        for (std::size_t k = 0; k < depth; ++k) {
+            float sum = sums[k];
+#pragma GCC unroll 8
+            for (std::size_t r = 0; r < kRows; ++r) sum += rows[r * row + k];
+            sums[k] = sum;
+        }
+        return;
+    }
+    for (std::size_t r = 0; r < count; ++r)
+        for (std::size_t k = 0; k < depth; ++k) sums[k] += rows[r * row + k];
+}
+
 // A panel's columns of the result, and its right operand.
 struct Column {
     std::size_t at, width;
@@ -220,15 +238,17 @@ struct Column {
     Multiply whole, rest;  // for kRows rows, and for those that are left at the end
 };
 
-// `fetch`: these rows are not in the cache, so prefetch the next tile's while one is computed.
+// `fetch`: these rows are not in the cache, so prefetch the next tile's while one is computed, some with each
+// panel: all at once they would hold up the loads of the tile that comes first.
 void all_rows(const Left& a, const Column* columns, std::size_t count, std::size_t depth, std::size_t m,
-              const Tile& group, bool fetch) {
+              const Tile& group, bool fetch, float* row_sums) {
     const float* rows = a.data;
     for (std::size_t i = 0; i < m; i += kRows, rows += a.tile) {
-        if (fetch && i + kRows < m)
-            for (std::size_t r = kRows; r < std::min(m - i, 2 * kRows); ++r)
-                for (std::size_t k = 0; k < depth; k += 16) __builtin_prefetch(rows + r * a.row + k);
+        if (row_sums) add_rows(rows, a.row, std::min(kRows, m - i), depth, row_sums);
         for (std::size_t c = 0; c < count; ++c) {
+            if (fetch)
+                for (std::size_t r = kRows + c; r < std::min(m - i, 2 * kRows); r += count)
+                    for (std::size_t k = 0; k < depth; k += 16) __builtin_prefetch(rows + r * a.row + k);
             const Column& column = columns[c];
             Tile tile = group;
             tile.out += i * group.stride + column.at;
@@ -246,7 +266,7 @@ float* at_least(AlignedFloats& room, std::size_t count) {
 }
 
 void some_rows(const Operand& a, const Operand& b, float* out, std::size_t m, std::size_t n, std::size_t k,
-               const Epilogue& epilogue, GemmScratch& scratch) {
+               const Epilogue& epilogue, GemmScratch& scratch, float* row_sums) {
     // Blocks of about equal depth. With K = 0 there is one block too, because the epilogue must run.
     const std::size_t blocks = std::max<std::size_t>(1, (k + kDepth - 1) / kDepth);
     const std::size_t depth = std::max<std::size_t>(1, (k + blocks - 1) / blocks);
@@ -270,21 +290,73 @@ void some_rows(const Operand& a, const Operand& b, float* out, std::size_t m, st
                                    pick(m % kRows ? m % kRows : kRows, vectors_of(width), Rows{})};
                 panel += count * kWidth;
             }
-            all_rows(left, columns, many, count, m, tile, group == 0 && !turned);
+            all_rows(left, columns, many, count, m, tile, group == 0 && !turned,
+                     group == 0 && row_sums ? row_sums + from : nullptr);
         }
+    }
+}
+
+// A result of one or two columns, such as a tower's logits. A tile would be a vector wide and use one or two
+// of its lanes. Here vectors go along the inner dimension, and their lanes are added up at the end.
+template <std::size_t R, std::size_t C>
+void dot_products(const Operand& a, const Operand& b, float* out, std::size_t k, const Epilogue& epilogue) {
+    Vector sums[R][C] = {};
+    std::size_t at = 0;
+    for (; at + kLanes <= k; at += kLanes)
+#pragma GCC unroll 8
+        for (std::size_t r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (std::size_t c = 0; c < C; ++c)
+                sums[r][c] += load(a.data + r * a.row + at) * load(b.data + c * b.col + at);
+    if (at < k)
+        for (std::size_t r = 0; r < R; ++r)
+            for (std::size_t c = 0; c < C; ++c)
+                sums[r][c] +=
+                    load_some(a.data + r * a.row + at, k - at) * load_some(b.data + c * b.col + at, k - at);
+    for (std::size_t r = 0; r < R; ++r)
+        for (std::size_t c = 0; c < C; ++c) {
+            float sum = epilogue.bias ? epilogue.bias[c] : 0.0f;
+            for (std::size_t lane = 0; lane < kLanes; ++lane) sum += sums[r][c][lane];
+            if (epilogue.after == After::kRelu && sum < 0.0f) sum = 0.0f;  // NaN stays NaN
+            if (epilogue.after == After::kMask && !(epilogue.mask[r * C + c] > 0.0f)) sum = 0.0f;
+            out[r * C + c] = sum;
+        }
+}
+
+template <std::size_t C>
+void few_columns(Operand a, const Operand& b, float* out, std::size_t m, std::size_t k, Epilogue epilogue) {
+    constexpr std::size_t kTogether = 4;
+    while (m > 0) {
+        const std::size_t rows = m < kTogether ? 1 : kTogether;
+        if (rows == 1)
+            dot_products<1, C>(a, b, out, k, epilogue);
+        else
+            dot_products<kTogether, C>(a, b, out, k, epilogue);
+        a.data += rows * a.row;
+        out += rows * C;
+        if (epilogue.mask) epilogue.mask += rows * C;
+        m -= rows;
     }
 }
 
 }  // namespace
 
 void gemm(const Operand& a, const Operand& b, float* out, std::size_t m, std::size_t n, std::size_t k,
-          const Epilogue& epilogue, GemmScratch& scratch) {
+          const Epilogue& epilogue, GemmScratch& scratch, float* row_sums) {
+    if (row_sums) std::fill(row_sums, row_sums + k, 0.0f);
+    if (row_sums && n <= 2) {  // there may be no tiles to do it with
+        add_rows(a.data, a.row, m, k, row_sums);
+        row_sums = nullptr;
+    }
     if (n == 0) return;
+    if (n <= 2 && a.col == 1 && b.row == 1)  // both stand along the inner dimension
+        return n == 1 ? few_columns<1>(a, b, out, m, k, epilogue) : few_columns<2>(a, b, out, m, k, epilogue);
     for (std::size_t from = 0; from < m; from += kBlockRows) {
         const std::size_t rows = std::min(kBlockRows, m - from);
         Epilogue here = epilogue;
         if (here.mask) here.mask += from * n;
-        some_rows({a.data + from * a.row, a.row, a.col}, b, out + from * n, rows, n, k, here, scratch);
+        some_rows({a.data + from * a.row, a.row, a.col}, b, out + from * n, rows, n, k, here, scratch,
+                  row_sums);
     }
 }
 

@@ -15,7 +15,7 @@ PooledPass::PooledPass(std::size_t samples, std::vector<std::size_t> widths, Tow
       half_(half),
       pooled_(pooling_.chosen.size() * pooling_.dim),
       x_(samples * tower_.widths().front()),
-      grad_x_(x_.size()),
+      grad_x_(samples * pooled_),
       logits_(samples * tower_.widths().back()),
       grad_logits_(logits_.size()) {}
 
@@ -33,11 +33,10 @@ double PooledPass::forward(const Bags& bags, const float* rows, const float* den
 
 void PooledPass::backward(const Bags& bags, float* grad_rows, std::size_t unique) {
     tower_.backward(x_.data(), arrays_.weights, grad_logits_.data(), arrays_.grad_weights,
-                    arrays_.grad_biases, grad_x_.data(), half_);
+                    arrays_.grad_biases, grad_x_.data(), pooled_, half_);
     std::fill_n(grad_rows, unique * pooling_.dim, 0.0f);
-    pool_backward(grad_x_.data(), tower_.widths().front(), pooling_.dim, bags.inverse, bags.offsets,
-                  samples(), pooling_.slots, pooling_.chosen.data(), pooling_.chosen.size(), pooling_.mean,
-                  grad_rows);
+    pool_backward(grad_x_.data(), pooled_, pooling_.dim, bags.inverse, bags.offsets, samples(),
+                  pooling_.slots, pooling_.chosen.data(), pooling_.chosen.size(), pooling_.mean, grad_rows);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -37,20 +37,21 @@ class IntoHidden final : public HalfSink {
     HalfRows& out_;
 };
 
-// Writes a matrix [rows, width] of floats, and adds the bias if there is one.
+// Writes a matrix [rows, width] of floats, the product's first columns, and adds the bias if there is one.
 class IntoFloats final : public HalfSink {
   public:
     IntoFloats(float* out, std::size_t width, const float* bias = nullptr)
         : out_(out), width_(width), bias_(bias) {}
 
     void take(const HalfBlock& block) override {
+        const std::size_t columns = std::min(block.columns, width_ - std::min(width_, block.j));
         for (std::size_t r = 0; r < block.rows; ++r) {
             const float* sums = block.sums + r * block.stride;
             float* to = out_ + (block.i + r) * width_ + block.j;
             if (bias_)
-                for (std::size_t c = 0; c < block.columns; ++c) to[c] = sums[c] + bias_[block.j + c];
+                for (std::size_t c = 0; c < columns; ++c) to[c] = sums[c] + bias_[block.j + c];
             else
-                std::copy(sums, sums + block.columns, to);
+                std::copy(sums, sums + columns, to);
         }
     }
 
@@ -112,8 +113,8 @@ void TowerSpace::forward(const float* x, const std::vector<const float*>& weight
 
 void TowerSpace::backward(const float* x, const std::vector<const float*>& weights, const float* grad_out,
                           const std::vector<float*>& grad_weights, const std::vector<float*>& grad_biases,
-                          float* grad_x, bool half) {
-    if (half) return backward_half(grad_out, grad_weights, grad_biases, grad_x);
+                          float* grad_x, std::size_t grad_columns, bool half) {
+    if (half) return backward_half(grad_out, grad_weights, grad_biases, grad_x, grad_columns);
     if (grads_[0].empty() && widths_.size() > 2) {
         const std::size_t widest = *std::max_element(widths_.begin() + 1, widths_.end() - 1);
         for (auto& grads : grads_) grads.resize(rows_ * widest);
@@ -123,11 +124,12 @@ void TowerSpace::backward(const float* x, const std::vector<const float*>& weigh
         const std::size_t from = widths_[i], to = widths_[i + 1];
         const float* input = i ? hidden_[i - 1].data() : x;
         gemm({grad, 1, to}, {input, from, 1}, grad_weights[i], to, from, rows_, {}, scratch_);
-        column_sums(grad, rows_, to, grad_biases[i]);
         float* below = i ? grads_[i % 2].data() : grad_x;
-        if (i == 0 && !grad_x) return;
+        if (i == 0 && !grad_x) return column_sums(grad, rows_, to, grad_biases[0]);
         const Epilogue epilogue{nullptr, i ? After::kMask : After::kNothing, i ? input : nullptr};
-        gemm({grad, to, 1}, {weights[i], from, 1}, below, rows_, from, to, epilogue, scratch_);
+        const std::size_t columns = i ? from : grad_columns;
+        gemm({grad, to, 1}, {weights[i], from, 1}, below, rows_, columns, to, epilogue, scratch_,
+             grad_biases[i]);
         grad = below;
     }
 }
@@ -153,7 +155,8 @@ void TowerSpace::forward_half(const float* x, const std::vector<const float*>& w
 }
 
 void TowerSpace::backward_half(const float* grad_out, const std::vector<float*>& grad_weights,
-                               const std::vector<float*>& grad_biases, float* grad_x) {
+                               const std::vector<float*>& grad_biases, float* grad_x,
+                               std::size_t grad_columns) {
     const std::size_t layers = widths_.size() - 1;
     half_[layers - 1].gradient.round(grad_out, rows_, widths_[layers]);
     column_sums(grad_out, rows_, widths_[layers], grad_biases[layers - 1]);
@@ -166,7 +169,7 @@ void TowerSpace::backward_half(const float* grad_out, const std::vector<float*>&
         if (i == 0 && !grad_x) return;
         panels_.take(layer.weights);
         if (i == 0) {
-            IntoFloats sink(grad_x, widths_[0]);
+            IntoFloats sink(grad_x, grad_columns);
             half_product(layer.gradient, panels_, sink);
         } else {
             half_[i - 1].gradient.resize(rows_, widths_[i]);

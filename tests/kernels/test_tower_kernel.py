@@ -76,16 +76,17 @@ def test_the_whole_network_equals_its_twin(half: bool) -> None:
         assert np.linalg.norm(mine - theirs) <= 1e-3 * np.linalg.norm(theirs)
 
 
+@pytest.mark.parametrize("outputs", [1, 2, 3])
 @pytest.mark.parametrize("half", [False, True])
-def test_a_row_does_not_depend_on_the_rows_beside_it(half: bool) -> None:
+def test_a_row_does_not_depend_on_the_rows_beside_it(half: bool, outputs: int) -> None:
     draw = np.random.default_rng(0)
-    widths = [31, 90, 3]
-    weights = [draw.normal(size=(b, a)).astype(np.float32) for a, b in ((31, 90), (90, 3))]
-    biases = [draw.normal(size=b).astype(np.float32) for b in (90, 3)]
+    widths = [31, 90, outputs]
+    weights = [draw.normal(size=(b, a)).astype(np.float32) for a, b in ((31, 90), (90, outputs))]
+    biases = [draw.normal(size=b).astype(np.float32) for b in (90, outputs)]
     x = draw.normal(size=(257, 31)).astype(np.float32)
 
     def scores(part: F32) -> F32:
-        out = np.empty((len(part), 3), np.float32)
+        out = np.empty((len(part), outputs), np.float32)
         tower.TowerSpace(len(part), widths).forward(part, weights, biases, out, half)
         return out
 

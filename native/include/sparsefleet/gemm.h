@@ -33,8 +33,10 @@ struct GemmScratch {
 };
 
 // out [M, N] = a [M, K] . b [K, N]; rows of out (and of the mask) are contiguous. The bits of a row of the
-// result do not depend on the other rows.
+// result do not depend on the other rows. `row_sums` [K], where given (a.col is 1 then), becomes the sum of
+// the rows of a, one after the other: here they are in the cache, and a pass of its own would fetch them
+// again.
 void gemm(const Operand& a, const Operand& b, float* out, std::size_t m, std::size_t n, std::size_t k,
-          const Epilogue& epilogue, GemmScratch& scratch);
+          const Epilogue& epilogue, GemmScratch& scratch, float* row_sums = nullptr);
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -54,7 +54,8 @@ class PooledPass {
     TowerArrays arrays_;
     Pooling pooling_;
     bool half_;
-    std::size_t pooled_;  // columns of the tower's input that are pooled rows; dense features follow
+    std::size_t pooled_;  // columns of the tower's input that are pooled rows; dense features follow, whose
+                          // gradients nobody asks for
     std::vector<float> x_, grad_x_, logits_, grad_logits_;
 };
 

@@ -27,17 +27,17 @@ class TowerSpace {
     // Whether the last `forward` had this `half`; `backward` needs the same.
     bool went_forward(bool half) const { return half ? went_ == kHalf : went_ == kFloat; }
 
-    // After `forward` of the same x, with the same `half`: gradients of all weights and biases, and of x
-    // where grad_x is given.
+    // After `forward` of the same x, with the same `half`: gradients of all weights and biases, and, where
+    // grad_x [rows, grad_columns] is given, of the first so many columns of x.
     void backward(const float* x, const std::vector<const float*>& weights, const float* grad_out,
                   const std::vector<float*>& grad_weights, const std::vector<float*>& grad_biases,
-                  float* grad_x, bool half);
+                  float* grad_x, std::size_t grad_columns, bool half);
 
   private:
     void forward_half(const float* x, const std::vector<const float*>& weights,
                       const std::vector<const float*>& biases, float* out);
     void backward_half(const float* grad_out, const std::vector<float*>& grad_weights,
-                       const std::vector<float*>& grad_biases, float* grad_x);
+                       const std::vector<float*>& grad_biases, float* grad_x, std::size_t grad_columns);
 
     std::size_t rows_;
     std::vector<std::size_t> widths_;
