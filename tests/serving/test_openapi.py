@@ -91,6 +91,6 @@ def test_a_few_hundred_requests_of_its_description(server):
 def test_ten_thousand_requests_of_its_description(server):
     seen = run_cases(server, 10_000)
     assert sum(seen.values()) >= 10_000, seen
-    assert seen[200] > 1000
+    assert seen[200] > 500
     print(f"answers by status: {dict(sorted(seen.items()))}")
     assert server.client.get("/readyz").status_code == 200

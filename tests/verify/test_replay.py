@@ -64,7 +64,7 @@ def test_the_same_model_gives_the_logged_scores(trained, logged, cli):
 def test_a_replay_leaves_the_servers_log_alone(trained, cli, tmp_path):
     """Its requests would push out the originals: a log has a bound."""
     log = tmp_path / "log"
-    with serving(trained.bundles[0], "--log-requests", str(log), "--log-max-bytes", "100000") as server:
+    with serving(trained.bundles[0], "--log-requests", str(log), "--log-max-bytes", "300000") as server:
         for start in range(0, 100, 10):
             server.post("/v1/predict", {"rows": trained.rows[start : start + 10]})
         server.post("/v1/predict", {"rows": trained.rows[:150]})  # a long one goes another way
