@@ -49,6 +49,12 @@ from sparsefleet.serving.redis import RedisAddress
 from sparsefleet.train import SavePolicy, Trainer
 
 CANDIDATES = 100
+WANTED = {"context + candidates": 0.7, "whole rows": 0.6}
+"""Of ONNX Runtime alone, by what a request looks like."""
+WANTED_REDIS = {("context + candidates", "Redis, no cache"): 0.5, ("whole rows", "Redis, no cache"): 0.5}
+"""Of rows from mapped files; what is not here: 0.9."""
+WANTED_P99 = 3.5
+"""Times the median, at half of the greatest load."""
 NAMES = (*CRITEO.dense_names, *CRITEO.slot_names)
 SHARED = NAMES[:29]
 
@@ -272,7 +278,8 @@ def redis_lines(table: Table, path: Path, forms: dict[str, list[bytes]], seconds
                     ratio = statistics.median(a / b for a, b in zip(taken[name], taken["mmap"], strict=True))
                     ours, theirs = statistics.median(taken[name]), statistics.median(taken["mmap"])
                     row = (f"{form}: {name}", f"{ours:,.0f} requests/s", f"mmap {theirs:,.0f}/s")
-                    table.add_row(*row, f"{ratio:.2f}", "≥ 0.4", _mark(ratio >= 0.4))
+                    wanted = WANTED_REDIS.get((form, name), 0.9)
+                    table.add_row(*row, f"{ratio:.2f}", f"≥ {wanted}", _mark(ratio >= wanted))
 
 
 @contextlib.contextmanager
@@ -385,20 +392,21 @@ def main() -> None:
                 alone, served = (statistics.median(getattr(r, what) for r in taken) for what in ("alone", "served"))
                 ratio = statistics.median(r.served / r.alone for r in taken)
                 row = (f"{form}: throughput", f"{served:,.0f} requests/s", f"ONNX Runtime alone {alone:,.0f}/s")
-                table.add_row(*row, f"{ratio:.2f}", "≥ 0.6", _mark(ratio >= 0.6))
+                wanted = WANTED[form]
+                table.add_row(*row, f"{ratio:.2f}", f"≥ {wanted}", _mark(ratio >= wanted))
                 theirs, ours = (
                     statistics.median(getattr(r, what) for r in taken) for what in ("alone_cpu", "served_cpu")
                 )
                 ratio = statistics.median(r.alone_cpu / r.served_cpu for r in taken)
                 row = (f"{form}: processor time", f"{1e3 * ours:.2f} ms", f"ONNX Runtime alone {1e3 * theirs:.2f} ms")
-                table.add_row(*row, f"{ratio:.2f}", "≥ 0.6", _mark(ratio >= 0.6))
+                table.add_row(*row, f"{ratio:.2f}", f"≥ {wanted}", _mark(ratio >= wanted))
             for form, made in forms.items():
                 rate = statistics.median(r.served for r in found[form]) / 2
                 pairs = [quantiles(latencies(address, made, rate, seconds)) for _ in range(rounds)]
                 median, p99 = (statistics.median(values) for values in zip(*pairs, strict=True))
                 ratio = statistics.median(high / middle for middle, high in pairs)
                 row = (f"{form}: p99 at {rate:,.0f} requests/s", f"{1e3 * p99:.1f} ms", f"median {1e3 * median:.1f} ms")
-                table.add_row(*row, f"{ratio:.1f}", "≤ 5", _mark(ratio <= 5))
+                table.add_row(*row, f"{ratio:.1f}", f"≤ {WANTED_P99}", _mark(ratio <= WANTED_P99))
         bad_day_lines(table, path, raw, seconds, rounds)
         if redis_rows.installed():
             redis_lines(table, path, forms, seconds, rounds)

@@ -25,19 +25,48 @@ def installed() -> bool:
     return shutil.which("redis-server") is not None and shutil.which("redis-cli") is not None
 
 
+class RedisProcess:
+    """A Redis on loopback that keeps nothing on disk: after a restart it is empty."""
+
+    def __init__(self, folder: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.address = RedisAddress("127.0.0.1", probe.getsockname()[1])
+        self._folder = folder
+        self.start()
+
+    def start(self) -> None:
+        options = ("--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--dir", self._folder)
+        command = ["redis-server", "--port", str(self.address.port), *options, "--loglevel", "warning"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        until = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.address.port), timeout=5).close()
+                return
+            except OSError:
+                if time.monotonic() > until or self._process.poll() is not None:
+                    raise
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(timeout=10)
+
+
 @contextlib.contextmanager
-def redis_server() -> Iterator[RedisAddress]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+def redis_process() -> Iterator[RedisProcess]:
     with tempfile.TemporaryDirectory() as folder:
-        options = ("--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--dir", folder, "--loglevel", "warning")
-        process = subprocess.Popen(["redis-server", "--port", str(port), *options], stdout=subprocess.DEVNULL)
+        process = RedisProcess(folder)
         try:
-            time.sleep(0.5)
-            yield RedisAddress("127.0.0.1", port)
+            yield process
         finally:
             process.kill()
-            process.wait(timeout=10)
+
+
+@contextlib.contextmanager
+def redis_server() -> Iterator[RedisAddress]:
+    with redis_process() as process:
+        yield process.address
 
 
 def commands_file(bundle: Bundle, path: Path) -> int:

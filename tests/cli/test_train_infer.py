@@ -314,6 +314,11 @@ HELP = {
     ("checkpoint", "show"): "--json",
     ("checkpoint", "verify"): "--json",
     ("checkpoint", "diff"): "--json",
+    ("export",): "--out --rows --min-seen --outputs --test-data --train-data --require --same-inputs --json",
+    ("serve",): "--port --sparse --fallback --queue-rows --deadline --token --tls-cert --canary --shadow --allow-extra",
+    ("publish",): "--thin --rollback --prefix",
+    ("verify",): "--checkpoint --bundle --data --url --redis --tolerance --json",
+    ("replay",): "--url --concurrency --tolerance --json",
     (): "train infer data checkpoint --version",
 }
 

@@ -74,6 +74,20 @@ def test_every_kind_of_body_gives_the_same_scores(trained, server, expected):
     assert server.post("/v1/predict", {"rows": []}).json() == {"version": "v1", "scores": []}
 
 
+def test_a_whole_number_is_the_category_that_its_text_is(trained, server):
+    """In training categories are text; a client may well send the number that one looks like."""
+    texts = [{**row, "C3": str(number), "C5": "-7"} for number, row in enumerate(trained.rows[:20])]
+    numbers = [{**row, "C3": number, "C5": -7} for number, row in enumerate(trained.rows[:20])]
+    wanted = server.post("/v1/predict", {"rows": texts}).json()["scores"]
+    assert server.post("/v1/predict", {"rows": numbers}).json()["scores"] == wanted
+    lists = server.post("/v1/predict", {"rows": [[row[name] for name in NAMES] for row in numbers]})
+    assert lists.json()["scores"] == wanted
+    arrow = server.client.post("/v1/predict", content=stream_of(numbers), headers=ARROW)
+    np.testing.assert_allclose(arrow.json()["scores"], wanted, atol=1e-6)
+    other = server.post("/v1/predict", {"rows": trained.rows[:20]}).json()["scores"]
+    assert np.abs(np.subtract(other, wanted)).max() > 1e-4
+
+
 def test_what_it_tells_of_itself(trained, server):
     model = server.client.get("/v1/model").json()
     assert (model["version"], model["slots"][0], model["dense"][0]) == ("v1", "C1", "I1")

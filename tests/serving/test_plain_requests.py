@@ -1,6 +1,7 @@
 """The native parser of plain requests accepts only what the readable one does, and gives the same batch."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.serving.kernels import request as native
 from sparsefleet.serving.kernels.reference import request as reference
-from sparsefleet.serving.samples import RequestError, SampleParser, parse_json
+from sparsefleet.serving.samples import RequestError, SampleParser, parse_json, split_request_id
 
 SMALL = Schema((DenseFeature("age", 10, 5), DenseFeature("é")), (Slot("a"), Slot("bb", "77")), sparse_feature_dim=1009)
 ROW = '{"age": 20, "é": null, "a": "hello", "bb": ["p", "q", 12]}'
@@ -60,6 +61,41 @@ def test_what_clients_send_is_plain(trained):
 )
 def test_plain_ones(body):
     assert agree(SampleParser(SMALL), body.encode())
+
+
+OTHER_WAY = '{"bb": 4 ,"a":"x", "é": 2, "age": null}'
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (ROW, ROW, OTHER_WAY, ROW, OTHER_WAY, OTHER_WAY),
+        (ROW, ROW.replace(" ", ""), ROW.replace(" ", "\n"), ROW),
+        (ROW, ROW.replace("}", ', "label": 1}'), ROW, ROW.replace("{", '{"label": null, '), ROW),
+        (ROW, "{ " + ROW[1:], ROW[:-1] + " }", ROW),
+    ],
+)
+def test_rows_may_differ_in_order_and_in_white_space(rows):
+    assert agree(SampleParser(SMALL), ('{"rows": [' + ",".join(rows) + "]}").encode())
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        ROW.replace("}", ', "a": "again"}'),
+        ROW.replace("{", '{"bb": 1, '),
+        ROW.replace(', "bb"', ', "a"'),
+        ROW.replace('"a": "hello", ', ""),
+        ROW.replace(", ", ",, ", 1),
+        ROW.replace('"é": ', '"é" '),
+        ROW.replace('"a": "hello", ', '"a": "hello" '),
+        "{}",
+    ],
+)
+def test_a_row_is_not_right_because_the_one_before_was(second):
+    parser = SampleParser(SMALL)
+    assert parser._plain.parse(('{"rows": [' + ROW + ", " + second + "]}").encode()) is None
+    assert agree(parser, ('{"rows": [' + ROW + "]}").encode())
 
 
 @pytest.mark.parametrize(
@@ -160,3 +196,37 @@ def test_scores_are_written_so_that_they_read_back(values):
     if got is not None and want is not None:
         np.testing.assert_array_equal(np.array(json.loads(got), np.float32), values)
         np.testing.assert_array_equal(np.array(json.loads(want), np.float32), values)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"rows": [' + ROW + "]}",
+        '{"request_id": "r-1", "rows": [' + ROW + "]}",
+        '{ "request_id" :7 , "context": {"a": "x", "age": 3}, "candidates": [{"é": 1, "bb": "z"}]}',
+        '{"rows": [' + ROW + '], "request_id": "last"}',
+        '{"request_id": 1, "rows": [' + ROW + '], "request_id": 2}',
+        '{"request_id": null, "rows": []}',
+        '{"request_id": "' + "x" * 300 + '", "rows": [' + ROW + "]}",
+        '{"request_id": "r-1", "rows": [' + ROW.replace("20", '"twenty"') + "]}",
+        '{"rows": [' + ROW.replace("}", ', "request_id": 3}') + "]}",
+        '{"request_id": "r"}',
+    ],
+)
+def test_ids_of_requests_are_found_without_a_search(body):
+    parser = SampleParser(SMALL)
+
+    def split():
+        request_id, text = split_request_id(body.encode())
+        return request_id, parser.request(parse_json(text))
+
+    try:
+        want = split()
+    except RequestError as error:
+        with pytest.raises(RequestError, match=re.escape(str(error))):
+            parser.identified(body.encode())
+        return
+    found = parser.identified(body.encode())
+    assert found[0] == want[0]
+    np.testing.assert_array_equal(found[1].keys, want[1].keys)
+    np.testing.assert_array_equal(found[1].dense, want[1].dense)

@@ -12,7 +12,7 @@ from sparsefleet.core.errors import BundleError, ConfigError
 from sparsefleet.export import Bundle
 from sparsefleet.export.gate import Requirement, require
 from sparsefleet.serving import Predictor
-from sparsefleet.serving.metrics import stability_index
+from sparsefleet.serving.drift import stability_index
 
 
 @pytest.fixture(scope="module")

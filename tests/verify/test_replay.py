@@ -61,6 +61,23 @@ def test_the_same_model_gives_the_logged_scores(trained, logged, cli):
         assert "equal to 1e-06" in cli("replay", logged, "--url", server.url).stdout
 
 
+def test_a_replay_leaves_the_servers_log_alone(trained, cli, tmp_path):
+    """Its requests would push out the originals: a log has a bound."""
+    log = tmp_path / "log"
+    with serving(trained.bundles[0], "--log-requests", str(log), "--log-max-bytes", "300000") as server:
+        for start in range(0, 100, 10):
+            server.post("/v1/predict", {"rows": trained.rows[start : start + 10]})
+        server.post("/v1/predict", {"rows": trained.rows[:150]})  # a long one goes another way
+        wait_until(lambda: log.exists() and log.read_text().count("\n") == 11, 20, "the log")
+        before = log.read_bytes()
+        done = cli("replay", log, "--url", server.url, "--json")
+        assert (done.exit_code, json.loads(done.stdout)["requests"]) == (0, 11)
+        server.post("/v1/predict", {"rows": trained.rows[:1]})
+        wait_until(lambda: log.read_text().count("\n") == 12, 20, "the next request in the log")
+        assert log.read_bytes().startswith(before)
+        assert not log.with_name("log.1").exists()
+
+
 def test_another_model_does_not(trained, logged, cli):
     with serving(trained.bundles[1]) as server:
         done = cli("replay", logged, "--url", server.url, "--json")

@@ -6,6 +6,8 @@ import json
 import shutil
 
 import numpy as np
+import onnx
+import onnx.numpy_helper
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +17,7 @@ from http_server import serving
 
 from sparsefleet.datasets.show import show
 from sparsefleet.export import export_checkpoint
+from sparsefleet.export.onnx_session import open_session
 
 ROWS = "SparseFeatFactors"
 
@@ -252,3 +255,31 @@ def test_what_cannot_be_compared_at_all(trained, cli, change, message):
     assert done.exit_code == 2, done.output
     assert message in done.stderr
     assert not done.stdout
+
+
+def test_levels_of_optimization_are_compared(trained, verify, monkeypatch):
+    """ONNX Runtime fuses operators before it runs a network: each level's scores are held to those without any."""
+    levels = {"basic", "extended", "all"}
+
+    def found(report):
+        named = {level: f"ONNX Runtime's optimization {level}" for level in levels}
+        checks = report["graph"]["checks"]
+        return {level: c for level, name in named.items() for c in checks if c["what"].split(" (")[0] == name}
+
+    report = verify(trained.bundles[0])
+    assert set(found(report)) == levels
+    assert all(check["ok"] and check["max"] <= 1e-6 for check in found(report).values())
+
+    def open_wrongly(graph, threads=1, optimization="all"):
+        """As a fusion with a bug would: one level computes from another bias."""
+        if optimization == "extended":
+            model = onnx.load_model_from_string(graph)
+            (bias,) = (entry for entry in model.graph.initializer if entry.name.endswith("layers.0.bias"))
+            bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + 1, bias.name))
+            graph = model.SerializeToString()
+        return open_session(graph, threads, optimization)
+
+    monkeypatch.setattr("sparsefleet.serving.predictor.open_session", open_wrongly)
+    report = verify(trained.bundles[0], status=1)
+    assert {level for level, check in found(report).items() if not check["ok"]} == {"extended"}
+    assert list(failed_checks(report)) == ["ONNX Runtime's optimization extended"]

@@ -13,6 +13,22 @@ namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
+// Counts in bytes, so that one instruction compares and adds 16 or more of them; std::count adds up 64-bit
+// numbers, which takes twenty times as long. A byte can count to 255.
+std::size_t count_byte(const unsigned char* data, std::size_t size, unsigned char byte) {
+    constexpr std::size_t kLanes = 64;
+    std::size_t total = 0, at = 0;
+    while (size - at >= kLanes) {
+        unsigned char sums[kLanes] = {};
+        for (int round = 0; round < 255 && size - at >= kLanes; ++round, at += kLanes)
+            for (std::size_t i = 0; i < kLanes; ++i)
+                sums[i] = static_cast<unsigned char>(sums[i] + (data[at + i] == byte));
+        for (const unsigned char sum : sums) total += sum;
+    }
+    for (; at < size; ++at) total += data[at] == byte;
+    return total;
+}
+
 void bind_parser(nb::module_& m) {
     nb::class_<RequestParser>(m, "RequestParser")
         .def("__init__",
@@ -51,8 +67,7 @@ void bind_parser(nb::module_& m) {
             std::copy(self.offsets.begin(), self.offsets.end(), offsets.data());
         });
     m.def("count_byte", [](const nb::bytes& data, std::uint8_t byte) {
-        const char* text = data.c_str();
-        return std::count(text, text + data.size(), static_cast<char>(byte));
+        return count_byte(reinterpret_cast<const unsigned char*>(data.c_str()), data.size(), byte);
     });
     // A JSON list of the shortest texts that give the float32s back; -1 where one is not finite, which JSON
     // cannot say.

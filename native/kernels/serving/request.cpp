@@ -81,6 +81,7 @@ bool RequestParser::parse(const char* data, std::size_t size) {
     std::fill(in_context_.begin(), in_context_.end(), 0);
     shared_fields_ = shared_values_ = 0;
     values_.clear();
+    gaps_.clear();
     return document() && !space();
 }
 
@@ -99,11 +100,10 @@ bool RequestParser::document() {
 bool RequestParser::context() {
     ++stamp_;
     found_ = 0;
-    order_.clear();
     if (!object(true)) return false;
     shared_fields_ = found_;
     shared_values_ = values_.size();
-    order_.clear();
+    gaps_.clear();  // candidates have other fields
     return true;
 }
 
@@ -137,15 +137,24 @@ bool RequestParser::row_array() {
 }
 
 bool RequestParser::object(bool shared) {
-    if (!take('{') || !space()) return false;
-    if (*p_ == '}') return ++p_, true;
-    std::size_t position = 0;
-    do {
-        const char* name;
-        std::size_t length;
-        if (!text(&name, &length) || !take(':')) return false;
-        const int field = field_of(name, length, position++);
-        if (field == kUnknown) return false;
+    if (!take('{')) return false;
+    for (std::size_t position = 0;; ++position) {
+        int field;
+        if (same_gap(position)) {
+            field = gaps_[position].field;
+        } else {
+            const char* const from = p_;
+            if (position ? !take(',') : space() && *p_ == '}') return take('}');
+            const char* name;
+            std::size_t length;
+            if (!text(&name, &length) || !take(':') || !space()) return false;
+            field = field_of(name, length);
+            if (field == kUnknown) return false;
+            if (position <= names_.size()) {
+                gaps_.resize(position);
+                gaps_.push_back({std::string(from, p_), field});
+            }
+        }
         if (field == kLabel) {
             if (!pass_over()) return false;
             continue;
@@ -153,28 +162,23 @@ bool RequestParser::object(bool shared) {
         if (in_context_[field]) return false;
         if (shared) in_context_[field] = 1;
         if (!value(field)) return false;
-    } while (take(','));
-    return take('}');
+    }
 }
 
-int RequestParser::field_of(const char* name, std::size_t length, std::size_t position) {
-    const auto same = [&](const std::string& known) {
-        return known.size() == length && !std::memcmp(known.data(), name, length);
-    };
-    if (position < order_.size()) {
-        const int likely = order_[position];
-        if (same(likely == kLabel ? label_ : names_[likely])) return likely;
-    }
-    int field = kUnknown;
+bool RequestParser::same_gap(std::size_t position) {
+    if (position >= gaps_.size()) return false;
+    const std::string& bytes = gaps_[position].bytes;
+    if (static_cast<std::size_t>(end_ - p_) < bytes.size() ||
+        std::memcmp(p_, bytes.data(), bytes.size()) != 0)
+        return false;
+    p_ += bytes.size();
+    return true;
+}
+
+int RequestParser::field_of(const char* name, std::size_t length) {
     if (const auto found = places_.find(std::string(name, length)); found != places_.end())
-        field = found->second;
-    else if (same(label_))
-        field = kLabel;
-    if (position < order_.size())
-        order_[position] = field == kUnknown ? kLabel : field;
-    else if (position == order_.size() && field != kUnknown && position <= names_.size())
-        order_.push_back(field);
-    return field;
+        return found->second;
+    return length == label_.size() && !std::memcmp(label_.data(), name, length) ? kLabel : kUnknown;
 }
 
 bool RequestParser::value(int field) {

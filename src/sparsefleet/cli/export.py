@@ -19,6 +19,7 @@ from sparsefleet.cli.console import console, errors_to_exit, progress, say, size
 from sparsefleet.cli.reading import OWN_MODEL, WHICH, checkpoint_of
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.core.inputs import pipe_advice
+from sparsefleet.data.base import Reader
 from sparsefleet.data.formats import format_help
 from sparsefleet.export.gate import require as require_metrics
 from sparsefleet.export.manifest import SCORE_BOUNDS, Lineage
@@ -42,6 +43,13 @@ def export(
     name: Annotated[
         str | None, typer.Option(help="The version that servers tell; by default step and bundle id.")
     ] = None,
+    outputs: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a model for several labels, those that the bundle is to predict, with commas between; the first "
+            "is its score. What only the others need is left out. By default all."
+        ),
+    ] = None,
     own_model: Annotated[str | None, typer.Option("--model", help=OWN_MODEL)] = None,
     same_inputs: Annotated[
         bool,
@@ -63,9 +71,17 @@ def export(
             help='Write a bundle only if its metrics are good enough: "auc>=.75". May repeat; with --test-data.'
         ),
     ] = None,
-    format: Annotated[str, typer.Option(help=f"Of --test-data. {format_help()}")] = "auto",
+    train_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows that the model was trained on: how their values and numbers are spread goes into the bundle, "
+            "and servers tell how far requests are from it. By default --test-data, where that is given."
+        ),
+    ] = None,
+    format: Annotated[str, typer.Option(help=f"Of --test-data and --train-data. {format_help()}")] = "auto",
     pipe_command: Annotated[
-        str | None, typer.Option(help="Of --test-data: shell command that turns a file into MultiSlot text.")
+        str | None,
+        typer.Option(help="Of --test-data and --train-data: shell command that turns a file into MultiSlot text."),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print what was written as one JSON object.")] = False,
 ) -> None:
@@ -80,6 +96,7 @@ def export(
     checkpoint = str(checkpoint_of(checkpoint, which))
     lineage = _lineage(checkpoint, own_model, test_data, format, pipe_command, same_inputs)
     require_metrics(lineage.metrics, require or (), checkpoint)
+    seen_as = train_data or test_data or ""
     done = export_checkpoint(
         checkpoint,
         out,
@@ -89,6 +106,9 @@ def export(
         model=None if own_model is None else saved_model(checkpoint, own_model)[0],
         same_inputs=same_inputs,
         lineage=lineage,
+        seen=_seen(checkpoint, own_model, seen_as, format, pipe_command, same_inputs) if seen_as else None,
+        seen_as=seen_as,
+        outputs=None if outputs is None else [name.strip() for name in outputs.split(",")],
         progress=lambda what: console.print(f"writing {what}", markup=False),
     )
     manifest = done.manifest
@@ -109,6 +129,19 @@ def export(
         total = sum(entry.bytes for entry in manifest.files)
         facts = {"bundle": str(done.path), "version": manifest.name, "id": manifest.id, "bytes": total}
         print(json.dumps({**facts, "tables": tables, "difference": done.difference}))
+
+
+def _seen(
+    checkpoint: str, model: str | None, data: str, format: str, pipe_command: str | None, same_inputs: bool
+) -> Reader:
+    """The rows whose spread servers compare requests with, read as in training."""
+    from sparsefleet.data.open import open_reader
+    from sparsefleet.scoring.saved_model import check_inputs, saved_model
+
+    schema = saved_model(checkpoint, model)[1]
+    reader = open_reader(data, schema, format_name=format, pipe_command=pipe_command, same_inputs=same_inputs)
+    check_inputs(checkpoint, reader)
+    return reader
 
 
 def _lineage(

@@ -26,7 +26,10 @@ def serve(
         int | None, typer.Option(help="Also serve the KServe (Triton) v2 protocol over gRPC there; 0 takes a free one.")
     ] = None,
     model_name: Annotated[str, typer.Option(help="What clients of that protocol call the model.")] = "model",
-    threads: Annotated[int, typer.Option(help="Requests scored at a time.")] = 2,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Requests scored at a time; by default one a core (two at least), with Redis two a core."),
+    ] = None,
     sparse: Annotated[
         str, typer.Option(help="Where rows come from: mmap (the bundle's own files) or redis://…?prefix=NAME.")
     ] = "mmap",

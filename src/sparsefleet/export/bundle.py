@@ -18,6 +18,7 @@ from sparsefleet.core.schema import Schema
 from sparsefleet.export import manifest as manifests
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, NetworkInfo
+from sparsefleet.export.profile import Profile, parse_profile
 from sparsefleet.export.remote import fetch_bundle, shown
 from sparsefleet.export.rows_file import RowsFile, RowsHeader
 from sparsefleet.export.warm_up import WarmUp, parse_warm_up
@@ -40,6 +41,8 @@ class Bundle:
     """Empty where the bundle was opened without its rows."""
     warm_up: WarmUp | None = None
     """Samples with the scores that they must get; None in bundles of older releases."""
+    profile: Profile | None = None
+    """How the training's samples are spread; None where whoever exported gave none."""
     origin: str = ""
     """Where it came from, for people: a path, or a URI without its keys."""
 
@@ -85,7 +88,7 @@ class Bundle:
             origin=shown(text) if remote else str(folder),
         )
         bundle._check_together()
-        bundle = replace(bundle, warm_up=_warm_up(folder, manifest, schema))
+        bundle = replace(bundle, warm_up=_warm_up(folder, manifest, schema), profile=_profile(folder, manifest, schema))
         if full and rows:
             bundle.check_rows()
         return bundle
@@ -147,6 +150,13 @@ def _warm_up(folder: Path, manifest: BundleManifest, schema: Schema) -> WarmUp |
         return None
     data = _read(folder, manifest.file(manifests.WARM_UP), manifests.MAX_BYTES)
     return parse_warm_up(data, schema, str(folder / manifests.WARM_UP))
+
+
+def _profile(folder: Path, manifest: BundleManifest, schema: Schema) -> Profile | None:
+    if not any(entry.path == manifests.PROFILE for entry in manifest.files):
+        return None
+    data = _read(folder, manifest.file(manifests.PROFILE), manifests.MAX_BYTES)
+    return parse_profile(data, schema, str(folder / manifests.PROFILE))
 
 
 def _check_schema_types(schema: Schema, where: str) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +22,15 @@ from sparsefleet.checkpoint.draft import CheckpointDraft, begin
 from sparsefleet.checkpoint.manifest import now
 from sparsefleet.core.errors import BundleError, CheckpointError, ConfigError
 from sparsefleet.core.inputs import Inputs
+from sparsefleet.core.json_fields import MAX_TEXT
 from sparsefleet.core.schema import Schema
+from sparsefleet.data.base import Reader
 from sparsefleet.export import manifest as manifests
 from sparsefleet.export.bundle import is_remote, local_path
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, Lineage, Origin
 from sparsefleet.export.network import Network, export_network
+from sparsefleet.export.profile import Profile, make_profile
 from sparsefleet.export.remote import RemoteFolder, check_free, put_bundle, shown
 from sparsefleet.export.rows_file import RowsFile, RowsHeader
 from sparsefleet.export.rows_writer import RowsWriter, count_rows
@@ -55,6 +58,9 @@ class _Options:
     name: str | None
     progress: Callable[[str], None]
     lineage: Lineage = field(default_factory=Lineage)
+    outputs: tuple[str, ...] | None = None
+    seen: Reader | None = None
+    seen_as: str = ""
 
     def __post_init__(self) -> None:
         if self.rows not in manifests.DTYPES:
@@ -88,6 +94,9 @@ def export_checkpoint(
     progress: Callable[[str], None] = lambda what: None,
     same_inputs: bool = False,
     lineage: Lineage | None = None,
+    outputs: Sequence[str] | None = None,
+    seen: Reader | None = None,
+    seen_as: str = "",
 ) -> Exported:
     """Make a bundle of a checkpoint, or of a run's newest one. `out`: a folder, or the URI of one (s3://…).
 
@@ -96,8 +105,13 @@ def export_checkpoint(
     tell; by default the checkpoint's step and the start of the bundle's id. `same_inputs`: where the model was trained
     on ready keys and numbers (a pipe_command's), its requests must hold such; with this you vouch that the schema makes
     the same of raw values, and requests may hold those. `lineage`: data, metrics and commit for the manifest.
+    `outputs`: the labels that the bundle is to predict, the first of them as its score; what only the others need is
+    left out of the network, and so are tables that nothing else looks up. By default all labels.
+    `seen`: a reader of samples such as the model was trained on; how they are spread is kept, and servers tell how far
+    their requests are from it; `seen_as`: what the bundle calls them, a path for example.
     """
-    options = _Options(rows, min_seen, name, progress, lineage or Lineage())
+    chosen_ones = None if outputs is None else tuple(outputs)
+    options = _Options(rows, min_seen, name, progress, lineage or Lineage(), chosen_ones, seen, seen_as)
     with _placed(out, progress) as place:
         checkpoint = Checkpoint.open(chosen(checkpoint_path)[0])
         inputs = inputs_of(checkpoint)
@@ -176,7 +190,8 @@ def _export(
     # Numbers that came ready in training come ready in a request too.
     schema = given if inputs is None else inputs.served_schema(given)
     options.progress("network")
-    network = export_network(model, schema.slot_names, len(schema.dense))
+    network = export_network(model, schema.slot_names, len(schema.dense), options.outputs, schema.label)
+    needed = {entry.table for entry in network.info.embeddings}
     origin = Origin(checkpoint.location.name, checkpoint.manifest.step, checkpoint.manifest.created)
     bundle_id = _bundle_id(checkpoint, schema, inputs, network, options)
     with begin(str(target)) as draft:
@@ -186,11 +201,18 @@ def _export(
         _write(folder / manifests.SCHEMA, (json.dumps(schema.to_dict(), indent=1) + "\n").encode())
         tables = []
         for name, users in tables_of(model).items():
+            if name not in needed:
+                continue
             options.progress(f"table {name}")
             tables.append(_write_table(checkpoint, name, users[0].dim, bundle_id, folder, options))
         files = {table.name: RowsFile(folder / table.path) for table in tables}
         _write(folder / manifests.WARM_UP, make_warm_up(network.graph, network.info, schema, files).to_json())
-        small = (manifests.GRAPH, manifests.NETWORK, manifests.SCHEMA, manifests.WARM_UP)
+        small = [manifests.GRAPH, manifests.NETWORK, manifests.SCHEMA, manifests.WARM_UP]
+        if options.seen is not None:
+            options.progress("profile")
+            profile = _profile(options.seen, options.seen_as, network, schema, files)
+            _write(folder / manifests.PROFILE, profile.to_json(schema))
+            small.append(manifests.PROFILE)
         paths = (*small, *(table.path for table in tables))
         manifest = BundleManifest(
             name=options.name or f"step-{origin.step:08d}-{bundle_id[:8]}",
@@ -206,6 +228,16 @@ def _export(
         )
         _commit(draft, manifest)
     return Exported(target, manifest, network.difference)
+
+
+def _profile(seen: Reader, seen_as: str, network: Network, schema: Schema, tables: Mapping[str, RowsFile]) -> Profile:
+    if (seen.schema.slot_names, seen.schema.dense_names) != (schema.slot_names, schema.dense_names):
+        raise ConfigError(
+            f"seen: samples of slots {', '.join(seen.schema.slot_names)} and {len(seen.schema.dense)} dense features; "
+            f"the model has {', '.join(schema.slot_names)} and {len(schema.dense)}"
+        )
+    with seen.epoch() as epoch:
+        return make_profile(seen_as[:MAX_TEXT], epoch.streams[0], network.info, schema, tables)
 
 
 def _lineage(checkpoint: Checkpoint, options: _Options) -> Lineage:

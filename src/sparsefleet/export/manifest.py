@@ -22,6 +22,7 @@ MAX_BYTES = 16 << 20
 
 MANIFEST, NETWORK, GRAPH, SCHEMA = "manifest.json", "network.json", "model.onnx", "schema.json"
 WARM_UP = "warmup.json"
+PROFILE = "profile.json"
 DTYPES = ("float32", "float16", "int8")
 POOLINGS = ("sum", "mean")
 SEQUENCE = "sequence"

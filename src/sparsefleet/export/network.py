@@ -2,7 +2,8 @@
 
 The model runs once on symbolic tensors. Its embeddings, which in training look rows up and pool them, hand out the
 graph's inputs instead; so everything from there to the probability is in the graph, and nothing else is: no label, no
-loss, no lookup. A model for several labels has an output for each.
+loss, no lookup. A model for several labels has an output for each, or for those that are asked for: then what the
+others alone need is left out, embeddings and their tables too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.manifest import DenseInput, EmbeddingInput, NetworkInfo
 from sparsefleet.export.onnx_session import open_session, run_session
+from sparsefleet.export.outputs import chosen_outputs, cut_to_outputs
 from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.nn.embedding import SparseEmbedding
 from sparsefleet.nn.objective import label_graph, label_names, probability_graph
@@ -59,10 +61,18 @@ class TracedBatch:
 class _FromPooled(nn.Module):
     """The model as a function of tensors: (dense, pooled…) -> probabilities [B], of each label where it has several."""
 
-    def __init__(self, model: nn.Module, embeddings: Sequence[SparseEmbedding], slots: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        embeddings: Sequence[SparseEmbedding],
+        slots: tuple[str, ...],
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """`places`: of the labels whose probabilities are wanted; None: all."""
         super().__init__()
         self.model = model
         self._embeddings, self._slots = tuple(embeddings), slots
+        self._places = places
 
     def forward(self, dense: torch.Tensor, pooled: list[torch.Tensor]) -> list[torch.Tensor]:
         for module, tensor in zip(self._embeddings, pooled, strict=True):
@@ -74,12 +84,23 @@ class _FromPooled(nn.Module):
             for module in self._embeddings:
                 del module.forward
         if label_names(self.model) is not None and not hasattr(self.model, "probabilities"):
-            return label_graph(self.model, output)
+            of_labels = label_graph(self.model, output)
+            return of_labels if self._places is None else [of_labels[place] for place in self._places]
         return [probability_graph(self.model, output).float()]
 
 
-def export_network(model: nn.Module, slots: tuple[str, ...], dense_features: int) -> Network:
-    """Trace the model (in eval mode), and refuse the graph unless ONNX Runtime computes from it what torch does."""
+def export_network(
+    model: nn.Module,
+    slots: tuple[str, ...],
+    dense_features: int,
+    wanted: Sequence[str] | None = None,
+    label: str = "label",
+) -> Network:
+    """Trace the model (in eval mode), and refuse the graph unless ONNX Runtime computes from it what torch does.
+
+    `wanted`: the labels whose probabilities the graph is to give, the first of them as its first output; None: all.
+    `label`: what the one output of a model for one label is called.
+    """
     named = [(name, module) for name, module in model.named_modules() if isinstance(module, SparseEmbedding)]
     if not named:
         raise BundleError("the model has no SparseEmbedding: there is nothing to look up for a prediction")
@@ -89,15 +110,21 @@ def export_network(model: nn.Module, slots: tuple[str, ...], dense_features: int
             raise BundleError(
                 f"embedding {name!r} is over slot {', '.join(map(repr, missing))}, which the schema does not have"
             )
-    wrapped = _FromPooled(model, [module for _, module in named], slots).eval()
+    places = None if wanted is None else chosen_outputs(wanted, _labels(model), label)
+    wrapped = _FromPooled(model, [module for _, module in named], slots, places).eval()
     names = [f"pooled_{index}" for index in range(len(named))]
     widths = [module.width for _, module in named]
-    labels = label_names(model) or ()
+    labels = _labels(model)
+    if places is not None and labels:
+        labels = tuple(labels[place] for place in places)
     outputs = [OUTPUT, *(f"{OUTPUT}_{index}" for index in range(1, len(labels)))]
     proto = _traced(wrapped, names, widths, dense_features, outputs)
+    if places is not None:
+        cut_to_outputs(proto)
+    _tidy(proto)
     used = {entry.name for entry in proto.graph.input}
     unused = [name for (name, _), given in zip(named, names, strict=True) if given not in used]
-    if unused:
+    if unused and places is None:
         raise BundleError(f"embedding {', '.join(map(repr, unused))} has no influence on the prediction; remove it")
     info = NetworkInfo(
         output=OUTPUT,
@@ -105,12 +132,18 @@ def export_network(model: nn.Module, slots: tuple[str, ...], dense_features: int
         embeddings=tuple(
             EmbeddingInput(given, name, module.table, module.dim, module.slots, module.pooling, length=_length(module))
             for (name, module), given in zip(named, names, strict=True)
+            if given in used
         ),
         parameters=_unchanged(model, proto),
         labels=tuple(zip(labels, outputs, strict=True)) if labels else (),
     )
     graph: bytes = proto.SerializeToString(deterministic=True)
-    return Network(graph, info, _compare(wrapped, graph, info, widths, dense_features))
+    return Network(graph, info, _compare(wrapped, graph, info, dict(zip(names, widths, strict=True)), dense_features))
+
+
+def _labels(model: nn.Module) -> tuple[str, ...]:
+    """Of several; none where a model says itself what its one probability is."""
+    return () if hasattr(model, "probabilities") else label_names(model) or ()
 
 
 def _length(module: SparseEmbedding) -> int | None:
@@ -145,7 +178,7 @@ def _traced(wrapped: _FromPooled, names: list[str], widths: list[int], dense_fea
     proto = program.model_proto if program is not None else None
     if proto is None:
         raise BundleError("torch's ONNX exporter gave no model")
-    return _pruned(proto)
+    return proto
 
 
 def _our_error(error: BaseException | None) -> BundleError | None:
@@ -157,7 +190,7 @@ def _our_error(error: BaseException | None) -> BundleError | None:
     return None
 
 
-def _pruned(proto: Any) -> Any:
+def _tidy(proto: Any) -> None:
     """Remove unused inputs and tensors, and the notes on the line of script that each operator came from."""
     graph = proto.graph
     used = {name for node in graph.node for name in node.input} | {entry.name for entry in graph.output}
@@ -169,7 +202,6 @@ def _pruned(proto: Any) -> Any:
         for field in ("metadata_props", "doc_string"):
             with contextlib.suppress(ValueError):
                 part.ClearField(field)
-    return proto
 
 
 def _unchanged(model: nn.Module, proto: Any) -> tuple[tuple[str, str], ...]:
@@ -185,18 +217,23 @@ def _unchanged(model: nn.Module, proto: Any) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found))
 
 
-def _compare(wrapped: _FromPooled, graph: bytes, info: NetworkInfo, widths: list[int], dense_features: int) -> float:
+def _compare(
+    wrapped: _FromPooled, graph: bytes, info: NetworkInfo, widths: dict[str, int], dense_features: int
+) -> float:
     session = open_session(graph)
     random, worst = np.random.default_rng(0), 0.0
     for rows in CHECKED_ROWS:
         for scale in (0.0, 0.05, 1.0):
-            pooled = [(scale * random.standard_normal((rows, width))).astype(np.float32) for width in widths]
+            pooled = {
+                name: (scale * random.standard_normal((rows, width))).astype(np.float32)
+                for name, width in widths.items()
+            }
             dense = random.random((rows, dense_features), np.float32)
-            inputs = {entry.input: array for entry, array in zip(info.embeddings, pooled, strict=True)}
+            inputs = {entry.input: pooled[entry.input] for entry in info.embeddings}
             if info.dense is not None:
                 inputs[info.dense.input] = dense
             with torch.no_grad(), flushed():
-                computed = wrapped(torch.from_numpy(dense), [torch.from_numpy(array) for array in pooled])
+                computed = wrapped(torch.from_numpy(dense), [torch.from_numpy(array) for array in pooled.values()])
             named = [output for _, output in info.labels] or [info.output]
             for output, tensor in zip(named, computed, strict=True):
                 worst = max(worst, _difference(run_session(session, output, inputs), tensor.numpy(), rows))

@@ -302,7 +302,10 @@ class MicroBatcher:
         except Exception as error:
             self._tell(_fail, [piece.answer for piece in group], error)
         else:
-            self._metrics.scored(group[0].predictor.version, batch, len(group), scores)
+            predictor = group[0].predictor
+            self._metrics.scored(predictor.version, batch, len(group), scores)
+            if scores.by_slot is not None and predictor.drift is not None:
+                predictor.drift.add(batch, scores.by_slot)
             stops = np.cumsum([len(piece.batch) for piece in group]).tolist()
             parts = [Scores(scores.probabilities[a:b], 0, 0) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
             self._tell(_succeed, [piece.answer for piece in group], parts)

@@ -25,8 +25,9 @@ class ServeConfig:
     """Also serve the KServe v2 protocol over gRPC there; 0 takes a free one."""
     model_name: str = "model"
     """What clients of that protocol call the model."""
-    threads: int = 2
-    """Threads that score requests."""
+    threads: int | None = None
+    """Threads that score requests; None: one a core, and two at least; twice as many where rows come from Redis, for a
+    thread that waits for Redis leaves its core to another."""
     sparse: str = "mmap"
     """Where rows come from: mmap (the bundle's own files), or redis://host:port/database?prefix=NAME."""
     fallback: str | None = None
@@ -81,6 +82,13 @@ class ServeConfig:
     token: str | None = field(default_factory=lambda: os.environ.get(TOKEN) or None, repr=False)
     """Clients that send it may switch versions; without one, clients on this machine may."""
 
+    @property
+    def scoring_threads(self) -> int:
+        if self.threads is not None:
+            return self.threads
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(2, cores) * (1 if self.sparse == "mmap" else 2)
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port} must be 0 (any free one) to 65535")
@@ -88,8 +96,9 @@ class ServeConfig:
             raise ConfigError(f"grpc_port={self.grpc_port} must be 0 (any free one) to 65535")
         if self.check not in ("full", "quick"):
             raise ConfigError(f"check={self.check!r} is not a check; choose full or quick")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads={self.threads} must be 1 or above")
         for name in (
-            "threads",
             "max_body",
             "max_rows",
             "batch_rows",

@@ -44,6 +44,7 @@ class DirectRequest:
     came: float
     deadline: float
     """Of time.monotonic()."""
+    logged: bool = True
     task: Task | None = None
     request_id: str | int | None = None
     batch: Batch | None = None
@@ -60,12 +61,14 @@ class DirectRequests:
         self._shadow = Shadow(versions, batcher, metrics)
         self._loop = asyncio.get_running_loop()
 
-    def ask(self, body: bytes, samples: int, seconds: float, done: Callable[[Answer], None]) -> DirectRequest:
+    def ask(
+        self, body: bytes, samples: int, seconds: float, done: Callable[[Answer], None], logged: bool = True
+    ) -> DirectRequest:
         """`samples`: the most that the body can hold (`most_samples`). `seconds`: in which it is to be answered.
 
         `done` is called exactly once, unless the request is abandoned.
         """
-        request = DirectRequest(body, samples, done, time.perf_counter(), time.monotonic() + seconds)
+        request = DirectRequest(body, samples, done, time.perf_counter(), time.monotonic() + seconds, logged)
         try:
             request.task = self._batcher.submit(self._work, request, samples, request.deadline)
         except OverloadedError as error:
@@ -115,8 +118,7 @@ class DirectRequests:
                 try:
                     if request.deadline < time.monotonic():
                         raise LateError("the request's time was up before it was scored; try again later")
-                    request.request_id, body = split_request_id(request.body)
-                    request.batch = predictor.parser.body(body)
+                    request.request_id, request.batch = predictor.parser.identified(request.body)
                 except Exception as error:
                     self._refuse([request], error)
             self._score(predictor, [request for request in requests if request.answer is None])
@@ -137,6 +139,8 @@ class DirectRequests:
             self._refuse(requests, error)
             return
         self._metrics.scored(predictor.version, batch, len(requests), scores)
+        if scores.by_slot is not None and predictor.drift is not None:
+            predictor.drift.add(batch, scores.by_slot)
         self._shadow.follow(predictor, batch, scores)
         start = 0
         for request in requests:
@@ -148,7 +152,7 @@ class DirectRequests:
             else:
                 request.answer = 200, body, JSON
                 self._metrics.predicted(predictor.version)
-                if self._log is not None:
+                if self._log is not None and request.logged:
                     self._log.add(body, request.body)
             start = stop
 

@@ -27,11 +27,11 @@ from sparsefleet.serving.connections import Connections
 from sparsefleet.serving.describe import described, fields_of
 from sparsefleet.serving.direct import DirectRequests, most_samples
 from sparsefleet.serving.log import tell, tell_failure, tell_seldom
-from sparsefleet.serving.metrics import Metrics
+from sparsefleet.serving.metrics import Metrics, drift_text
 from sparsefleet.serving.openapi import openapi
 from sparsefleet.serving.pointer import Pointer, follow
 from sparsefleet.serving.predictor import Predictor
-from sparsefleet.serving.request_log import RequestLog
+from sparsefleet.serving.request_log import UNLOGGED, RequestLog
 from sparsefleet.serving.samples import parse_json, split_request_id
 from sparsefleet.serving.versions import Versions
 
@@ -57,7 +57,7 @@ class Service:
         """`pointer`: followed. `serves`: what it names now."""
         self.config, self.metrics = config, Metrics()
         self.versions = Versions(config, self.metrics, first)
-        self.batcher = MicroBatcher(config.threads, config.batch_rows, config.queue_rows, self.metrics)
+        self.batcher = MicroBatcher(config.scoring_threads, config.batch_rows, config.queue_rows, self.metrics)
         self.connections = Connections(config.max_connections, config.client_connections)
         self.draining = False
         """The server was told to end: it still answers, and every answer closes its connection."""
@@ -105,7 +105,7 @@ class Service:
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
-        if self._log is not None and not arrow:
+        if self._log is not None and not arrow and _header(scope, b"x-log").strip().lower() != UNLOGGED:
             self._log.add(answer, body)
         return answer
 
@@ -186,6 +186,7 @@ class Service:
         current = self.versions.current
         reference = current.bundle.manifest.lineage.scores
         text = self.metrics.text(current.version, self.batcher.waiting, current.source.stats(), reference)
+        text += drift_text(current.version, current.drift) if current.drift is not None else ""
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def describe(self) -> dict[str, Any]:

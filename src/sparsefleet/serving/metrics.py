@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sparsefleet.core.batch import I64, Batch
 from sparsefleet.export.manifest import SCORE_BOUNDS
+from sparsefleet.serving.drift import InputDrift, stability_index
 from sparsefleet.serving.predictor import Scores
 
 F64 = npt.NDArray[np.float64]
@@ -208,12 +209,14 @@ class Metrics:
         return lines
 
 
-def stability_index(reference: Sequence[int], found: I64) -> float:
-    """PSI: 0 where both histograms have the same shape; above .25 is usually called a large shift."""
-    # Half a sample in every bucket: an empty one would make it infinite.
-    before, now = np.asarray(reference, np.float64) + 0.5, found + 0.5
-    before, now = before / before.sum(), now / now.sum()
-    return float(((now - before) * np.log(now / before)).sum())
+def drift_text(version: str, drift: InputDrift) -> str:
+    """The metrics of a version's inputs against its training data."""
+    lines: list[str] = []
+    for name, help_text, label, values in drift.metrics():
+        lines.extend((f"# HELP sparsefleet_{name} {help_text}", f"# TYPE sparsefleet_{name} gauge"))
+        for of, value in values:
+            lines.append(f"sparsefleet_{name}{_labels(version=version, **{label: of})} {value}")
+    return "\n".join(lines) + "\n"
 
 
 def _labels(**labels: str) -> str:

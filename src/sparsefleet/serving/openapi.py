@@ -89,6 +89,7 @@ def _predict(fields: list[dict[str, Any]], config: ServeConfig) -> dict[str, Any
     }
     headers = [
         ("x-timeout-ms", {"type": "integer", "minimum": 1, "maximum": 99999999}, "The time that the answer may take."),
+        ("x-log", {"type": "string", "enum": ["yes", "no"]}, "no: the request is not written to the log of requests."),
         ("x-request-id", {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,100}$"}, "Sent back with the answer."),
     ]
     return {

@@ -21,6 +21,7 @@ from sparsefleet.export.manifest import EmbeddingInput
 from sparsefleet.export.onnx_session import open_session, run_session
 from sparsefleet.kernels.rows import I32, pool_forward, select_slots, unique_keys
 from sparsefleet.kernels.sequences import sequence_input
+from sparsefleet.serving.drift import InputDrift
 from sparsefleet.serving.mmap import MappedSource
 from sparsefleet.serving.samples import SampleParser
 from sparsefleet.serving.source import Fetch, SparseSource
@@ -85,6 +86,8 @@ class Predictor:
         self._session = _open_session(self.bundle, threads, optimization)
         self._slots = self.bundle.schema.slot_names
         self._batches = itertools.count()
+        profile = self.bundle.profile
+        self.drift = None if profile is None else InputDrift(profile, self.bundle.schema)
         self._tables = [_Table(table.name, self._slots, self.bundle) for table in self.bundle.manifest.tables]
 
     @property

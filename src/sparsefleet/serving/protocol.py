@@ -21,6 +21,7 @@ from sparsefleet.serving.answers import Answer, HttpError, refusal
 from sparsefleet.serving.direct import DirectRequest, most_samples
 from sparsefleet.serving.http import LARGE_BODY, Service, seconds_of
 from sparsefleet.serving.log import tell_seldom
+from sparsefleet.serving.request_log import UNLOGGED
 
 MAX_HEAD = 16 << 10
 MAX_AHEAD = 64 << 10
@@ -43,6 +44,8 @@ class PlainHead(NamedTuple):
     authorization: bytes = b""
     request_id: bytes = b""
     """The header x-request-id, which is sent back."""
+    logged: bool = True
+    """False by the header x-log: no."""
 
 
 def plain_head(head: bytes) -> PlainHead | None:
@@ -51,6 +54,7 @@ def plain_head(head: bytes) -> PlainHead | None:
         return None
     length = None
     timeout = authorization = request_id = b""
+    logged = True
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         name = name.lower()
@@ -63,6 +67,8 @@ def plain_head(head: bytes) -> PlainHead | None:
         value = value.lower()
         if name == b"x-timeout-ms":
             timeout = value.strip()
+        elif name == b"x-log":
+            logged = value.strip() != UNLOGGED
         elif name == b"content-length":
             if length is not None or not LENGTH.fullmatch(value.strip()):
                 return None
@@ -73,7 +79,7 @@ def plain_head(head: bytes) -> PlainHead | None:
             or (name == b"content-type" and value.partition(b";")[0].strip() == ARROW)
         ):
             return None
-    return None if length is None else PlainHead(length, timeout, authorization, request_id)
+    return None if length is None else PlainHead(length, timeout, authorization, request_id, logged)
 
 
 class ServerConnection(Protocol):
@@ -213,7 +219,7 @@ class PredictionConnection(asyncio.Protocol):
             self._service.metrics.answered("/v1/predict", answer[0], 0.0)
             self._loop.call_soon(self._answer, answer)
             return
-        self._request = self._service.direct.ask(body, samples, seconds, self._answer)
+        self._request = self._service.direct.ask(body, samples, seconds, self._answer, self._head.logged)
 
     def _answer(self, answer: Answer) -> None:
         self._busy, self._request = False, None

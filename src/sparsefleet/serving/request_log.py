@@ -16,6 +16,8 @@ from typing import BinaryIO
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.serving.metrics import Metrics
 
+UNLOGGED = b"no"
+"""Of the header x-log: the request is not for the log. `replay` says so, or it would push the originals out."""
 QUEUE_BYTES = 64 << 20
 IDLE_SECONDS = 60.0
 """How often the writing thread wakes while there is nothing to write."""

@@ -102,9 +102,23 @@ class SampleParser:
 
     def body(self, body: bytes) -> Batch:
         """Parse a request's JSON text: in one native call where it is plain, else in Python, which words the errors."""
+        plain = self._natively(body)
+        return self.request(parse_json(body)) if plain is None else plain
+
+    def identified(self, body: bytes) -> tuple[str | int | None, Batch]:
+        """The same of a body that may hold a `request_id`."""
+        first = FIRST_ID.match(body)
+        # What the native parser takes has nothing beside its rows, so nobody need look for an id there.
+        plain = self._natively(body if first is None else b"{" + body[first.end() :])
+        if plain is not None:
+            return None if first is None else _request_id(parse_json(first[1])), plain
+        request_id, text = split_request_id(body)
+        return request_id, self.body(text)
+
+    def _natively(self, body: bytes) -> Batch | None:
         found = None if self._plain is None else self._plain.parse(body)
         if found is None or (self._ready and not self._no_text(body, len(found[0]))):
-            return self.request(parse_json(body))
+            return None
         dense, keys, offsets = found
         return Batch.trusted(np.full(len(dense), np.nan, np.float32), dense, keys, offsets, self._slots)
 

@@ -31,6 +31,7 @@ from sparsefleet.verify.places import (
     ScoringPlace,
     bundle_rows,
 )
+from sparsefleet.verify.pruned import cut_as_bundle, left_out_tables
 from sparsefleet.verify.redis_place import RedisPlace
 from sparsefleet.verify.report import Check, Question, Report
 from sparsefleet.verify.samples import DataSamples, read_samples
@@ -95,7 +96,7 @@ def verify(
         progress("opening")
         opened = Checkpoint.open(chosen(checkpoint)[0])
         served = Bundle.open(bundle, full=True)
-        network, schema = model_of(opened, model), schema_of(opened, None)
+        network, schema = cut_as_bundle(model_of(opened, model), served), schema_of(opened, None)
         server = HttpPlace(url, config.timeout) if url else None
         if server:
             stack.callback(server.close)
@@ -176,9 +177,12 @@ class _Comparison:
         checks = check_tensors(self.checkpoint, self.bundle.network, self.graph)
         saved = {info.name: info.dim for info in self.checkpoint.manifest.tables}
         held = {table.name: table for table in self.bundle.manifest.tables}
+        unneeded = left_out_tables(self.model, self.bundle)
         for name in dict.fromkeys([*saved, *held]):
             what = f"table {name}"
-            if name not in held:
+            if name not in held and name in unneeded:
+                checks.append(Check(what, None, "left out: none of the bundle's outputs needs it"))
+            elif name not in held:
                 checks.append(Check(what, False, "the bundle does not have it"))
             elif name not in saved:
                 checks.append(Check(what, False, "the checkpoint does not have it"))

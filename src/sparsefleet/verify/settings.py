@@ -19,6 +19,7 @@ from sparsefleet.export.exporting import inputs_of
 from sparsefleet.export.manifest import ZEROS
 from sparsefleet.nn.embedding import SparseEmbedding
 from sparsefleet.serving.describe import described
+from sparsefleet.verify.pruned import left_out
 from sparsefleet.verify.report import Check
 
 Items = Mapping[str, Any]
@@ -31,10 +32,11 @@ TOLD_ONLY = {"made from"}
 
 
 def offline_settings(checkpoint: Checkpoint, schema: Schema, model: nn.Module, bundle: Bundle) -> Settings:
+    unneeded = left_out(model, bundle)
     embeddings = {
         name: {"table": module.table, "dim": module.dim, "slots": list(module.slots), "pooling": module.pooling}
         for name, module in model.named_modules()
-        if isinstance(module, SparseEmbedding)
+        if isinstance(module, SparseEmbedding) and name not in unneeded
     }
     manifest = checkpoint.manifest
     inputs, told = inputs_of(checkpoint), bundle.inputs

@@ -59,7 +59,8 @@ class RequestParser {
     bool slot_value(int field);
     bool one_key(std::uint64_t* key, std::size_t slot);
     bool pass_over();
-    int field_of(const char* name, std::size_t length, std::size_t position);
+    int field_of(const char* name, std::size_t length);
+    bool same_gap(std::size_t position);
     bool finish_row();
 
     std::vector<std::string> names_;
@@ -73,7 +74,13 @@ class RequestParser {
 
     const char *p_ = nullptr, *end_ = nullptr;
     std::size_t rows_ = 0;
-    std::vector<int> order_;           // fields in the last sample's order, which the next probably has too
+    // What stands before each value of a sample, as `, "C3": `, and the field that it names. The next sample
+    // probably has the same bytes there: comparing them is all the parsing of names that it needs.
+    struct Gap {
+        std::string bytes;
+        int field;
+    };
+    std::vector<Gap> gaps_;
     std::vector<std::uint32_t> seen_;  // per field: the number of the last sample that had it
     std::uint32_t stamp_ = 0;
     std::size_t found_ = 0;              // fields of this sample so far
