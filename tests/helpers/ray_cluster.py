@@ -2,7 +2,8 @@
 
 Not 127.0.0.1: Ray takes that for "this host", and looks for its outer address.
 
-    python ray_cluster.py CPUS,CPUS,…      prints its address; reads `kill N` (a node is lost); ends with its input
+    python ray_cluster.py CPUS,CPUS,… 0    prints its address; reads `kill N` (a node is lost) and `add CPUS` (one
+                                           joins); ends with its input. 1: with a dashboard
 """
 
 from __future__ import annotations
@@ -10,15 +11,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
+SMALL = {"object_store_memory": 80 << 20, "memory": 8 << 30}
+NODES_SECONDS = 120.0
+TRIES = 2
+"""Ray gives a node 30 s to start, which a busy machine may pass."""
 ABSENT = "Ray is not installed (pip install 'sparsefleet[ray]'): jobs on Ray are NOT tested"
 
 
@@ -26,6 +38,8 @@ ABSENT = "Ray is not installed (pip install 'sparsefleet[ray]'): jobs on Ray are
 class RunningCluster:
     address: str
     dashboard: str
+    metrics: str
+    """Where the head's metrics are, for Prometheus."""
     process: subprocess.Popen[str]
 
     @property
@@ -33,11 +47,18 @@ class RunningCluster:
         return {**os.environ, "RAY_ADDRESS": self.address}
 
     def kill_node(self, number: int) -> None:
+        """The node at 127.0.0.(number + 2); 0 is the head."""
+        self._ask(f"kill {number}")
+
+    def add_node(self, cpus: int) -> None:
+        self._ask(f"add {cpus}")
+
+    def _ask(self, order: str) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"kill {number}\n")
+        self.process.stdin.write(f"{order}\n")
         self.process.stdin.flush()
-        assert self.process.stdout.readline() == f"killed {number}\n"
+        assert self.process.stdout.readline() == f"done: {order}\n"
 
 
 @contextlib.contextmanager
@@ -45,8 +66,11 @@ def ray_cluster(cpus: list[int], *, dashboard: bool = False) -> Iterator[Running
     if find_spec("ray") is None:
         pytest.skip(ABSENT)
     command = [sys.executable, str(Path(__file__)), ",".join(map(str, cpus)), str(int(dashboard))]
+    said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open as long as the process)
+    # A worker process that starts late on a busy machine is none that failed.
+    patient = {**os.environ, "RAY_worker_register_timeout_seconds": "240", "RAY_JOB_STOP_WAIT_TIME_S": "120"}
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=patient
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -54,10 +78,12 @@ def ray_cluster(cpus: list[int], *, dashboard: bool = False) -> Iterator[Running
         for line in process.stdout:
             if line.startswith("{"):
                 found = json.loads(line)
-                yield RunningCluster(found["address"], found["dashboard"], process)
+                yield RunningCluster(found["address"], found["dashboard"], found["metrics"], process)
                 return
-        pytest.fail("the Ray cluster did not start")
+        said.seek(0)
+        pytest.fail(f"the Ray cluster did not start:\n{said.read()[-5000:]}")
     finally:
+        said.close()
         with contextlib.suppress(OSError):
             process.stdin.close()
         try:
@@ -67,27 +93,60 @@ def ray_cluster(cpus: list[int], *, dashboard: bool = False) -> Iterator[Running
             process.wait()
 
 
-def main() -> None:
+def started(cpus: list[int], dashboard: bool, folder: str) -> Cluster:
     from ray.cluster_utils import Cluster
 
-    cpus, dashboard = [int(count) for count in sys.argv[1].split(",")], sys.argv[2] == "1"
-    small = {"object_store_memory": 80 << 20, "memory": 8 << 30}
-    head = {"include_dashboard": dashboard, "dashboard_host": "127.0.0.1"}
+    # Another cluster of this machine may have the usual ports: a node that waits for one does not start in time.
+    head = {"include_dashboard": dashboard, "dashboard_host": "127.0.0.1", "dashboard_port": free_port()}
+    head |= {"dashboard_agent_listen_port": 0, "temp_dir": folder}
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": cpus[0], "node_ip_address": "127.0.0.2", **head, **small},
+        head_node_args={"num_cpus": cpus[0], "node_ip_address": "127.0.0.2", **head, **SMALL},
     )
-    nodes = [cluster.head_node]
     try:
         for number, count in enumerate(cpus[1:], 3):
-            nodes.append(cluster.add_node(num_cpus=count, node_ip_address=f"127.0.0.{number}", **small))
-        cluster.wait_for_nodes()
+            cluster.add_node(num_cpus=count, node_ip_address=f"127.0.0.{number}", **SMALL)
+        cluster.wait_for_nodes(NODES_SECONDS)
+    except BaseException:
+        cluster.shutdown()
+        raise
+    return cluster
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def main() -> None:
+    cpus, dashboard = [int(count) for count in sys.argv[1].split(",")], sys.argv[2] == "1"
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        for number in range(1, TRIES + 1):
+            try:
+                cluster = started(cpus, dashboard, f"{folder}/{number}")
+                break
+            except Exception:
+                if number == TRIES:
+                    raise
+                traceback.print_exc()
+        obey(cluster, dashboard)
+
+
+def obey(cluster: Cluster, dashboard: bool) -> None:
+    nodes = sorted(cluster.list_all_nodes(), key=lambda node: str(node.node_ip_address))
+    try:
         url = cluster.head_node.webui_url if dashboard else ""
-        print(json.dumps({"address": cluster.address, "dashboard": url}), flush=True)
+        metrics = f"127.0.0.2:{cluster.head_node.metrics_export_port}"
+        print(json.dumps({"address": cluster.address, "dashboard": url, "metrics": metrics}), flush=True)
         for line in sys.stdin:
-            number = int(line.split()[1])
-            cluster.remove_node(nodes[number], allow_graceful=False)
-            print(f"killed {number}", flush=True)
+            order, number = line.split()
+            if order == "kill":
+                cluster.remove_node(nodes[int(number)], allow_graceful=False)
+            else:
+                address = f"127.0.0.{len(nodes) + 2}"
+                nodes.append(cluster.add_node(num_cpus=int(number), node_ip_address=address, **SMALL))
+            print(f"done: {line.strip()}", flush=True)
     finally:
         cluster.shutdown()
 

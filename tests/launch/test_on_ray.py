@@ -15,8 +15,11 @@ from sparsefleet.cli.train_roles import paths_in_full
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.launch import main
 from sparsefleet.launch.on_ray import options
+from sparsefleet.launch.on_ray.actor import RoleActor
 from sparsefleet.launch.on_ray.needs import RayNeeds, in_words, parse_memory
 
+JOB_SECONDS = 240.0
+"""However busy the machine is."""
 SCRIPT = """\
 import os, sys, time
 from pathlib import Path
@@ -93,10 +96,22 @@ def run_script(folder: Path, environment: dict[str, str], *arguments: str) -> su
     command = [sys.executable, "-m", "sparsefleet.launch", "--on", "ray", "--server_num=1", "--worker_num=1"]
     command += ["--server_cpus=0.5", "--worker_cpus=0.5", "--worker_memory=64M", "--server_memory=64M"]
     command += ["job/train.py", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=JOB_SECONDS)
+
+
+def test_a_node_that_does_not_see_the_cuts_is_found_out(tmp_path: Path) -> None:
+    actor = RoleActor("test-of-sees", 0.0, 0.0)
+    try:
+        (tmp_path / "mark").write_text("word")
+        assert actor.sees(str(tmp_path / "mark"), "word") is None
+        assert actor.sees(str(tmp_path / "mark"), "another") == "the file there is not the driver's"
+        assert actor.sees(str(tmp_path / "absent"), "word") == "No such file or directory"
+    finally:
+        actor.close()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.xdist_group("ray")
 def test_an_import_that_the_nodes_lack_is_told_once(tmp_path: Path) -> None:
     with ray_cluster([1]) as cluster:
@@ -109,6 +124,7 @@ def test_an_import_that_the_nodes_lack_is_told_once(tmp_path: Path) -> None:
         assert failed.stderr.count("Traceback") == 1
 
 
+@pytest.mark.timeout(400)  # Ray's own start alone takes a minute and more where everybody wants the processor
 @pytest.mark.xdist_group("ray")
 def test_a_small_job_on_one_node(tmp_path: Path) -> None:
     with ray_cluster([1]) as cluster:
@@ -129,6 +145,6 @@ def test_a_small_job_on_one_node(tmp_path: Path) -> None:
         "--worker_num=1",
         "job/train.py",
     ]
-    refused = subprocess.run(command, cwd=tmp_path, env=nowhere, capture_output=True, text=True, timeout=60)
+    refused = subprocess.run(command, cwd=tmp_path, env=nowhere, capture_output=True, text=True, timeout=JOB_SECONDS)
     assert refused.returncode == 2
     assert "there is no Ray cluster at '127.0.0.2:1' (Connection refused): start one" in refused.stderr

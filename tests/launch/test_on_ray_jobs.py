@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ray_cluster import RunningCluster, ray_cluster
+from ray_jobs import RayJob, roles_of
 from waiting import wait_until
 
 from sparsefleet.datasets.synth import SynthSpec, synth
@@ -53,57 +54,6 @@ def result(done: subprocess.CompletedProcess[str]) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-class Job:
-    """A command under way; its output in a file."""
-
-    def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self._output = folder, folder / "output"
-        with open(self._output, "wb") as output:
-            self.process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text()
-
-    def log(self, name: str) -> str:
-        path = self.folder / "log" / name
-        return path.read_text() if path.exists() else ""
-
-    def wait_for(self, text: str, log: str | None = None, seconds: float = 120.0) -> None:
-        wait_until(
-            lambda: text in (self.output if log is None else self.log(log)),
-            seconds,
-            lambda: f"{text!r} in {log or 'its output'}:\n{self.output}\n{self.log(log or 'workerlog.0')}",
-        )
-
-    def ended(self, seconds: float = 120.0) -> int:
-        return self.process.wait(seconds)
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-def roles_of(folder: Path) -> list[int]:
-    """Processes of roles that were given this folder's paths."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if b"TRAINING_ROLE=" in environment and any(str(folder).encode() in word for word in words):
-                found.append(int(entry.name))
-    return found
-
-
 @pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo"])
 def test_a_job_on_ray_learns_what_one_of_this_host_does(
     mode: str, cluster: RunningCluster, data: Path, tmp_path: Path
@@ -133,9 +83,7 @@ def test_by_ray_job_submit(cluster: RunningCluster, data: Path, tmp_path: Path) 
     inner = [sys.executable, "-m", "sparsefleet.launch", "--on", "ray", "--server_num=2", "--worker_num=2"]
     inner += ["--log_dir", str(tmp_path / "log"), "train.py", "--batch-size", "100"]
     inner += ["--data", str(data / "train"), "--test-data", str(data / "test")]
-    submit = "from ray.scripts.scripts import main; main()"
-    command = [sys.executable, "-c", submit, "job", "submit", "--address", f"http://{cluster.dashboard}"]
-    done = run([*command, "--working-dir", "job", "--", *inner], tmp_path, cluster.environment)
+    done = run(submit(cluster, "submit", "--working-dir", "job", "--", *inner), tmp_path, cluster.environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all done: 2 workers ended well" in done.stdout + done.stderr
     found = json.loads((tmp_path / "log" / "workerlog.0").read_text().splitlines()[-1])
@@ -144,7 +92,7 @@ def test_by_ray_job_submit(cluster: RunningCluster, data: Path, tmp_path: Path) 
 
 def test_ctrl_c_lets_trainers_save_and_leaves_nothing(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
     command = train(data, "--on", "ray", "--save", str(tmp_path / "model"), *LONG)
-    with Job(command, tmp_path, cluster.environment) as job:
+    with RayJob(command, tmp_path, cluster.environment) as job:
         job.wait_for("epoch ", "workerlog.0")
         job.process.send_signal(signal.SIGINT)
         assert job.ended() == 130, job.output
@@ -154,7 +102,7 @@ def test_ctrl_c_lets_trainers_save_and_leaves_nothing(cluster: RunningCluster, d
 
 def test_a_killed_driver_leaves_no_role(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
     command = train(data, "--on", "ray", "--save", str(tmp_path / "model"), *LONG)
-    with Job(command, tmp_path, cluster.environment) as job:
+    with RayJob(command, tmp_path, cluster.environment) as job:
         job.wait_for("epoch ", "workerlog.1")
         assert len(roles_of(tmp_path)) == 4
         job.process.kill()
@@ -163,7 +111,7 @@ def test_a_killed_driver_leaves_no_role(cluster: RunningCluster, data: Path, tmp
 
 def test_a_cluster_without_room_is_waited_for_with_words(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
     command = train(data, "--on", "ray", "--worker-cpus", "50")
-    with Job(command, tmp_path, cluster.environment) as job:
+    with RayJob(command, tmp_path, cluster.environment) as job:
         job.wait_for("s for room on the cluster: still without are 2 workers of 50 CPU and 1.0 GiB each; of its 6 CPU")
         assert "it is too small for the job unless nodes join (Ctrl-C gives up)" in job.output
         job.process.send_signal(signal.SIGINT)
@@ -177,7 +125,7 @@ def test_two_jobs_on_one_cluster_do_not_meet(cluster: RunningCluster, data: Path
         (tmp_path / name).mkdir()
         words = ["--servers", "1", "--workers", "1", "--batch-size", "100", "--data", str(data / "train"), "--json"]
         command = [sys.executable, "-m", "sparsefleet", "train", *words, "--on", "ray", "--save", "model"]
-        jobs.append(Job(command, tmp_path / name, cluster.environment))
+        jobs.append(RayJob(command, tmp_path / name, cluster.environment))
     for job in jobs:
         with job:
             assert job.ended(JOB_SECONDS) == 0, job.output
@@ -185,10 +133,48 @@ def test_two_jobs_on_one_cluster_do_not_meet(cluster: RunningCluster, data: Path
             assert (job.folder / "model").is_dir()
 
 
+def submit(cluster: RunningCluster, *words: str) -> list[str]:
+    """`ray job …`."""
+    main = "from ray.scripts.scripts import main; main()"
+    return [sys.executable, "-c", main, "job", words[0], "--address", f"http://{cluster.dashboard}", *words[1:]]
+
+
+def test_ray_job_stop_lets_trainers_save_and_leaves_nothing(
+    cluster: RunningCluster, data: Path, tmp_path: Path
+) -> None:
+    model, inner = tmp_path / "model", [*train(data, "--on", "ray", "--log-dir", str(tmp_path / "log"), *LONG)]
+    inner += ["--save", str(model)]
+    options = ["--submission-id", "to-be-stopped", "--no-wait", "--"]
+    done = run(submit(cluster, "submit", *options, *inner), tmp_path, cluster.environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    def log() -> str:
+        path = tmp_path / "log" / "workerlog.0"
+        return path.read_text() if path.exists() else ""
+
+    wait_until(lambda: "epoch " in log(), JOB_SECONDS, lambda: f"an epoch: {log()}")
+    stopped = run(submit(cluster, "stop", "to-be-stopped"), tmp_path, cluster.environment)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    said = run(submit(cluster, "logs", "to-be-stopped"), tmp_path, cluster.environment).stdout
+    assert f"go on with: --resume {model} (checkpoint step-" in said
+    assert roles_of(tmp_path) == []
+
+
+def test_a_lost_head_leaves_no_role_and_what_to_resume_from(data: Path, tmp_path: Path) -> None:
+    with ray_cluster([1, 2, 2]) as own:
+        command = train(data, "--on", "ray", "--save", str(tmp_path / "model"), *LONG)
+        with RayJob(command, tmp_path, own.environment) as job:
+            job.wait_for("epoch 3/", "workerlog.0")
+            own.kill_node(0)
+            assert job.ended(JOB_SECONDS) != 0
+            wait_until(lambda: not roles_of(tmp_path), JOB_SECONDS, lambda: f"the end of {roles_of(tmp_path)}")
+            assert f"--resume {tmp_path / 'model'}" in job.output
+
+
 def test_a_lost_node_ends_the_job_and_says_what_to_resume_from(data: Path, tmp_path: Path) -> None:
     with ray_cluster([1, 2, 2]) as own:
         command = train(data, "--on", "ray", "--save", str(tmp_path / "model"), "--timeout", "5", *LONG)
-        with Job(command, tmp_path, own.environment) as job:
+        with RayJob(command, tmp_path, own.environment) as job:
             job.wait_for("epoch 3/", "workerlog.0")  # checkpoints of the first epochs are there
             own.kill_node(2)
             assert job.ended(180) != 0

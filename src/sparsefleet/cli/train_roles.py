@@ -95,6 +95,8 @@ def launch_roles(
     else:
         from sparsefleet.launch.on_ray.jobs import run_on_ray  # late: not everybody has Ray
 
+        if save:  # before: whoever kills this process, or takes the cluster away, leaves it no time to say so
+            view.say(f"whatever ends this driver or the cluster: --resume {save} goes on from the newest checkpoint")
         outcome = run_on_ray(lambda role: command, servers, workers, settings, needs=on_ray, view=view)
     if outcome.exit_code and (saved := _newest(save)) is not None:
         name, manifest = saved

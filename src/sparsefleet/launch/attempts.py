@@ -101,6 +101,11 @@ class Attempts:
     def remove_cuts(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def move(self, endpoints: Sequence[str]) -> None:
+        """Servers are about to start again at other addresses, as many of them as before; `begin` comes next."""
+        with self._lock:
+            self._endpoints = tuple(endpoints)
+
     def environment(self) -> dict[str, str]:
         """For a process that is started now."""
         every = self._policy.cut_every
@@ -130,7 +135,8 @@ class Attempts:
             self._begun = time.monotonic()
             self.cut, self._why, self._stopped = self.newest_cut(), why, tuple(sorted(stopped))
             self._remove_older_cuts()
-            self._lost_at = self._lost_at or time.monotonic()
+            # When the loss was seen: room for what takes its place may have been long in coming.
+            self._lost_at = self._lost_at or (self._losses[-1][0] if self._losses else time.monotonic())
             self._answers.clear()
             for index in gone:
                 self._heard.pop(index, None)
@@ -229,6 +235,9 @@ class Attempts:
     def _watch(self, index: int) -> None:
         link: ServerLink | None = None
         while not self._closing.wait(LOOK_EVERY):
+            if link is not None and link.endpoint != self._endpoints[index]:  # it has moved
+                link.client.close()
+                link = None
             with contextlib.suppress(SparseFleetError):  # it is starting, or gone: whoever starts it sees that
                 link = link or self._link(index)
                 answer = link.action("look", {}, LOOK_SECONDS)

@@ -147,6 +147,8 @@ class _Job:
         """Others have taken their place."""
         self._hung: list[RoleProcess] = []
         self._too_many: str | None = None
+        self._keeps_cuts = False
+        """Somebody was told to resume from one, though the job has not failed."""
         self._interrupts = Interrupts()
         self._guard: Guard | None = None
 
@@ -342,10 +344,13 @@ class _Job:
             newest = attempts.newest_cut()
             self._view.say(f"giving up: {too_many}{f'. Go on with: --resume {newest}' if newest else ''}")
             return
+        again = self._start_again(lost)
+        if again is None:
+            return
         only_joins = [p for p in lost if p.role.is_worker and (_starts_again(p) or not attempts.joined(p.role.index))]
-        if len(only_joins) < len(lost) or not lost:
+        if len(only_joins) < len(again) or not lost:
             done = {p.role.index for p in self._workers() if state_of(p) == ENDED_WELL} | attempts.done
-            attempts.begin(why, done, [process.role.index for process in lost if process.role.is_server])
+            attempts.begin(why, done, [process.role.index for process in again if process.role.is_server])
             begins = f"attempt {attempts.number} begins from {attempts.cut or 'the beginning'}"
         else:
             begins = f"it joins attempt {attempts.number}"
@@ -354,9 +359,21 @@ class _Job:
             killed = process.role.is_worker and not _starts_again(process)
             if killed and (same := attempts.same_place(process.role.index)):
                 self._view.say(same)
-            process.kill()  # what it has left behind
+        for process in again:
             self._former.append(process)
-            self._processes[self._processes.index(process)] = self._start_role(process.role, True)
+            self._processes[self._processes.index(process)] = self._successor(process)
+
+    def _start_again(self, lost: list[RoleProcess]) -> list[RoleProcess] | None:
+        """Everybody who starts again when these were lost: at the least these. None: the job ends instead.
+
+        Where roles need room elsewhere, this waits for it.
+        """
+        return lost
+
+    def _successor(self, process: RoleProcess) -> RoleProcess:
+        """The process that takes its place, started."""
+        process.kill()  # what it has left behind
+        return self._start_role(process.role, True)
 
     def _without_those_done(self, attempts: Attempts, lost: list[RoleProcess]) -> list[RoleProcess]:
         """Leave out who was killed when its work was done: a worker that had stopped; all, once servers have ended."""
@@ -483,7 +500,7 @@ class _Job:
             self._view.say(f"processes {', '.join(map(str, stuck))} cannot be killed; they hang inside the system")
 
     def _conclude(self) -> Outcome:
-        if self._attempts is not None and not self._failures and self._too_many is None:
+        if self._attempts is not None and not self._failures and self._too_many is None and not self._keeps_cuts:
             self._attempts.remove_cuts()
         failures = culprit_first(self._failures)
         failed = tuple((process.role, process.exit) for process in failures if process.exit is not None)

@@ -10,6 +10,7 @@ shows it.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import shutil
@@ -32,6 +33,8 @@ from sparsefleet.launch.process import Exit, RoleProcess
 
 REPORT_BYTES = 256 << 10
 LOOK_SECONDS = 0.1
+OLD_PORT_SECONDS = 5.0
+"""How long a server that starts again waits for its old port: its former process may be about to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +64,45 @@ class Report:
 class RoleActor:
     """Methods are called from several threads of Ray's."""
 
-    def __init__(self, own_id: str, grace: float) -> None:
-        """own_id: the mark of this role's processes. Not the job's: other roles of it may be on the same node."""
+    def __init__(self, own_id: str, grace: float, guard_grace: float) -> None:
+        """own_id: the mark of this role's processes. Not the job's: other roles of it may be on the same node.
+
+        guard_grace: as `grace`, when this actor is gone.
+        """
         self._id, self._grace = own_id, grace
-        self._guard = Guard(own_id, grace)
+        self._guard = Guard(own_id, guard_grace)
         self._held: HeldEndpoints | None = None
         self._process: RoleProcess | None = None
+        self._former: list[RoleProcess] = []
         self._listened = False
         self._output = Path(tempfile.mkdtemp(prefix="sparsefleet-")) / "output"
-        self._read = 0
         self._asking = threading.Lock()
 
-    def place(self, is_server: bool) -> Place:
+    def place(self, is_server: bool, wanted: str | None = None) -> Place:
+        """Where this is. wanted: of a server that starts again, the address that the others know it by."""
         import ray
 
         address = ray.util.get_node_ip_address()
         if is_server:
-            self._held = HeldEndpoints.free(1, address)
+            self._held = _held_again(wanted, address) or HeldEndpoints.free(1, address)
         node = ray.get_runtime_context().get_node_id()
         return Place(address, node, self._held.endpoints[0] if self._held else None)
+
+    def sees(self, path: str, word: str) -> str | None:
+        """Why this node does not see the driver's file of that one word; None: it does."""
+        try:
+            found = Path(path).read_text()
+        except OSError as error:
+            return error.strerror or str(error)
+        return None if found == word else "the file there is not the driver's"
 
     def start(
         self, role: Role, command: Sequence[str], python: str, variables: Mapping[str, str], folder: str | None
     ) -> int:
-        """The role's process number. python: the driver's; this node has its own. variables: beside the node's."""
+        """The role's process number. python: the driver's; this node has its own. variables: beside the node's.
+
+        Called once more, it starts the role again, once nothing is left of the process before.
+        """
         import ray
 
         program, *words = command
@@ -107,13 +125,22 @@ class RoleActor:
             "PYTHONUNBUFFERED": "1",
         }
         program = sys.executable if program == python else program
-        self._process = RoleProcess(role, [program, *words], own, self._output)
+        again = self._process is not None
+        if self._process is not None:
+            self.end(at_once=True)
+            self._former.append(self._process)
+        self._listened = False
+        self._process = RoleProcess(role, [program, *words], own, self._output, again=again)
         self._guard.watch(self._process.pid)
-        threading.Thread(target=self._show, name="role-output", daemon=True).start()
+        if not again:
+            threading.Thread(target=self._show, name="role-output", daemon=True).start()
         return self._process.pid
 
-    def report(self, seconds: float) -> Report:
-        """What is new, or after so many seconds that nothing is."""
+    def report(self, known: int, seconds: float) -> Report:
+        """What is new, or after so many seconds that nothing is. known: bytes of output that have arrived.
+
+        A report that got lost on its way can so be asked for again.
+        """
         process = self._process
         assert process is not None
         deadline = time.monotonic() + seconds
@@ -123,9 +150,8 @@ class RoleActor:
                 self._look_for_listener(process)
                 over = process.exit  # before the output is read: then nothing can come after it
                 with open(self._output, "rb") as file:
-                    file.seek(self._read)
+                    file.seek(known)
                     output = file.read(REPORT_BYTES)
-                self._read += len(output)
                 complete = over if len(output) < REPORT_BYTES else None
                 if output or complete is not None or time.monotonic() >= deadline:
                     return Report(output, complete, self._listened, process.stopped)
@@ -152,8 +178,8 @@ class RoleActor:
             self._held.__exit__(None, None, None)
         shutil.rmtree(self._output.parent, ignore_errors=True)
         self._guard.close()
-        if self._process is not None:
-            self._process.reap(timeout=1.0)
+        for process in [*self._former, *([self._process] if self._process is not None else [])]:
+            process.reap(timeout=1.0)
 
     def _look_for_listener(self, process: RoleProcess) -> None:
         if not self._listened and process.role.is_server and process.running:
@@ -163,15 +189,25 @@ class RoleActor:
 
     def _show(self) -> None:
         """The role's output as this actor's own, for Ray's logs."""
-        process = self._process
-        assert process is not None
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         with contextlib.suppress(OSError, ValueError), open(self._output, "rb") as file:
             while True:
-                over = not process.running
                 if text := file.read(REPORT_BYTES):
-                    sys.stdout.write(text.decode("utf-8", "replace"))
+                    sys.stdout.write(decoder.decode(text))
                     sys.stdout.flush()
-                elif over:
-                    return
                 else:
                     time.sleep(LOOK_SECONDS)
+
+
+def _held_again(wanted: str | None, address: str) -> HeldEndpoints | None:
+    """The address that a server had before, where this is its node and nobody else has taken the port."""
+    if wanted is None or parse_endpoint("servers", wanted)[0] != address:
+        return None
+    deadline = time.monotonic() + OLD_PORT_SECONDS
+    while True:
+        try:
+            return HeldEndpoints.given([wanted])
+        except ConfigError:
+            if time.monotonic() >= deadline:
+                return None
+        time.sleep(LOOK_SECONDS)

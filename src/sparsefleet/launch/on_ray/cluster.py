@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.fleet.roles import Role
 from sparsefleet.launch.on_ray.actor import Place, RoleActor
 from sparsefleet.launch.on_ray.needs import RayNeeds, in_words
 
@@ -106,9 +107,12 @@ class Room:
     say: Callable[[str], None]
     given_up: Callable[[], bool]
     """Whether somebody has asked the launcher to end."""
+    heals: bool = False
     group: Any = None
     actors: list[Any] = field(default_factory=list)
     """Servers first."""
+    _made: dict[tuple[str, int], int] = field(default_factory=dict)
+    """How many actors each role has had."""
 
     def take(self) -> list[Place] | None:
         """Wait for as long as it takes, and say for what; None: given up."""
@@ -132,15 +136,29 @@ class Room:
                 return None
             if time.monotonic() >= tell_at:
                 tell_at = time.monotonic() + TELL_EVERY
-                self.say(self._waits_for(time.monotonic() - since, have_servers, len(waiting)))
+                without = len(waiting) if not have_servers else min(len(waiting), self.workers)
+                self.say(self.waits_for(time.monotonic() - since, 0 if have_servers else self.servers, without))
+
+    def place_again(self, role: Role) -> Any:
+        """Another actor for a role whose own is lost, wherever there is room: its place, to be waited for.
+
+        Ray itself places the group's part anew that was on a lost node.
+        """
+        position = role.index + (0 if role.is_server else self.servers)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self.actors[position])
+        self.actors[position] = self._actor(role.kind, role.index)
+        return self.actors[position].place.remote(role.is_server, role.current_endpoint)
 
     def _actor(self, kind: str, index: int) -> Any:
         resources = self.needs.of(kind)
         where: Any = "SPREAD"
         if kind == "server":
             where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=index)
+        start = self._made[kind, index] = self._made.get((kind, index), 0) + 1
         options: Mapping[str, Any] = {
-            "name": f"{kind} {index} of {self.job}",
+            # The name of one that is lost may not be free yet.
+            "name": f"{kind} {index} of {self.job}" + (f", start {start}" if start > 1 else ""),
             "num_cpus": resources["CPU"],
             "memory": resources["memory"],
             "scheduling_strategy": where,
@@ -149,7 +167,10 @@ class Room:
             # What a role has done is lost with it; a new life of a job begins from a checkpoint.
             "max_restarts": 0,
         }
-        return ray.remote(RoleActor).options(**options).remote(f"{self.job}-{kind}{index}.", self.grace)
+        own_id = f"{self.job}-{kind}{index}.{start}."
+        # Who is lost is to be gone: a trainer that is asked to end would have the others end, and save.
+        guard_grace = 0.0 if self.heals else self.grace
+        return ray.remote(RoleActor).options(**options).remote(own_id, self.grace, guard_grace)
 
     def _check(self, ready: list[Any]) -> None:
         """Refuse actors that could not be made: once, not for each of them."""
@@ -164,12 +185,14 @@ class Room:
                     f"a role's actor could not be made: {why}; every node needs the same sparsefleet and Python as here"
                 ) from None
 
-    def _waits_for(self, seconds: float, have_servers: bool, waiting: int) -> str:
+    def waits_for(self, seconds: float, servers: int, workers: int) -> str:
+        """In words. servers, workers: how many are without room."""
         total, free = ray.cluster_resources(), ray.available_resources()
-        asked = [f"{self.servers} servers of {in_words(self.needs.of('server'))} each"] if not have_servers else []
-        workers = waiting if not have_servers else min(waiting, self.workers)
-        if workers:
-            asked.append(f"{workers} workers of {in_words(self.needs.of('worker'))} each")
+        asked = []
+        for kind, count in (("server", servers), ("worker", workers)):
+            if count:
+                many = f"{count} {kind}s of {{}} each" if count > 1 else f"{count} {kind} of {{}}"
+                asked.append(many.format(in_words(self.needs.of(kind))))
         cpus = self.servers * self.needs.server_cpus + self.workers * self.needs.worker_cpus
         memory = self.servers * self.needs.server_memory + self.workers * self.needs.worker_memory
         short = cpus > total.get("CPU", 0.0) or memory > total.get("memory", 0.0)

@@ -1,0 +1,43 @@
+"""Do all nodes see the folder of a job's cuts? Asked with a file that only this driver can have written."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.launch.on_ray.actor import Place
+
+SEE_SECONDS = 60.0
+
+
+def check_shared(folder: Path, actors: Sequence[Any], places: Sequence[Place]) -> None:
+    """Refuse nodes that do not see it. An actor that is lost meanwhile is not its node's fault."""
+    word, draft = uuid.uuid4().hex, folder / f".seen-by-all-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draft.write_text(word)
+    except OSError as error:
+        raise ConfigError(f"--restarts: {folder}, for the job's cuts, cannot be written: {error.strerror}") from None
+    try:
+        answers = [actor.sees.remote(str(draft), word) for actor in actors]
+        for answer, place in zip(answers, places, strict=True):
+            with contextlib.suppress(ray.exceptions.RayActorError):
+                if why := ray.get(answer, timeout=SEE_SECONDS):
+                    raise ConfigError(
+                        f"--restarts: node {place.address} does not see {folder}, where the driver keeps the job's "
+                        f"cuts ({why}); give a log folder (--log-dir) on storage that all nodes see"
+                    )
+    except ray.exceptions.GetTimeoutError:
+        raise ConfigError(
+            f"--restarts: a node has not said within {SEE_SECONDS:g} s whether it sees {folder}, where the driver "
+            f"keeps the job's cuts: does that storage hang there?"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
