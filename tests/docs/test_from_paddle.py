@@ -34,7 +34,8 @@ fluid.unique_name.guard() | fluid.global_scope() | _generated_var_0 | PADDLE_TRA
 PADDLE_PSERVERS_IP_PORT_LIST | TRAINING_ROLE | PADDLE_TRAINER_ID | PADDLE_PORT | POD_IP | proxy
 role_maker.PaddleCloudRoleMaker() | fleet.init(role) | fleet.is_server() | fleet.is_worker()
 fleet.is_first_worker() | DistributeTranspilerConfig() | sync_mode | runtime_split_send_recv | geo_sgd_mode
-geo_sgd_need_push_nums | fluid.DistributeTranspiler(config=config) | t.transpile | t.get_pserver_program
+geo_sgd_need_push_nums | fluid.communicator.Communicator | auc_var.name
+fluid.DistributeTranspiler(config=config) | t.transpile | t.get_pserver_program
 t.get_startup_program | t.get_trainer_program | fleet.distributed_optimizer(optimizer, strategy)
 fleet.init_server() | fleet.init_server(model_path) | fleet.run_server() | fleet.init_worker()
 exe.run(fleet.startup_program) | program=fleet.main_program | fleet.stop_worker()
