@@ -75,6 +75,8 @@ class RoleActor:
         self._process: RoleProcess | None = None
         self._former: list[RoleProcess] = []
         self._listened = False
+        self._folder = os.getcwd()
+        """Ray's copy of what was shipped, if anything was. It may be taken away and made anew under the same name."""
         self._output = Path(tempfile.mkdtemp(prefix="sparsefleet-")) / "output"
         self._asking = threading.Lock()
 
@@ -106,14 +108,13 @@ class RoleActor:
         import ray
 
         program, *words = command
-        if folder is not None:
-            try:
-                os.chdir(folder)
-            except OSError as error:
-                raise ConfigError(
-                    f"node {ray.util.get_node_ip_address()} has no folder {folder}, in which the command was given "
-                    f"({error.strerror}); start it in a folder that all nodes have, or ship one (--ship FOLDER)"
-                ) from None
+        try:
+            os.chdir(folder or self._folder)
+        except OSError as error:
+            raise ConfigError(
+                f"node {ray.util.get_node_ip_address()} has no folder {folder or self._folder}, in which roles are to "
+                f"run ({error.strerror}); start the command where all nodes have that folder, or ship one (--ship)"
+            ) from None
         plain = {name: value for name, value in os.environ.items() if name not in ROLE_VARIABLES}
         cluster = ray.get_runtime_context().gcs_address
         own = {
