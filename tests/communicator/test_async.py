@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,9 +22,11 @@ from waiting import stands_waiting, wait_until
 from sparsefleet import optim
 from sparsefleet.communicator import AsyncCommunicator, CommunicatorConfig, Parameters, StepGradients
 from sparsefleet.core.errors import ConfigError, StoreError
+from sparsefleet.core.initializer import Constant
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store import LocalStore
 from sparsefleet.store.remote.callers import Caller
+from sparsefleet.table import TableSpec
 
 
 class TestAsync(CommunicatorContract):
@@ -137,14 +140,16 @@ def test_without_merging_a_step_goes_with_the_next_batchs_pull(begun):
         assert len(recorder.sent) == count
 
 
-def test_a_step_and_the_next_pull_are_one_message(monkeypatch):
+def test_a_step_and_the_next_pull_of_all_tables_are_one_message(monkeypatch):
     with servers() as fleet:
         store = fleet.start(2).store()
         communicator = AsyncCommunicator(store, CommunicatorConfig())
-        communicator.start(parameters_in(store))
+        parameters, users = parameters_in(store), TableSpec("users", 3, optim.SGD(1.0), Constant(0.0))
+        store.create_table(users)
+        communicator.start(replace(parameters, tables={**parameters.tables, "users": users}))
         (lane,) = communicator.begin_epoch(0, 1)
-        keys = np.arange(1, 50, dtype=np.uint64)
-        before = lane.pull("ads", keys).wait()
+        asked = {"ads": np.arange(1, 50, dtype=np.uint64), "users": np.arange(3, dtype=np.uint64)}
+        before = lane.pull_all(asked).wait()
         sent, send = [], Caller.send
 
         def noted(self, operation, messages):
@@ -153,11 +158,13 @@ def test_a_step_and_the_next_pull_are_one_message(monkeypatch):
 
         monkeypatch.setattr(Caller, "send", noted)
         for _ in range(3):
-            lane.push(StepGradients({"ads": KeyedRows(keys, np.full_like(before, -1.0))}, np.zeros(3, np.float32)))
-            after = lane.pull("ads", keys).wait()
-            np.testing.assert_allclose(after, before + 1)
+            step = {name: KeyedRows(keys, np.full_like(before[name], -1.0)) for name, keys in asked.items()}
+            lane.push(StepGradients(step, np.zeros(3, np.float32)))
+            after = lane.pull_all(asked).wait()
+            for name in asked:
+                np.testing.assert_allclose(after[name], before[name] + 1)
             before = after
-        assert sent == ["push of a step, and pull from 'ads'"] * 3
+        assert sent == ["push of a step, and pull from 'ads', 'users'"] * 3
         communicator.close()
 
 

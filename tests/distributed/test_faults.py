@@ -118,7 +118,7 @@ def test_a_dead_server_ends_every_trainer_with_its_name_and_the_last_checkpoint(
     folder = tmp_path / "saved"
     with role_job(tmp_path, mode=mode, steps=40, epochs=30, save=str(folder)) as job:
         job.start_all().wait_for_step(50, "worker0", "worker1")  # within the second epoch
-        time.sleep(1.2)  # all trainers hear of a checkpoint with their next sign of life, every second
+        job.wait_until(lambda: all("knows of" in job.log(f"worker{i}") for i in (0, 1)), 30)
         struck = job.signal("server1", fault)
         for name in ("worker0", "worker1"):
             assert job.exit_of(name, TIMEOUT + SLACK) == 1, job.logs()

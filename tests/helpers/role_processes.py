@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import ClassVar
 
 from role_waits import until
 from server_processes import HELPERS, SOURCES
@@ -176,8 +177,15 @@ def _script(options: Options) -> None:
     from sparsefleet.train import FetchHandler, SavePolicy, Trainer
 
     class Steps(FetchHandler):
+        known: ClassVar[list[str | None]] = [None]
+        """Checkpoints that this trainer has heard of."""
+
         def handler(self, fetched: list[object]) -> None:
             print(f"step {int(fetched[0])}")  # type: ignore[call-overload]
+            connection = getattr(trainer.store, "connection", None)
+            if connection is not None and connection.links[0].saved.path not in self.known:
+                self.known.append(connection.links[0].saved.path)
+                print(f"knows of {self.known[-1]}")
             time.sleep(options.pace)  # steps that take time: faults come while they do
             if fetched[0] == options.fail_at:
                 raise ValueError("a loss that is no number")

@@ -94,14 +94,32 @@ class StoreContract:
         step = {"ads": KeyedRows(pushed, np.full((100, 4), -1.0, np.float32))}
         for count in (1, 2):
             dense = {"net": np.full(7, -1.0, np.float32)}
-            rows = store.push_and_pull(step, dense, "ads", asked, steps=1, fresh={"net": fresh}).wait(LIMIT)
+            rows = store.push_and_pull(step, dense, {"ads": asked}, steps=1, fresh={"net": fresh}).wait(LIMIT)["ads"]
             before = SparseTable(SPEC).pull(asked)
             before[:50] += count
             np.testing.assert_allclose(rows, before)
             store.pull_dense("net", values).wait(LIMIT)
             assert (values == count).all()
-        empty = store.push_and_pull(step, {}, "ads", u64(), steps=1).wait(LIMIT)
+        empty = store.push_and_pull(step, {}, {"ads": u64()}, steps=1).wait(LIMIT)["ads"]
         assert empty.shape == (0, 4)
+
+    def test_rows_of_several_tables_in_one_call(self, store):
+        other = replace(SPEC, name="users", dim=3)
+        store.create_table(SPEC)
+        store.create_table(other)
+        ads, users = u64(*range(70)), u64(*range(40, 45))
+        step = {"users": KeyedRows(users, np.full((5, 3), -1.0, np.float32))}
+        alone = {spec.name: SparseTable(spec) for spec in (SPEC, other)}
+        for asked in ({"ads": ads, "users": users}, {"users": users, "ads": u64()}, {}):
+            found = store.pull_all(asked).wait(LIMIT)
+            assert list(found) == list(asked)
+            for name, keys in asked.items():
+                np.testing.assert_array_equal(found[name], alone[name].pull(keys))
+            found = store.push_and_pull(step, {}, asked, steps=1).wait(LIMIT)
+            alone["users"].push(users, step["users"].rows)
+            assert list(found) == list(asked)
+            for name, keys in asked.items():
+                np.testing.assert_array_equal(found[name], alone[name].pull(keys))
 
     def test_rows_are_not_created_when_not_asked_for_and_misses_are_counted(self, store):
         store.create_table(replace(SPEC, initializer=Constant(1.0)))

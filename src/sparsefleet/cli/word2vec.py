@@ -25,7 +25,7 @@ from sparsefleet.cli.console import (
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.fleet.roles import Role
-from sparsefleet.word2vec.config import Word2VecConfig
+from sparsefleet.word2vec.config import BATCH_WORDS, Word2VecConfig
 
 if TYPE_CHECKING:
     from sparsefleet.train import FitResult, Trainer
@@ -75,7 +75,7 @@ def train_command(
         float, _training("At the beginning; it falls in a straight line until the last epoch's end.")
     ] = _WORDS.learning_rate,
     min_learning_rate: Annotated[float, _training("At the last epoch's end.")] = _WORDS.min_learning_rate,
-    batch_size: Annotated[int, _training("Words that a thread takes rows for at a time.")] = 1000,
+    batch_size: Annotated[int, _training("Words that a thread takes rows for at a time.")] = BATCH_WORDS,
     threads: Annotated[int | None, _training("Training threads of a process; default 2, with workers 1.")] = None,
     seed: Annotated[int, _training("With --threads 1, the same seed gives the same bits.")] = 0,
     save_every: Annotated[int | None, _saving("Also save after every so many batches (of the first worker).")] = None,

@@ -15,14 +15,14 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sparsefleet.communicator.base import Communicator, CommunicatorConfig, Lane, Parameters, StepGradients
 from sparsefleet.communicator.merging import merged
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.crew import Crew
-from sparsefleet.store.base import Done, ParameterStore, Pending
+from sparsefleet.store.base import Done, OneOf, ParameterStore, Pending
 
 
 class AsyncCommunicator(Communicator):
@@ -57,10 +57,10 @@ class AsyncCommunicator(Communicator):
         dense = self.parameters.dense_part(step.dense)
         return self.store.push_step(step.sparse, dense, steps=len(parts), fresh=self._fresh())
 
-    def send_and_pull(self, step: StepGradients, table: str, keys: U64) -> Pending[F32]:
-        """Send one step and ask for the rows after it; when they are there, all is as `send` says."""
+    def send_and_pull(self, step: StepGradients, asked: Mapping[str, U64]) -> Pending[dict[str, F32]]:
+        """Send one step and ask for rows as they are after it; when they are there, all is as `send` says."""
         dense = self.parameters.dense_part(step.dense)
-        return self.store.push_and_pull(step.sparse, dense, table, keys, steps=1, fresh=self._fresh())
+        return self.store.push_and_pull(step.sparse, dense, asked, steps=1, fresh=self._fresh())
 
     def _fresh(self) -> dict[str, F32]:
         return self.parameters.fresh() if next(self._messages) % self.config.dense_refresh == 0 else {}
@@ -151,6 +151,9 @@ class _MergingLane(_AsyncLane):
     def pull(self, table: str, keys: U64) -> Pending[F32]:
         return self._owner.store.pull(table, keys)
 
+    def pull_all(self, asked: Mapping[str, U64]) -> Pending[dict[str, F32]]:
+        return self._owner.store.pull_all(asked)
+
     def push(self, gradients: StepGradients) -> None:
         self._owner.enqueue(self, gradients)
 
@@ -165,11 +168,14 @@ class _SendingLane(_AsyncLane):
         self._lock = threading.Lock()  # a save settles all lanes from a thread of its own
 
     def pull(self, table: str, keys: U64) -> Pending[F32]:
+        return OneOf(self.pull_all({table: keys}), table)
+
+    def pull_all(self, asked: Mapping[str, U64]) -> Pending[dict[str, F32]]:
         with self._lock:
             kept, self._kept = self._kept, None
             if kept is None:
-                return _Following(self, self._owner.store.pull(table, keys))
-            rows = self._owner.send_and_pull(kept, table, keys)
+                return _Following(self, self._owner.store.pull_all(asked))
+            rows = self._owner.send_and_pull(kept, asked)
             self._sent = rows
             return _Following(self, rows)
 
@@ -205,9 +211,9 @@ class _Following:
 
     __slots__ = ("_lane", "_rows")
 
-    def __init__(self, lane: _SendingLane, rows: Pending[F32]) -> None:
+    def __init__(self, lane: _SendingLane, rows: Pending[dict[str, F32]]) -> None:
         self._lane, self._rows = lane, rows
 
-    def wait(self, timeout: float | None = None) -> F32:
+    def wait(self, timeout: float | None = None) -> dict[str, F32]:
         self._lane.settle()
         return self._rows.wait(timeout)

@@ -18,7 +18,7 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.crew import Crew, CrewOfOne
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.store.base import ParameterStore, Pending
+from sparsefleet.store.base import Each, ParameterStore, Pending
 from sparsefleet.table.spec import TableSpec
 
 
@@ -90,6 +90,10 @@ class Lane(ABC):
     @abstractmethod
     def pull(self, table: str, keys: U64) -> Pending[F32]:
         """The rows of these unique keys, as this thread should see them for its next step."""
+
+    def pull_all(self, asked: Mapping[str, U64]) -> Pending[dict[str, F32]]:
+        """The rows of all tables of a batch, as `pull` gives them; in one message where a variant can."""
+        return Each({table: self.pull(table, keys) for table, keys in asked.items()})
 
     @abstractmethod
     def push(self, gradients: StepGradients) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sparsefleet.communicator.base import Communicator, Lane, StepGradients
 from sparsefleet.communicator.clipping import clipped
 from sparsefleet.communicator.merging import merged
@@ -43,6 +45,9 @@ class RoundLane(Lane):
 
     def pull(self, table: str, keys: U64) -> Pending[F32]:
         return self._store.pull(table, keys)
+
+    def pull_all(self, asked: Mapping[str, U64]) -> Pending[dict[str, F32]]:
+        return self._store.pull_all(asked)
 
     def push(self, gradients: StepGradients) -> None:
         self._round.hand_in(self._index, gradients)

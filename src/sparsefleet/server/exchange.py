@@ -20,9 +20,10 @@ from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.server.gate import SLICE
 from sparsefleet.server.geo import AnswerPart
-from sparsefleet.server.holdings import Bound, BoundRows, apply_all
+from sparsefleet.server.holdings import Bound, BoundDense, BoundRows, apply_all
 from sparsefleet.server.ledger import GEO, PUSH, Account, Record, Step
 from sparsefleet.server.state import ServerState
+from sparsefleet.store.shards import HeldBlock
 from sparsefleet.store.wire import (
     FRAME_SCHEMA,
     Frame,
@@ -38,13 +39,13 @@ from sparsefleet.store.wire import (
 from sparsefleet.store.wire.arrays import pack_arrays
 from sparsefleet.store.wire.coarse import EXACT, Encoding, Known, encoding_of
 from sparsefleet.store.wire.frames import EMPTY, Bytes, address_of
-from sparsefleet.store.wire.parts import DENSE, Part, Parts, PartSizes, new_bytes
+from sparsefleet.store.wire.parts import DENSE, ROWS, Part, Parts, PartSizes, new_bytes
 from sparsefleet.store.wire.segment import SHARED_BYTES, Segment
-from sparsefleet.table.dense import DenseTable
 
 log = logging.getLogger(__name__)
 
 Answer = tuple[dict[str, Any], Bytes]
+NOTHING: F32 = np.empty(0, np.float32)
 
 
 class CutOff(Exception):
@@ -113,9 +114,10 @@ class Exchange:
         """Bytes for an answer: where the caller has room for them, or new ones."""
         return self._room[:size] if SHARED_BYTES <= size <= len(self._room) else new_bytes(size)
 
-    def _joined(self, floats: Sequence[F32]) -> Bytes:
-        body = self._space(4 * sum(map(len, floats)))
-        np.concatenate(floats or [EMPTY.view(np.float32)], out=body.view(np.float32))
+    def _filled(self, parts: Sequence[Bound], create: bool = True) -> Bytes:
+        """The parts' present values, one behind the other, written where the answer goes."""
+        body = self._space(4 * sum(map(_floats, parts)))
+        _fill(parts, body.view(np.float32), create)
         return body
 
     def _operation(self, frame: Frame) -> Operation:
@@ -133,16 +135,13 @@ class Exchange:
         start = time.perf_counter()
         bound = self._bind(frame, with_values=False)
         create, subscribe = _flag(frame, "create", True), _flag(frame, "subscribe", False)
-        floats = []
-        for part in bound:
-            if isinstance(part, BoundRows):
-                if subscribe:
+        if subscribe:
+            for part in bound:
+                if isinstance(part, BoundRows):
                     self._state.geo.subscribe(self._account.worker, self._account.incarnation, part.table, part.keys)
-                floats.append(part.table.pull(part.keys, create).reshape(-1))
-            else:
-                floats.append(part.block.table.values)
+        body = self._filled(bound, create)
         self._note("pull", bound, start)
-        return {}, self._joined(floats)
+        return {}, body
 
     def _push(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
@@ -157,10 +156,10 @@ class Exchange:
             self._applied("push", number)
         self._note("push", bound, start)
         start = time.perf_counter()
-        rows = [part.table.pull(part.keys, True).reshape(-1) for part in asked]
+        answer = self._values(frame, fresh, number, asked)
         if asked:
             self._note("pull", asked, start)
-        return self._values(frame, fresh, number, rows)
+        return answer
 
     def _sync(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
@@ -185,10 +184,11 @@ class Exchange:
         if not self._state.ledger.apply(record, lambda: exchange(False), self._on_wait):
             exchange(True)
         self._applied("geo", number)
-        sizes = [PartSizes(kind, name, len(keys), len(floats)) for kind, name, keys, floats in parts]
+        sizes = [PartSizes(_kind(part), part.name, len(keys), _floats(part)) for part, keys in parts]
         body, views = layout_bytes(sizes, self._space)
-        for (_, _, keys, floats), (keys_view, floats_view, _) in zip(parts, views, strict=True):
-            keys_view[:], floats_view[:] = keys, floats
+        for (part, keys), (keys_view, floats_view, _) in zip(parts, views, strict=True):
+            keys_view[:] = keys
+            _fill([part], floats_view, create=False)
         self._note("geo", bound, start)
         return {"parts": describe(sizes)}, body
 
@@ -240,7 +240,7 @@ class Exchange:
     def _step(self, frame: Frame, number: int) -> Step:
         return Step(self._account, number, _whole_number(frame, "steps", 0))
 
-    def _fresh(self, frame: Frame) -> list[DenseTable]:
+    def _fresh(self, frame: Frame) -> list[HeldBlock]:
         """The blocks whose values a push asks for, checked before anything is applied."""
         names = frame.header.get("fresh", [])
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -249,21 +249,22 @@ class Exchange:
         coarse = encoding_of(frame.header.get("dense", EXACT.name)) is not EXACT
         if names and coarse and not (isinstance(bases, list) and len(bases) == len(names)):
             raise WireError(f"base must have a number for each of {len(names)} blocks; got {bases!r:.80}")
-        return [self._state.holdings.block(name).table for name in names]
+        return [self._state.holdings.block(name) for name in names]
 
-    def _values(self, frame: Frame, blocks: Sequence[DenseTable], number: int, rows: Sequence[F32] = ()) -> Answer:
+    def _values(self, frame: Frame, held: Sequence[HeldBlock], number: int, rows: Sequence[BoundRows] = ()) -> Answer:
         """The blocks' present values, as the message asks for them, and then the rows."""
         encoding = encoding_of(frame.header.get("dense", EXACT.name))
-        if encoding is EXACT or not blocks:
-            return {}, self._joined([*(block.values for block in blocks), *rows])
+        if encoding is EXACT or not held:
+            return {}, self._filled([*(BoundDense(block, NOTHING) for block in held), *rows])
         loads, said = self._state.holdings.loads, []
+        blocks = [block.table for block in held]
         for block, base in zip(blocks, frame.header["base"], strict=True):
             told_at, known = self._told.get(block.name, (-1, None))
             # A trainer that missed an answer, or is told for the first time, hears all of the values.
             follows = known is not None and told_at == loads and known.number == base
             said.append((block, known if follows else None, encoding if follows or not encoding.differences else EXACT))
         sizes = [one.words(len(block.values)) for block, _, one in said]
-        body, done = self._space(4 * (sum(sizes) + sum(map(len, rows)))), 0
+        body, done = self._space(4 * (sum(sizes) + sum(map(_floats, rows)))), 0
         words = body.view(np.float32)
         for (block, known, one), size in zip(said, sizes, strict=True):
             part, done = words[done : done + size], done + size
@@ -274,8 +275,7 @@ class Exchange:
                 one.write(values, values, part)
                 if encoding.differences:
                     self._told[block.name] = (loads, Known(values, number))
-        if rows:
-            np.concatenate(rows, out=words[done:])
+        _fill(rows, words[done:])
         return {"as": [one.name for _, _, one in said]}, body
 
     def _decoded(self, part: Part, encoding: Encoding) -> Part:
@@ -334,6 +334,26 @@ class Exchange:
             self._writer.begin(FRAME_SCHEMA)
             self._begun = True
         self._writer.write_with_metadata(batch, metadata)
+
+
+def _kind(part: Bound) -> str:
+    return ROWS if isinstance(part, BoundRows) else DENSE
+
+
+def _floats(part: Bound) -> int:
+    return len(part.keys) * part.table.spec.dim if isinstance(part, BoundRows) else len(part.block.table.values)
+
+
+def _fill(parts: Sequence[Bound], words: F32, create: bool = True) -> None:
+    """Write the parts' present values there, one behind the other."""
+    done = 0
+    for part in parts:
+        place = words[done : done + _floats(part)]
+        done += len(place)
+        if isinstance(part, BoundRows):
+            part.table.pull(part.keys, create, out=place.reshape(len(part.keys), part.table.spec.dim))
+        else:
+            place[:] = part.block.table.values
 
 
 Operation = Callable[[Exchange, Frame, int], Answer]

@@ -18,13 +18,18 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.kernels.rows import unique_keys
 from sparsefleet.kernels.subscriptions import Subscriptions
 from sparsefleet.server.holdings import Bound, BoundDense, BoundRows
-from sparsefleet.store.wire.parts import DENSE, ROWS
 from sparsefleet.table.sparse import SparseTable
 
 NO_KEYS: U64 = np.empty(0, np.uint64)
 
-AnswerPart = tuple[str, str, U64, F32]
-"""kind, name, keys, flat floats."""
+NO_VALUES: F32 = np.empty(0, np.float32)
+
+AnswerPart = tuple[Bound, U64]
+"""What a trainer is told the present values of, and the keys that it must be told with them: not those that it sent.
+
+The values are read when the answer is written: if others have changed them by then, so much the better, and the next
+answer tells of that change too.
+"""
 
 Told = tuple[str, int, U64]
 """An exchange's lane and number, and the keys its trainer was told of."""
@@ -88,7 +93,7 @@ class Geo:
                     if not again:
                         part.block.table.add(part.values)
                         part.block.table.step += 1
-                    answer.append((DENSE, part.name, NO_KEYS, part.block.table.values.copy()))
+                    answer.append((part, NO_KEYS))
                 else:
                     answer += self._rows(worker, incarnation, (lane, number), part, again)
             return answer
@@ -133,10 +138,7 @@ class Geo:
             table.subscriptions.note(part.keys, worker)
         table.told[worker] = (*call, told)
         news = unique_keys(np.concatenate([part.keys, told]))[0][len(part.keys) :]  # in order of first appearance
-        return [
-            (ROWS, part.name, NO_KEYS, part.table.pull(part.keys).reshape(-1)),
-            (ROWS, part.name, news, part.table.pull(news, create=False).reshape(-1)),
-        ]
+        return [(part, NO_KEYS), (BoundRows(part.table, news, NO_VALUES), news)]
 
     def _last_rows(self, part: BoundRows, again: bool) -> list[AnswerPart]:
         """Of a trainer that is forgotten: an exchange that was on its way counts, but nobody hears of it again."""
@@ -144,11 +146,7 @@ class Geo:
             part.table.add(part.keys, part.values, part.counts)
             if part.name in self._tables:
                 self._tables[part.name].subscriptions.tell(part.keys)
-        nothing = part.table.pull(NO_KEYS).reshape(-1)
-        return [
-            (ROWS, part.name, NO_KEYS, part.table.pull(part.keys).reshape(-1)),
-            (ROWS, part.name, NO_KEYS, nothing),
-        ]
+        return [(part, NO_KEYS), (BoundRows(part.table, NO_KEYS, NO_VALUES), NO_KEYS)]
 
     def _is_over(self, worker: int, incarnation: str) -> bool:
         return self._over.get(worker) == incarnation

@@ -54,6 +54,30 @@ class Done(Generic[T]):
         return self._value
 
 
+class Each(Generic[T]):
+    """Several answers by name, each of a call of its own."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Mapping[str, Pending[T]]) -> None:
+        self._parts = parts
+
+    def wait(self, timeout: float | None = None) -> dict[str, T]:
+        return {name: part.wait(timeout) for name, part in self._parts.items()}
+
+
+class OneOf(Generic[T]):
+    """One of several answers that come together."""
+
+    __slots__ = ("_name", "_parts")
+
+    def __init__(self, parts: Pending[dict[str, T]], name: str) -> None:
+        self._parts, self._name = parts, name
+
+    def wait(self, timeout: float | None = None) -> T:
+        return self._parts.wait(timeout)[self._name]
+
+
 _NO_SERVERS = "geo needs parameter servers: in one process local copies would have nobody to meet; choose another mode"
 
 
@@ -130,6 +154,10 @@ class ParameterStore(ABC):
     def pull(self, table: str, keys: U64, *, create: bool = True) -> Pending[F32]:
         """Rows [U, D]. Missing ones are created, or with create=False read as zeros and counted as misses."""
 
+    def pull_all(self, asked: Mapping[str, U64]) -> Pending[dict[str, F32]]:
+        """As `pull`, from several tables: by table its rows. One message to a server where it is remote."""
+        return Each({table: self.pull(table, keys) for table, keys in asked.items()})
+
     @abstractmethod
     def pull_dense(self, name: str, out: F32) -> Pending[None]:
         """Fill `out` with the block's present values (nothing to do where `out` is the block)."""
@@ -153,15 +181,14 @@ class ParameterStore(ABC):
         self,
         sparse: Mapping[str, KeyedRows],
         dense: Mapping[str, F32] | None,
-        table: str,
-        keys: U64,
+        asked: Mapping[str, U64],
         *,
         steps: int = 0,
         fresh: Mapping[str, F32] | None = None,
-    ) -> Pending[F32]:
-        """As `push_step`, then `pull` of these rows, which are those after the step: one message where it is remote."""
+    ) -> Pending[dict[str, F32]]:
+        """As `push_step`, then `pull_all` of rows as they are after the step: one message where it is remote."""
         self.push_step(sparse, dense, steps=steps, fresh=fresh).wait()
-        return self.pull(table, keys)
+        return self.pull_all(asked)
 
     def push(self, table: str, keys: U64, grads: F32) -> Pending[None]:
         """A step of one table alone."""

@@ -92,14 +92,21 @@ class SparseTable:
         """All memory of the rows, their state and their index."""
         return self._rows.memory_bytes()
 
-    def pull(self, keys: U64, create: bool = True, *, clock: int | None = None) -> F32:
+    def pull(self, keys: U64, create: bool = True, *, clock: int | None = None, out: F32 | None = None) -> F32:
         """Rows [U, D]. Missing ones are created, or with create=False read as zeros and counted as misses.
+
+        out: where they go, [U, D]; by default a new array.
 
         clock: when rows that are created count as touched; by default at the step that comes next, so that every row
         that was made after a cut is touched after it. An exact table goes by its step alone.
         """
         keys = self._checked("keys", keys, np.uint64)
-        out = np.empty((len(keys), self.spec.dim), np.float32)
+        if out is None:
+            out = np.empty((len(keys), self.spec.dim), np.float32)
+        elif out.dtype != np.float32 or out.shape != (len(keys), self.spec.dim) or not out.flags.c_contiguous:
+            raise StoreError(
+                f"table {self.spec.name!r}: out must be float32 [{len(keys)}, {self.spec.dim}], contiguous"
+            )
         if self._exact:
             clock = self._exact_step()
         missing = self._rows.pull(keys, out, create, (self._step + 1 if clock is None else clock) & _U32)

@@ -34,7 +34,7 @@ class DivergedError(SparseFleetError):
 class Replica:
     def __init__(self, model: nn.Module, block: DenseBlock, lane: Lane, precision: str) -> None:
         self.model, self._lane = model, lane
-        self._rows = BatchRows(model, lane.pull, training=True)
+        self._rows = BatchRows(model, lane.pull, training=True, pull_all=lane.pull_all)
         self._dense = block.gradients_for(model)
         self._pass: BatchPass
         if isinstance(model, BringsPass):

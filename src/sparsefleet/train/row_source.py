@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from torch import nn
@@ -13,16 +14,23 @@ from sparsefleet.kernels.rows import counted_keys, select_slots, unique_keys
 from sparsefleet.nn.embedding import attach as attach_source
 from sparsefleet.nn.embedding import tables
 from sparsefleet.nn.lookup import Lookup, slot_places
-from sparsefleet.store.base import ParameterStore, Pending
+from sparsefleet.store.base import Each, ParameterStore, Pending
 
 Pull = Callable[[str, U64], Pending[F32]]
+PullAll = Callable[[Mapping[str, U64]], Pending[dict[str, F32]]]
+
+
+def _one_by_one(pull: Pull, asked: Mapping[str, U64]) -> Each[F32]:
+    return Each({table: pull(table, keys) for table, keys in asked.items()})
 
 
 class BatchRows:
     """A RowSource over any way to pull. One per copy of the model; not shared between threads."""
 
-    def __init__(self, model: nn.Module, pull: Pull, *, training: bool) -> None:
-        self._pull, self._training = pull, training
+    def __init__(self, model: nn.Module, pull: Pull, *, training: bool, pull_all: PullAll | None = None) -> None:
+        """pull_all: for all tables of a batch at once, in place of `pull`."""
+        self._pull_all: PullAll = pull_all or partial(_one_by_one, pull)
+        self._training = training
         # The slots of a table are those of all its embeddings: their keys are deduplicated and pulled together, so
         # that a batch asks for a row once and pushes one gradient for it.
         self._slots = {
@@ -33,8 +41,9 @@ class BatchRows:
         self._lookups: dict[str, Lookup] = {}
 
     def begin(self, batch: Batch) -> None:
-        """Look up all tables for this batch; pulls that cross a network run side by side."""
-        asked = []
+        """Look up all tables for this batch."""
+        asked: dict[str, U64] = {}
+        found = []
         for table, slots in self._slots.items():
             keys, offsets = batch.keys, batch.offsets
             if slots != batch.slots:
@@ -43,9 +52,11 @@ class BatchRows:
                 unique, inverse, counts = counted_keys(keys)
             else:
                 (unique, inverse), counts = unique_keys(keys), None
-            asked.append((table, slots, unique, inverse, counts, offsets, self._pull(table, unique)))
-        for table, slots, unique, inverse, counts, offsets, answer in asked:
-            self._lookups[table] = Lookup(unique, answer.wait(), inverse, offsets, slots, self._training, counts)
+            asked[table] = unique
+            found.append((table, slots, inverse, counts, offsets))
+        rows = self._pull_all(asked).wait()
+        for table, slots, inverse, counts, offsets in found:
+            self._lookups[table] = Lookup(asked[table], rows[table], inverse, offsets, slots, self._training, counts)
         self._batch = batch
 
     def lookup(self, table: str, batch: Batch) -> Lookup:

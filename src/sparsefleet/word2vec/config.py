@@ -9,6 +9,9 @@ from typing import Any
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.kernels.words import MAX_NEGATIVES, MAX_WINDOW
 
+BATCH_WORDS = 1000
+"""Words that a thread takes rows for at a time, where nobody says otherwise."""
+
 
 @dataclass(frozen=True)
 class Word2VecConfig:

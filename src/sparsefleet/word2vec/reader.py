@@ -32,13 +32,12 @@ from sparsefleet.data.passes import Pass, check_position
 from sparsefleet.data.split import parse_unit
 from sparsefleet.data.units import UnitPass, check_same_files, files_with_sizes, units_of
 from sparsefleet.kernels.words import Samples, WordParser
-from sparsefleet.word2vec.config import Word2VecConfig
+from sparsefleet.word2vec.config import BATCH_WORDS, Word2VecConfig
 from sparsefleet.word2vec.corpus import blocks, plan
 from sparsefleet.word2vec.vocabulary import Vocabulary
 
 WORD, NEGATIVE = "word", "negative"
 SLOTS = (WORD, NEGATIVE)
-BATCH_WORDS = 2000
 PIECES_PER_THREAD = 4
 _END = np.empty(0, np.uint8)
 

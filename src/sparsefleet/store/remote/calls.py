@@ -5,7 +5,7 @@ Legend: U keys of a call, D values a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sparsefleet.core.batch import F32, U64
@@ -14,7 +14,17 @@ from sparsefleet.core.keyed_rows import U32, KeyedRows
 from sparsefleet.store.base import Pending
 from sparsefleet.store.remote.callers import Joined, Message
 from sparsefleet.store.remote.connection import Connection
-from sparsefleet.store.remote.packing import NOTHING, Block, DenseItem, Item, RowItem, WantedBlocks, pack
+from sparsefleet.store.remote.packing import (
+    NOTHING,
+    Block,
+    DenseItem,
+    Item,
+    RowItem,
+    WantedBlocks,
+    floats_there,
+    joined_rows,
+    pack,
+)
 from sparsefleet.store.wire import Frame
 from sparsefleet.store.wire.coarse import ENCODINGS, EXACT
 from sparsefleet.store.wire.frames import Bytes
@@ -43,18 +53,20 @@ class Calls:
     def room(self, server: int, size: int) -> Bytes:
         return self.connection.callers.mine().room(server, size)
 
-    def pull(self, table: str, keys: U64, header: Mapping[str, Any]) -> Pending[F32]:
-        item = self.row_item(table, keys, None)
+    def pull(self, asked: Mapping[str, U64], header: Mapping[str, Any]) -> Pending[dict[str, F32]]:
+        """The rows of all these tables, in one message to each server that has some of them."""
+        items = [self.row_item(table, keys, None) for table, keys in asked.items()]
         messages: dict[int, Message] = {}
-        for server, count in enumerate(item.split.counts):
-            if count:
-                described, body = pack([item], server, self.room)
-                messages[server] = ({**header, "parts": described}, body, 4 * count * item.dim)
+        for server in range(self.servers):
+            floats = floats_there(items, server)
+            if floats:
+                described, body = pack(items, server, self.room)
+                messages[server] = ({**header, "parts": described}, body, 4 * floats)
 
-        def rows(frames: list[Frame]) -> F32:
-            return item.joined(dict(zip(messages, frames, strict=True)))
+        def rows(frames: list[Frame]) -> dict[str, F32]:
+            return joined_rows(items, dict(zip(messages, frames, strict=True)))
 
-        return self.send(f"pull from {table!r}", messages, rows)
+        return self.send(f"pull from {named(asked)}", messages, rows)
 
     def messages(
         self,
@@ -64,18 +76,18 @@ class Calls:
         steps: int = 0,
         answer_bytes: int = 0,
         wanted: WantedBlocks = NOTHING,
-        asked: RowItem | None = None,
+        asked: Sequence[RowItem] = (),
     ) -> dict[int, Message]:
         """A message to every server that changes what it holds. `asked`: rows to come with a push's answer."""
         self.has_sent = True
         also: dict[str, Any] = {}
-        if asked is not None:
-            items, also = [*items, asked], {"pulls": 1}
+        if asked:
+            items, also = [*items, *asked], {"pulls": len(asked)}
         messages: dict[int, Message] = {}
         for server in range(self.servers):
             described, body = pack(items, server, self.room)
             header = {"op": op, "parts": described, "steps": steps, **also, **self._coarse, **wanted.header(server)}
-            rows = 0 if asked is None else 4 * asked.split.counts[server] * asked.dim
+            rows = 4 * floats_there(asked, server)
             messages[server] = (header, body, answer_bytes + wanted.bytes_of(server) + rows)
         return messages
 
@@ -108,3 +120,7 @@ class Calls:
         if self.encoding is EXACT or not blocks:
             return WantedBlocks(blocks)
         return WantedBlocks(blocks, self.encoding, self.connection.callers.mine().memory)
+
+
+def named(tables: Iterable[str]) -> str:
+    return ", ".join(map(repr, tables))

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.keyed_rows import KeyedRows
-from sparsefleet.store.base import Pending
+from sparsefleet.store.base import OneOf, Pending
 from sparsefleet.store.geo import GeoAnswer, GeoStore
 from sparsefleet.store.remote.calls import Calls
 from sparsefleet.store.remote.packing import DenseItem, Item
@@ -31,7 +31,8 @@ class RemoteGeo(GeoStore):
         return [link.action("stats", {}) for link in self._calls.connection.links]
 
     def pull(self, table: str, keys: U64) -> Pending[F32]:
-        return self._calls.pull(table, keys, {"op": "pull", "create": True, "subscribe": True})
+        rows = self._calls.pull({table: keys}, {"op": "pull", "create": True, "subscribe": True})
+        return OneOf(rows, table)
 
     def exchange(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[GeoAnswer]:
         items = self._calls.step_items(sparse, dense)

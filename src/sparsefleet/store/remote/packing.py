@@ -88,14 +88,6 @@ class RowItem:
             raise StoreError(f"table {name!r}: counts must be uint32 of shape [{len(keys)}]; got {_came(counts)}")
         return RowItem(name, dim, keys, values, split_keys(keys, servers), counts)
 
-    def joined(self, frames: Mapping[int, Frame]) -> F32:
-        """The rows [U, D] of the servers' answers, each at its keys' places; a server with no keys may be left out."""
-        out = np.empty((len(self.keys), self.dim), np.float32)
-        for server, frame in frames.items():
-            count = self.split.counts[server]
-            out[self.split.places(server)] = floats_of(frame, count * self.dim).reshape(count, self.dim)
-        return out
-
 
 Item = RowItem | DenseItem
 
@@ -128,6 +120,27 @@ def floats_of(frame: Frame, count: int) -> F32:
     if frame.body.nbytes != 4 * count:
         raise StoreError(f"an answer of {count} floats was expected; {frame.body.nbytes} bytes came")
     return frame.body.view(np.float32)
+
+
+def floats_there(items: Sequence[RowItem], server: int) -> int:
+    """How many floats the rows of these keys have on one server."""
+    return sum(item.split.counts[server] * item.dim for item in items)
+
+
+def joined_rows(items: Sequence[RowItem], frames: Mapping[int, Frame]) -> dict[str, F32]:
+    """By table the rows [U, D] of the servers' answers, each at its key's place; servers with no keys may be left out.
+
+    An answer has the rows of one item behind those of the other.
+    """
+    out = {item.name: np.empty((len(item.keys), item.dim), np.float32) for item in items}
+    for server, frame in frames.items():
+        floats, done = floats_of(frame, floats_there(items, server)), 0
+        for item in items:
+            count = item.split.counts[server]
+            end = done + count * item.dim
+            out[item.name][item.split.places(server)] = floats[done:end].reshape(count, item.dim)
+            done = end
+    return out
 
 
 class Memory:

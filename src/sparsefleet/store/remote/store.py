@@ -16,16 +16,16 @@ from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.store.base import Layout, ParameterStore, Pending, RunFacts
+from sparsefleet.store.base import Layout, OneOf, ParameterStore, Pending, RunFacts
 from sparsefleet.store.remote import checkpoints
 from sparsefleet.store.remote.callers import Message
-from sparsefleet.store.remote.calls import Calls
+from sparsefleet.store.remote.calls import Calls, named
 from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.remote.connection import Connection
 from sparsefleet.store.remote.crew import LETTER_BYTES, RemoteCrew
 from sparsefleet.store.remote.geo import RemoteGeo
 from sparsefleet.store.remote.link import on_all
-from sparsefleet.store.remote.packing import Block, DenseItem, floats_of, pack
+from sparsefleet.store.remote.packing import Block, DenseItem, floats_of, floats_there, joined_rows, pack
 from sparsefleet.store.remote.rounds import RemoteRounds
 from sparsefleet.store.wire import Frame
 from sparsefleet.store.wire.arrays import read_arrays
@@ -110,7 +110,11 @@ class RemoteStore(ParameterStore):
     # --- moving parameters
 
     def pull(self, table: str, keys: U64, *, create: bool = True) -> Pending[F32]:
-        return self._calls.pull(table, keys, {"op": "pull", "create": create})
+        return OneOf(self._calls.pull({table: keys}, {"op": "pull", "create": create}), table)
+
+    def pull_all(self, asked: Mapping[str, U64]) -> Pending[dict[str, F32]]:
+        """One message per server."""
+        return self._calls.pull(asked, {"op": "pull", "create": True})
 
     def pull_dense(self, name: str, out: F32) -> Pending[None]:
         wanted = self._calls.wanted({name: out})
@@ -138,27 +142,26 @@ class RemoteStore(ParameterStore):
         self,
         sparse: Mapping[str, KeyedRows],
         dense: Mapping[str, F32] | None,
-        table: str,
-        keys: U64,
+        asked: Mapping[str, U64],
         *,
         steps: int = 0,
         fresh: Mapping[str, F32] | None = None,
-    ) -> Pending[F32]:
+    ) -> Pending[dict[str, F32]]:
         """One message per server."""
-        wanted, asked = self._calls.wanted(fresh), self._calls.row_item(table, keys, None)
-        items = self._calls.step_items(sparse, dense)
-        messages = self._calls.messages("push", items, steps=steps, wanted=wanted, asked=asked)
+        calls = self._calls
+        wanted, pulled = calls.wanted(fresh), [calls.row_item(table, keys, None) for table, keys in asked.items()]
+        items = calls.step_items(sparse, dense)
+        messages = calls.messages("push", items, steps=steps, wanted=wanted, asked=pulled)
 
-        def rows(frames: list[Frame]) -> F32:
-            cut = [4 * count * asked.dim for count in asked.split.counts]
-            ends = [frame.body.nbytes - size for frame, size in zip(frames, cut, strict=True)]
+        def rows(frames: list[Frame]) -> dict[str, F32]:
+            ends = [frame.body.nbytes - 4 * floats_there(pulled, server) for server, frame in enumerate(frames)]
             if min(ends) < 0:
-                raise StoreError(f"an answer to a push and a pull from {table!r} lacks its rows")
+                raise StoreError(f"an answer to a push and a pull from {named(asked)} lacks its rows")
             wanted.fill([Frame(frame.header, frame.body[:end]) for frame, end in zip(frames, ends, strict=True)])
             parts = [Frame(frame.header, frame.body[end:]) for frame, end in zip(frames, ends, strict=True)]
-            return asked.joined(dict(enumerate(parts)))
+            return joined_rows(pulled, dict(enumerate(parts)))
 
-        return self._calls.send(f"push of a step, and pull from {table!r}", messages, rows)
+        return calls.send(f"push of a step, and pull from {named(asked)}", messages, rows)
 
     # --- checkpoints
 
