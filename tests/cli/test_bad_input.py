@@ -346,7 +346,6 @@ OPTIONS = {
     "--clip-norm nan": "--clip-norm nan: give a number above 0",
     "--exact --optimizer ftrl": "--exact does not go with --optimizer ftrl: ftrl has an l2 of its own",
     "--exact --mode geo --servers 1 --workers 1": "--exact does not work in --mode geo: there every trainer moves",
-    "--clip-norm 5 --servers 1 --workers 1": "--clip-norm is for one process: with servers nobody sees all gradients",
     "--save-every 5": "--save-every needs --save FOLDER",
     "--save M --save-every 0": "every_steps=0 must be 1 or above",
     "--save M --keep 0": "keep=0 must be 1 or above",

@@ -113,6 +113,27 @@ def test_a_round_counts_once_when_its_answer_is_lost(fleet):
     assert (stores[0].pull("ads", KEYS).wait() == 8).all()
 
 
+@pytest.mark.parametrize("lost", ["1", "2", "3,4"])
+def test_a_clipped_round_counts_once_when_an_answer_is_lost(fleet, lost):
+    """The answer to a norm (odd numbers), and to the round that follows it."""
+    stores = lossy(fleet, lost).stores_of_all(2)
+    for store in stores:
+        store.create_table(SPEC)
+    rows = KeyedRows(KEYS, ONES)
+    together = np.linalg.norm(2 * ONES)
+
+    def train(store):
+        for _ in range(4):
+            factor = store.rounds.clip_factor({"ads": rows}, None, float(together / 4)).wait()
+            store.rounds.push({"ads": rows}, factor=factor).wait()
+
+    thread = threading.Thread(target=train, args=(stores[1],))
+    thread.start()
+    train(stores[0])
+    thread.join(timeout=20)
+    np.testing.assert_allclose(stores[0].pull("ads", KEYS).wait(), 4 * 2 / 4, rtol=1e-5)
+
+
 @pytest.mark.parametrize("numbers", ["3", "4,5"])
 def test_a_geo_exchange_counts_once_and_its_news_are_told_again(fleet, numbers):
     stores = lossy(fleet, numbers).stores_of_all(2)

@@ -105,6 +105,13 @@ def test_each_wrong_message_is_told_what_is_wrong(fleet, store):
             message({**push, "dense": "int8", "parts": [["dense", "net", 0, 6]]}, 6 * four),
             "6 numbers as int8 are 3 words; 6 came",
         ),
+        (message({"op": "norm", "seq": 1, "parts": []}), "clip_norm must be a number above 0; got None"),
+        (message({"op": "sync", "seq": 1, "parts": [], "held": 2.0}), "held must be a number from 0 to 1; got 2.0"),
+        (
+            message({"op": "sync", "seq": 1, "parts": [], "held": 0.5}),
+            "gradients that this server does not hold",
+        ),
+        (message({"op": "sync", "seq": 1, "parts": [["rows", "ads", 0, 0]], "held": 0.5}), "not both"),
         (message({**push, "dense": "int8", "fresh": ["net"], "parts": []}), "base must have a number for each"),
     ]:
         assert reason in raw.ask(bad)["error"], bad

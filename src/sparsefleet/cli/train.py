@@ -126,8 +126,8 @@ def train(
     clip_norm: Annotated[
         float | None,
         _training(
-            "Scale a step's gradients down to this norm, of all gradients of the mean loss together; 0: never. In one "
-            "process only."
+            "Scale a step's gradients down to this norm, of all gradients of the mean loss together; 0: never. In mode "
+            "sync a step is of all trainers, in half_async of a trainer's threads, else of one batch."
         ),
     ] = None,
     warmup_steps: Annotated[int, _training("Raise the learning rate from zero over this many steps.")] = 0,

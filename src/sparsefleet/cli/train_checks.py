@@ -102,11 +102,6 @@ def check_regularisation(
             "--exact does not work in --mode geo: there every trainer moves rows of its own, and no row is moved by "
             "all steps of the job; choose sync, half_async or async"
         )
-    if clip_norm and many:
-        raise ConfigError(
-            "--clip-norm is for one process: with servers nobody sees all gradients of a step, so nobody knows their "
-            "norm; --clip-norm 0 does without, also with a preset; or train without --servers"
-        )
 
 
 _OF_VALIDATION = ("watch", "patience", "min_delta", "plateau_factor", "plateau_patience")

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from sparsefleet.communicator.base import Communicator, CommunicatorConfig, Lane, Parameters, StepGradients
+from sparsefleet.communicator.clipping import clipped
 from sparsefleet.communicator.merging import merged
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import SparseFleetError, StoreError
@@ -68,6 +69,7 @@ class AsyncCommunicator(Communicator):
     def enqueue(self, lane: _MergingLane, gradients: StepGradients) -> None:
         """Wait for room in the queue, leave a copy there, then wait for the lane's own staleness bound."""
         config = self.config
+        gradients = clipped(gradients, config.clip_norm)
         copy = StepGradients(gradients.sparse, gradients.dense.copy())  # the dense array is the replica's own
         with self._changed:
             self._wait_for(lambda: len(self._queue) < config.send_queue_size)
@@ -182,7 +184,7 @@ class _SendingLane(_AsyncLane):
     def push(self, gradients: StepGradients) -> None:
         self.settle()
         with self._lock:
-            self._kept, self.outstanding = gradients, 1
+            self._kept, self.outstanding = clipped(gradients, self._owner.config.clip_norm), 1
         if not self._owner.parameters.tables:
             self.settle()  # no pull will do it before the next step
 

@@ -43,7 +43,7 @@ class CommunicatorConfig:
     """geo: trainers of the job; each sends its change divided by this."""
     clip_norm: float | None = None
     """A step's gradients, sparse and dense together, are scaled down to this norm where it is exceeded; None: never.
-    In one process only: `communicator/clipping.py`."""
+    `communicator/clipping.py` says which gradients that is in each mode."""
 
     def __post_init__(self) -> None:
         for name in ("max_merge", "send_queue_size", "dense_refresh", "k_steps", "trainers"):

@@ -2,37 +2,23 @@
 
 As `torch.nn.utils.clip_grad_norm_` on the gradients of the loss: a row's gradient counts as the sum over the batch.
 What weight decay adds within a rule is not part of the norm and not scaled: an optimizer's, not the loss's.
+
+Which gradients are one step's differs by mode. Sync: the sum over all trainers, whose norm only the servers can tell
+(`Rounds.clip_factor`). Half-async: what the threads of a trainer have merged. Async and geo: each batch's, before it is
+sent, merged with others, or applied to the trainer's own copy.
 """
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
-
 from sparsefleet.communicator.base import StepGradients
-from sparsefleet.core.batch import F32
-from sparsefleet.core.keyed_rows import KeyedRows
-from sparsefleet.kernels.float_mode import flushed
-
-SMALL = 1e-6
-"""Added to the norm before dividing, as torch does."""
+from sparsefleet.store.norms import clip_factor, scaled, scaled_rows, squares
 
 
 def clipped(step: StepGradients, max_norm: float | None) -> StepGradients:
     """The step, scaled down where the norm of all its gradients exceeds `max_norm`; None: as it is."""
     if max_norm is None:
         return step
-    with flushed():
-        norm = math.sqrt(_squares(step.dense) + sum(_squares(rows.rows) for rows in step.sparse.values()))
-        if norm + SMALL <= max_norm:
-            return step
-        factor = np.float32(max_norm / (norm + SMALL))
-        return StepGradients(
-            {name: KeyedRows(rows.keys, rows.rows * factor, rows.counts) for name, rows in step.sparse.items()},
-            step.dense * factor,
-        )
-
-
-def _squares(gradients: F32) -> float:
-    return float(np.square(gradients).sum(dtype=np.float64))
+    factor = clip_factor(squares([step.dense, *(rows.rows for rows in step.sparse.values())]), max_norm)
+    if factor == 1.0:
+        return step
+    return StepGradients(scaled_rows(step.sparse, factor), scaled(step.dense, factor))

@@ -29,6 +29,7 @@ from dataclasses import replace
 import numpy as np
 
 from sparsefleet.communicator.base import Communicator, Lane, Parameters, StepGradients
+from sparsefleet.communicator.clipping import clipped
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.kernels.float_mode import flushed
@@ -101,6 +102,7 @@ class GeoCommunicator(Communicator):
         return self._copies[table].pull(keys)
 
     def push(self, gradients: StepGradients) -> None:
+        gradients = clipped(gradients, self.config.clip_norm)
         for table, rows in gradients.sparse.items():
             self._copies[table].push(rows)
         if len(gradients.dense):

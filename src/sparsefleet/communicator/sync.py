@@ -7,7 +7,6 @@ samples leaves the rounds, and the others go on without it; epochs begin togethe
 from __future__ import annotations
 
 from sparsefleet.communicator.base import Lane, StepGradients
-from sparsefleet.communicator.clipping import clipped
 from sparsefleet.communicator.half_async import HalfAsyncCommunicator, RoundLane
 from sparsefleet.communicator.merging import summed
 from sparsefleet.communicator.thread_round import ThreadRound
@@ -25,10 +24,11 @@ class SyncCommunicator(HalfAsyncCommunicator):
         return [RoundLane(self.store, self._round, index) for index in range(lanes)]
 
     def _apply(self, parts: list[StepGradients]) -> None:
-        step = clipped(summed(parts), self.config.clip_norm)
-        parameters = self.parameters
-        handed_in = self.store.rounds.push(
-            step.sparse, parameters.dense_part(step.dense), steps=len(parts), fresh=parameters.fresh()
-        )
+        step, parameters, rounds = summed(parts), self.parameters, self.store.rounds
+        dense, factor = parameters.dense_part(step.dense), None
+        if self.config.clip_norm is not None:
+            with lapped("push", "waiting"):  # the answer comes when all trainers have asked
+                factor = rounds.clip_factor(step.sparse, dense, self.config.clip_norm).wait()
+        handed_in = rounds.push(step.sparse, dense, steps=len(parts), fresh=parameters.fresh(), factor=factor)
         with lapped("push", "waiting"):  # the answer comes when all trainers have handed in theirs
             handed_in.wait()

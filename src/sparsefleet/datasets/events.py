@@ -53,11 +53,11 @@ def events_schema() -> Schema:
             Slot("user"),
             Slot("age"),
             Slot("gender"),
-            Slot("item"),
+            Slot("item", hash_prefix="item="),
             Slot("category"),
             Slot("brand"),
             Slot("hour", column="time", derive="hour"),
-            Slot("history", split="|"),
+            Slot("history", hash_prefix="item=", split="|"),  # the same items
         ),
         label="click",
         more_labels=(Label("buy", where="click"),),
@@ -226,7 +226,7 @@ _COMMENTS = {
     "": "Events of users, made by `sparsefleet data synth --kind events`.",
     "group": "group AUC is measured within users",
     "buy": "defined only where click is 1",
-    "history": "past items of the user, such as i17|i4|i1203",
+    "history": "past items of the user, such as i17|i4|i1203; by hash_prefix they are those of the slot item",
     "log_price": "ln(1 + price) - 3",
 }
 

@@ -28,11 +28,6 @@ class FleetWorkplace(Workplace):
     def __init__(self, rule: UpdateRule, strategy: Resolved, role: Role) -> None:
         self.rule, self._strategy = rule, strategy
         self._single = role.kind == "single"
-        if strategy.clip_norm is not None and not self._single:
-            raise ConfigError(
-                f"clip_norm={strategy.clip_norm:g} is for one process: with servers nobody sees all gradients of a "
-                "step, so nobody knows their norm; leave it out, or train in one process (mode sync merges its threads)"
-            )
         self._store: ParameterStore | None = LocalStore() if self._single else None
         self._crew: Crew = CrewOfOne()
         self._last: Communicator | None = None

@@ -34,8 +34,9 @@ class DistributedStrategy:
     dense_refresh: int = 1
     k_steps: int = 2
     clip_norm: float | None = None
-    """In one process: a step's gradients (of the sum of a batch's losses), sparse and dense together, are scaled down
-    to this norm where it is exceeded."""
+    """A step's gradients (of the sum of a batch's losses), sparse and dense together, are scaled down to this norm
+    where it is exceeded. sync: those of all trainers together; half_async: of a trainer's threads, merged; async and
+    geo: of each batch."""
     timeout: float = 60.0
     """Seconds without a sign of life after which a server or trainer counts as lost."""
     connect_timeout: float = 120.0

@@ -66,7 +66,7 @@ class DenseTower(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         layers = self.linear_layers()
         parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
-        if not traced(x) and not getattr(_MANNER, "layer_by_layer", False) and all(map(_plain, parameters)):
+        if own_nodes(x) and all(map(_plain, parameters)):
             if x.shape[-1:] != (layers[0].in_features,):
                 raise ConfigError(
                     f"this DenseTower takes rows of {layers[0].in_features} values; the input is {list(x.shape)}"
@@ -172,6 +172,11 @@ def traced(x: torch.Tensor) -> bool:
     """Whether this call is to become a graph, for an exporter or a compiler."""
     tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return tracing or type(x) is not torch.Tensor or torch.compiler.is_compiling()
+
+
+def own_nodes(x: torch.Tensor) -> bool:
+    """Whether parts of a network may be autograd nodes of ours; else they are torch's operations, one by one."""
+    return not traced(x) and not getattr(_MANNER, "layer_by_layer", False)
 
 
 def _plain(parameter: torch.Tensor) -> bool:

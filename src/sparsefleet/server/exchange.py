@@ -6,6 +6,7 @@ What is wrong with a message goes back as its answer's `error`; the stream and t
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,11 +18,12 @@ import pyarrow.flight as flight
 
 from sparsefleet import optim
 from sparsefleet.core.batch import F32
-from sparsefleet.core.errors import SparseFleetError
+from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.server.gate import SLICE
 from sparsefleet.server.geo import AnswerPart
 from sparsefleet.server.holdings import Bound, BoundDense, BoundRows, apply_all
 from sparsefleet.server.ledger import GEO, PUSH, Account, Record, Step
+from sparsefleet.server.norms import held_parts
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.shards import HeldBlock
 from sparsefleet.store.wire import (
@@ -163,13 +165,38 @@ class Exchange:
 
     def _sync(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
-        bound, batches = self._bind(frame, with_values=True), _whole_number(frame, "steps", 0)
+        factor, batches, held = _factor(frame), _whole_number(frame, "steps", 0), self._account.held
+        if factor is None:
+            bound: Sequence[Bound] = self._bind(frame, with_values=True)
+        else:
+            bound = held_parts(self._account, number, factor)
         fresh = self._fresh(frame)
         done = self._state.rounds.contribute(self._account, number, bound, batches, self._on_wait)
+        if self._account.held is held:  # else another stream of this caller is at the next round
+            self._account.held = None
         self._applied("sync", number)
         self._note("sync", bound, start)
         header, body = self._values(frame, fresh, number)
         return {"round": done, **header}, body
+
+    def _norm(self, frame: Frame, number: int) -> Answer:
+        start = time.perf_counter()
+        bound, clip_norm, state = self._bind(frame, with_values=True), frame.header.get("clip_norm"), self._state
+        if not isinstance(clip_norm, int | float) or not 0 < clip_norm < math.inf:
+            raise WireError(f"clip_norm must be a number above 0; got {clip_norm!r}")
+
+        def on_wait(reason: str) -> None:
+            if state.rounds.waiting:  # nobody's round can be open before this norm is told
+                raise StoreError(
+                    f"worker {self._account.worker} clips gradients at norm {clip_norm:g}, and another trainer does "
+                    "not: give all of them the same clip_norm"
+                )
+            self._on_wait(reason)
+
+        squares = state.norms.squares(self._account, number, bound, float(clip_norm), on_wait)
+        self._applied("norm", number)
+        self._note("norm", bound, start)
+        return {"squares": squares}, EMPTY
 
     def _geo(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
@@ -363,6 +390,7 @@ OPERATIONS: dict[str, Operation] = {
     "pull": Exchange._pull,
     "push": Exchange._push,
     "sync": Exchange._sync,
+    "norm": Exchange._norm,
     "geo": Exchange._geo,
     "create_dense": Exchange._create_dense,
     "start_buffers": Exchange._start_buffers,
@@ -390,6 +418,18 @@ def _whole_number(frame: Frame, name: str, default: int | None = None) -> int:
     value = frame.header.get(name, default)
     if type(value) is not int or value < 0:
         raise WireError(f"{name} must be a whole number, 0 or above; got {value!r}")
+    return value
+
+
+def _factor(frame: Frame) -> float | None:
+    """What held gradients are multiplied by; None where a message brings its own."""
+    value = frame.header.get("held")
+    if value is None:
+        return None
+    if not isinstance(value, float) or not 0 <= value <= 1:
+        raise WireError(f"held must be a number from 0 to 1; got {value!r}")
+    if frame.header.get("parts"):
+        raise WireError("a round's gradients are either held from its norm or in the message, not both")
     return value
 
 

@@ -39,7 +39,10 @@ interest to the next checkpoints."""
 class Account:
     """What has been applied of one caller's steps. They come in order, perhaps more than once."""
 
-    __slots__ = ("batches", "caller", "incarnation", "key", "lock", "records", "round", "sequence", "worker")
+    __slots__ = (
+        "batches", "caller", "clip_norm", "held", "incarnation", "key", "lock", "records", "round", "sequence",
+        "squares", "worker",
+    )  # fmt: skip
 
     def __init__(self, worker: int, incarnation: str, caller: int) -> None:
         self.worker, self.incarnation, self.caller = worker, incarnation, caller
@@ -54,6 +57,12 @@ class Account:
         """Batches of the trainer that these steps are of."""
         self.round = 0
         """The last round that the caller had a part in."""
+        self.held: Sequence[Any] | None = None
+        """Its part of a round whose norm was asked for, until that is applied (`server/norms.py`)."""
+        self.squares = (0, 0.0)
+        """The message that asked for a norm last, and what it was told."""
+        self.clip_norm = 0.0
+        """What it wants the norm for: all trainers must want the same."""
 
     def wait_for_turn(self, on_wait: OnWait) -> None:
         """Take `lock`, and tell the client while that lasts."""

@@ -72,7 +72,7 @@ class Rounds:
         """
         worker = account.worker
         with self._sessions.changed:
-            if sequence <= account.sequence:
+            if self._made_before(account, sequence):
                 return account.round  # sent again after a lost answer
             # At once: while it waits for a round that is being applied, the others must not begin the next without it.
             self._sessions.come_back(worker)
@@ -85,7 +85,7 @@ class Rounds:
                 current = self._open
                 bell = current.bell if current.applying and worker not in current.contributions else None
         with self._sessions.changed:
-            if sequence <= account.sequence:
+            if self._made_before(account, sequence):
                 return account.round
             current = self._open
             mine = current.contributions.get(worker)
@@ -109,6 +109,9 @@ class Rounds:
         if current.error is not None:
             raise current.error
         return account.round
+
+    def _made_before(self, account: Account, sequence: int) -> bool:
+        return sequence <= account.sequence
 
     def _wait_for_the_end(self, current: Round, bell: threading.Event, patience: float, on_wait: OnWait) -> None:
         told = time.monotonic()

@@ -16,6 +16,7 @@ from sparsefleet.server.letters import Letters
 from sparsefleet.server.long_tasks import LongTasks
 from sparsefleet.server.meetings import Meetings
 from sparsefleet.server.meters import Meters
+from sparsefleet.server.norms import Norms
 from sparsefleet.server.rounds import Rounds
 from sparsefleet.server.server_cut import ServerCuts
 from sparsefleet.server.sessions import Sessions
@@ -32,7 +33,7 @@ class ServerState:
         self.ledger = Ledger(sessions.is_over, self._end_job, config.index)
         self.holdings = Holdings(config.index, self.ledger, config.start)
         self.cuts = ServerCuts(self.ledger, self.holdings, sessions.is_over, config.index)
-        self.rounds = Rounds(sessions, self.ledger)
+        self.rounds, self.norms = Rounds(sessions, self.ledger), Norms(sessions, self.ledger)
         self.geo = Geo()
         sessions.on_new_life.append(self.geo.forget)
         sessions.on_loss.append(self.geo.forget)
@@ -92,7 +93,7 @@ class ServerState:
             "queues": {
                 "under_way": self.meters.under_way,
                 "held_by_cut": self.ledger.gate.waiting,
-                "waiting_in_round": self.rounds.waiting,
+                "waiting_in_round": self.rounds.waiting + self.norms.waiting,
                 "mail_bytes": self.letters.held_bytes,
             },
             "geo_subscribed_keys": self.geo.stats(),

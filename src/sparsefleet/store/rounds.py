@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparsefleet.core.batch import F32
 from sparsefleet.core.keyed_rows import KeyedRows
+from sparsefleet.store.norms import clip_factor, scaled, scaled_rows, squares
 
 if TYPE_CHECKING:
     from sparsefleet.store.base import ParameterStore, Pending
@@ -22,10 +23,22 @@ class Rounds(ABC):
         *,
         steps: int = 0,
         fresh: Mapping[str, F32] | None = None,
+        factor: float | None = None,
     ) -> Pending[object]:
         """Hand in this trainer's part of the open round; the answer comes when the round is applied.
 
-        Arguments as in `ParameterStore.push_step`; `fresh` gets the values after the round.
+        Arguments as in `ParameterStore.push_step`; `fresh` gets the values after the round. `factor`: after a
+        `clip_factor` with the same gradients, by the same thread; the round is of so many times them.
+        """
+
+    @abstractmethod
+    def clip_factor(
+        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None, max_norm: float
+    ) -> Pending[float]:
+        """What makes the norm of the sum of all trainers' gradients `max_norm`, or 1 where it is less.
+
+        The answer comes when all have handed in theirs. All trainers ask before each round, or none; what is handed in
+        is kept for the `push` that follows.
         """
 
     @abstractmethod
@@ -50,8 +63,20 @@ class RoundsOfOne(Rounds):
         *,
         steps: int = 0,
         fresh: Mapping[str, F32] | None = None,
+        factor: float | None = None,
     ) -> Pending[object]:
+        if factor is not None:
+            sparse = scaled_rows(sparse, factor)
+            dense = {name: scaled(values, factor) for name, values in (dense or {}).items()}
         return self._store.push_step(sparse, dense, steps=steps, fresh=fresh)
+
+    def clip_factor(
+        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None, max_norm: float
+    ) -> Pending[float]:
+        from sparsefleet.store.base import Done  # it imports this file
+
+        total = squares([*(dense or {}).values(), *(rows.rows for rows in sparse.values())])
+        return Done(clip_factor(total, max_norm))
 
     def join(self) -> None: ...
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store.base import Pending
+from sparsefleet.store.norms import clip_factor
+from sparsefleet.store.remote.callers import Message
 from sparsefleet.store.remote.calls import Calls
 from sparsefleet.store.rounds import Rounds
 from sparsefleet.store.wire import Frame
@@ -24,6 +27,7 @@ class RemoteRounds(Rounds):
         *,
         steps: int = 0,
         fresh: Mapping[str, F32] | None = None,
+        factor: float | None = None,
     ) -> Pending[int]:
         """The answer is the round's number. Servers sum the parts in the order of the trainers; one part a trainer."""
         wanted = self._calls.wanted(fresh)
@@ -37,8 +41,23 @@ class RemoteRounds(Rounds):
             wanted.fill(frames)
             return int(rounds.pop() or 0)
 
-        items = self._calls.step_items(sparse, dense)
-        return self._calls.send("sync push", self._calls.messages("sync", items, steps=steps, wanted=wanted), number)
+        items = self._calls.step_items(sparse, dense) if factor is None else []
+        messages = self._calls.messages("sync", items, steps=steps, wanted=wanted)
+        if factor is not None:  # the servers hold the gradients since they were asked for their norm
+            messages = {
+                server: ({**header, "held": factor}, body, answer)
+                for server, (header, body, answer) in messages.items()
+            }
+        return self._calls.send("sync push", messages, number)
+
+    def clip_factor(
+        self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None, max_norm: float
+    ) -> Pending[float]:
+        def factor(frames: list[Frame]) -> float:
+            return clip_factor(math.fsum(float(frame.header["squares"]) for frame in frames), max_norm)
+
+        messages = self._calls.messages("norm", self._calls.step_items(sparse, dense))
+        return self._calls.send("norm of a sync push", _with(messages, clip_norm=max_norm), factor)
 
     def join(self) -> None:
         for link in self._calls.connection.links:
@@ -48,3 +67,8 @@ class RemoteRounds(Rounds):
         """When all have left, everybody is in again. Those who come back do so together: `join`, then a barrier."""
         for link in self._calls.connection.links:
             link.action("leave", {**self._calls.connection.identity, "for_good": False})
+
+
+def _with(messages: Mapping[int, Message], **more: float) -> dict[int, Message]:
+    """The messages with more in their headers."""
+    return {server: ({**header, **more}, body, answer) for server, (header, body, answer) in messages.items()}
