@@ -99,6 +99,8 @@ class _Up(Listening):
 
 
 class _RayJob(_Job):
+    _why_not_scale = "a job on Ray cannot change its number of servers while it runs yet: resume it with another one"
+
     def __init__(
         self,
         roles: Sequence[Role],
