@@ -165,11 +165,12 @@ std::tuple<std::size_t, std::uint64_t> table_scan(const RowTable& table, std::ui
 
 std::size_t table_scan_cut(RowTable& table, const Out<std::uint64_t, 1>& keys, const Out<float, 2>& values,
                            const Out<float, 2>& state, const Out<std::uint32_t, 1>& seen,
-                           const Out<std::uint32_t, 1>& touched, std::uint32_t clock) {
+                           const Out<std::uint32_t, 1>& touched, std::uint32_t clock,
+                           std::optional<std::uint32_t> since) {
     const std::size_t capacity = keys.shape(0);
     const RowArrays out = row_arrays(table, keys, values, state, seen, touched);
     const nb::gil_scoped_release release;
-    return table.scan_cut(capacity, out, clock);
+    return table.scan_cut(capacity, out, clock, since);
 }
 
 }  // namespace
@@ -217,7 +218,7 @@ void bind_table(nb::module_& m) {
         .def("begin_cut", &RowTable::begin_cut, nb::call_guard<nb::gil_scoped_release>())
         .def("scan_cut", &table_scan_cut, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
              nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert(),
-             "clock"_a)
+             "clock"_a, "since"_a = nb::none())
         .def("end_cut", &RowTable::end_cut, nb::call_guard<nb::gil_scoped_release>())
         .def("rows", &RowTable::rows)
         .def("memory_bytes", &RowTable::memory_bytes, nb::call_guard<nb::gil_scoped_release>())

@@ -1,5 +1,6 @@
 // A cut of a RowTable: all rows as of one moment, read while others change them (aside.h).
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
@@ -10,6 +11,13 @@ namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
 
 constexpr std::size_t kSliceBytes = 256 << 10;  // of rows read while a shard is locked
+
+// Compared by difference, as the clock goes round (core/table_rows.py).
+bool touched_after(const std::byte* row, std::uint32_t clock) {
+    std::uint32_t touched;
+    std::memcpy(&touched, row + RowLayout::kTouched, sizeof touched);
+    return touched != clock && touched - clock < std::uint32_t{1} << 31;
+}
 
 }  // namespace
 
@@ -27,7 +35,8 @@ std::size_t RowTable::begin_cut() {
     return rows;
 }
 
-std::size_t RowTable::scan_cut(std::size_t capacity, const RowArrays& out, std::uint32_t clock) {
+std::size_t RowTable::scan_cut(std::size_t capacity, const RowArrays& out, std::uint32_t clock,
+                               std::optional<std::uint32_t> since) {
     const std::lock_guard<std::mutex> cutting(cut_mutex_);
     if (!cut_open_) throw std::invalid_argument("there is no open cut of this table");
     if (idle_ != nullptr) expect_noted_steps(clock);
@@ -44,7 +53,8 @@ std::size_t RowTable::scan_cut(std::size_t capacity, const RowArrays& out, std::
             const std::size_t most = std::min(slice, capacity - copied);
             const std::uint32_t count =
                 shard.aside.look(shard, static_cast<std::uint32_t>(most), layout_.row_bytes, rows);
-            for (std::uint32_t i = 0; i < count; ++i) copy_out(rows[i], out, copied++, clock);
+            for (std::uint32_t i = 0; i < count; ++i)
+                if (!since || touched_after(rows[i], *since)) copy_out(rows[i], out, copied++, clock);
             shard.aside.pass(count);
         }
         const std::unique_lock<std::shared_mutex> lock(shard.mutex);

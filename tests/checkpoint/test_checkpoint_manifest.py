@@ -193,6 +193,12 @@ def put(*way: Any) -> bytes:
     return changed(change)
 
 
+def delta(**base: Any) -> bytes:
+    """The golden manifest as one of a delta, with some of `base` replaced."""
+    good = {"name": "step-00001000", "checksum": "crc32:00000000", "rows": {"T": 1}}
+    return changed(lambda document: document.update(version=4, base={**good, **base}))
+
+
 HOSTILE = {
     "list": (b"[]", "must be a JSON object, not a list"),
     "empty": (b"", "not a JSON document"),
@@ -206,7 +212,13 @@ HOSTILE = {
     "huge": (b" " * ((64 << 20) + 1), "67108865 bytes; a manifest has at most 67108864"),
     "other format": (put("format", "onnx"), "format is 'onnx', not 'sparsefleet-checkpoint'"),
     "no format": (changed(lambda d: d.pop("format")), "field 'format' is missing"),
-    "newer": (put("version", 4), "checkpoint version 4; this release reads versions 1 to 3"),
+    "newer": (put("version", 5), "checkpoint version 5; this release reads versions 1 to 4"),
+    "delta": (put("version", 4), "field 'base' is missing"),
+    "base of a whole one": (put("base", None), "unknown fields 'base'"),
+    "base elsewhere": (delta(name="../T"), "base: field 'name' is '../T': it names files"),
+    "base without a checksum": (delta(checksum="1"), "base: field 'checksum' is '1'"),
+    "base of other tables": (delta(rows={}), "base.rows must count the rows of the tables T; it has none"),
+    "base of no rows": (delta(rows={"T": -1}), "base: rows: field 'T' is -1; allowed are 0 to"),
     "version 1.0": (put("version", 1.0), "checkpoint version 1.0; this release reads"),
     "fields of a newer version": (put("version", 1), "unknown fields 'shard'"),
     "inputs of no kind": (put("inputs", {"format": "pipe"}), "inputs: field 'pipe_command' is missing"),

@@ -74,9 +74,9 @@ def test_a_newer_version_is_refused_with_what_to_do(tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(DATA / "checkpoint", copy)
     manifest = json.loads((copy / "manifest.json").read_text())
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 4}))
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "version": 5}))
     with pytest.raises(
-        CheckpointError, match=r"version 4; this release reads versions 1 to 3: load it with the release"
+        CheckpointError, match=r"version 5; this release reads versions 1 to 4: load it with the release"
     ):
         Checkpoint.open(copy)
 

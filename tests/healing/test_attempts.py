@@ -201,3 +201,110 @@ def test_a_trainer_killed_between_two_stops_has_come_to_its_end() -> None:
         second.action("note_stopped", {"worker": 0})
         assert second.action("look", {})["stopped"] == [0]
         assert servers.servers[1].state.sessions.finished()
+
+
+def test_a_trainer_follows_its_job_to_other_servers(tmp_path: Path) -> None:
+    """Server 0 stays, and knows the others of its attempt."""
+    cut = str(tmp_path / "cut")
+    with cluster(2, attempt=1) as servers:
+        old = servers.store(attempt=1)
+        old.create_table(SPEC)
+        push(old)
+        old.save(cut, RunFacts(step=1))
+        with cluster(2, first=1, attempt=2, cut=cut) as more:
+            listed = [servers.endpoints[0], *more.endpoints]
+            told = {"attempt": 2, "cut": cut, "stopped": [], "why": "more servers", "servers": listed}
+            old.connection.links[0].action("begin_attempt", told)
+            new = servers.store(attempt=2)  # with the addresses that it was started with
+            assert new.config.endpoints == tuple(listed)
+            assert new.servers == 3
+            new.create_table(SPEC)
+            assert set(new.pull("t", KEYS).wait().reshape(-1)) == {1.0}
+            push(new)
+            assert set(new.pull("t", KEYS).wait().reshape(-1)) == {2.0}
+            assert sum(table.rows for server in more.servers for table in server.state.holdings.tables()) > 0
+
+
+def test_a_job_without_restarts_refuses_another_number_of_servers() -> None:
+    with cluster(1) as servers:
+        link = servers.store().connection.links[0]
+        with pytest.raises(StoreError, match="it was started without --restarts, so nobody takes cuts of it"):
+            link.action("scale", {"servers": 2})
+    with cluster(1, attempt=1) as servers:
+        store = servers.store(attempt=1)
+        link = store.connection.links[0]
+        for count, why in ((0, "servers=0 must be 1 to"), (1, "the job has 1 servers already")):
+            with pytest.raises(StoreError, match=why):
+                link.action("scale", {"servers": count})
+        ticket = link.action("scale", {"servers": 2})["ticket"]
+        with pytest.raises(StoreError, match="is about to go on with 2 servers: wait for that"):
+            link.action("scale", {"servers": 3})
+        wait_until(lambda: store.connection.heartbeats.cut_wanted == ticket, 20, "the wish for a cut")
+        link.action("scale_step", {"ticket": "another", "cut": "x"})
+        assert link.action("look", {})["scale"]["cut"] is None
+        link.action("scale_step", {"ticket": ticket, "error": "the disk is full"})
+        assert link.action("look", {})["scale"]["error"] == "the disk is full"
+        wait_until(lambda: store.connection.heartbeats.cut_wanted is None, 20, "no more wish for a cut")
+        link.action("scale", {"servers": 3})
+
+
+def test_the_launcher_passes_over_a_cut_that_a_server_cannot_read(tmp_path: Path) -> None:
+    folder = tmp_path / "cuts" / "attempt-0001"
+    folder.mkdir(parents=True)
+    with cluster(1, attempt=1) as servers:
+        attempts = Attempts(servers.endpoints, {}, RestartPolicy(3), tmp_path / "cuts")
+        attempts.start()
+        try:
+            store = servers.store(attempt=1)
+            store.create_table(SPEC)
+            for step in (1, 2):
+                push(store)
+                store.save(str(folder / f"step-0000000{step}"), RunFacts(step=step))
+            (file,) = (folder / "step-00000002" / "sparse" / "t").iterdir()
+            data = bytearray(file.read_bytes())
+            data[len(data) // 3] ^= 0xFF
+            file.write_bytes(data)
+            attempts.begin("a loss", [], [])
+            assert attempts.cut == str(folder / "step-00000002"), "its size is right"
+            with pytest.raises(Rejoin, match="cannot be read"):
+                servers.store(attempt=2).create_table(SPEC)
+            wait_until(attempts.wanted, 20, "the wish for another attempt")
+            why = str(attempts.wanted())
+            assert why.startswith(f"the cut {attempts.cut} cannot be read (")
+            attempts.begin(why, [], [])
+            assert attempts.cut == str(folder / "step-00000001")
+            assert attempts.wanted() is None
+            last = servers.store(attempt=3)
+            last.create_table(SPEC)
+            assert set(last.pull("t", KEYS).wait().reshape(-1)) == {1.0}
+        finally:
+            attempts.close()
+
+
+def test_the_launcher_goes_on_with_other_servers(tmp_path: Path) -> None:
+    with cluster(2, attempt=1) as servers:
+        attempts = Attempts(servers.endpoints, {}, RestartPolicy(3), tmp_path / "cuts")
+        attempts.start()
+        try:
+            store = servers.store(attempt=1)
+            store.create_table(SPEC)
+            ticket = store.connection.links[0].action("scale", {"servers": 3})["ticket"]
+            assert attempts.look_now()
+            assert attempts.scale_wanted() is None, "there is no cut yet"
+            store.connection.links[0].action("scale_step", {"ticket": ticket, "cut": "a cut"})
+            wait_until(attempts.scale_wanted, 20, "the cut")
+            assert attempts.scale_wanted() == (3, ticket)
+            with cluster(2, first=1, attempt=2) as more:
+                attempts.begin("another number of servers", [], [], [servers.endpoints[0], *more.endpoints])
+                wider = servers.store(attempt=2)
+                assert wider.servers == 3
+                attempts.begin("fewer", [], [], servers.endpoints[:1])
+                narrow = servers.store(attempt=3)
+                assert narrow.servers == 1
+                narrow.create_table(SPEC)
+                push(narrow)
+                wait_until(lambda: attempts.healed() is not None, 20, "a step of the new attempt")
+                attempts.begin("more again", [], [], [servers.endpoints[0], more.endpoints[0]])
+                assert servers.store(attempt=4).servers == 2
+        finally:
+            attempts.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -89,6 +90,22 @@ def test_too_many_losses_end_the_job_with_their_causes(tmp_path: Path) -> None:
     assert "2 losses within" in error
     assert error.index("worker 1 ended (killed by SIGKILL)") < error.index("server 0 ended (killed by SIGKILL)")
     assert "Go on with: --resume" in error
+
+
+@pytest.mark.slow
+def test_a_trainer_that_dies_at_the_same_sample_each_time_is_told_with_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIE_AT", "155")
+    job = Job(tmp_path, "async", restarts=4)
+    assert job.run().exit_code == 128 + KILL, job.logs()
+    (told,) = [line for line in job.view.said if "killed 3 times after the same cut" in line]
+    assert told.startswith("worker 0 was killed 3 times after the same cut: perhaps by one of the next samples.")
+    place = re.search(r"It reads on (\S+) from line (\d+) on", told)
+    assert place is not None, told
+    assert place[1] == str(tmp_path / "data" / "part-0")
+    assert int(place[2]) <= 156, "the sample stands in the line after"
+    assert any(line.startswith("giving up: 5 losses within") for line in job.view.said)
 
 
 @pytest.mark.slow

@@ -256,8 +256,10 @@ def in_threads(works: Sequence[Callable[[], object]], limit: float = LIMIT) -> N
 
 
 @contextlib.contextmanager
-def cluster(servers: int, **settings: Any) -> Iterator[Cluster]:
-    made = Cluster([ParameterServer(ServerConfig(index=index, timeout=20.0, **settings)) for index in range(servers)])
+def cluster(servers: int, first: int = 0, **settings: Any) -> Iterator[Cluster]:
+    """first: the number of the first of them, where others have the numbers before it."""
+    settings = {"timeout": 20.0, **settings}
+    made = Cluster([ParameterServer(ServerConfig(index=first + index, **settings)) for index in range(servers)])
     try:
         yield made
     finally:

@@ -217,3 +217,40 @@ def test_threads_hammer_the_table_while_cuts_are_read():
     run_threads([reader, *[lambda t=t: pusher(t) for t in range(threads)]])
     assert sum(beside) > 0, "no push was made beside a cut: nothing was tried"
     assert (pulled(table, keys) == sum(pushes)).all()
+
+
+FEW = st.lists(st.integers(0, 30), unique=True, max_size=10)
+
+
+@BOTH
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(FEW, FEW), max_size=6), st.integers(1, 7), st.integers(0, 6))
+def test_a_cut_gives_only_what_was_touched_since(kernels, steps, size, since):
+    """Whatever is changed while it is read."""
+    table = make(kernels, 2, SGD)
+    for clock, (pushed, seen) in enumerate(((u64(one), u64(other)) for one, other in steps), 1):
+        table.push(pushed, np.ones((len(pushed), 2), np.float32), SGD, 0.1, hyper(SGD), clock, clock=clock)
+        table.pull(seen, np.empty((len(seen), 2), np.float32), True, clock + 1)
+    expected = {key: row for key, row in all_rows(table).items() if row[3] > since}
+    table.begin_cut()
+    found = {}
+    while True:
+        keys, values, state, seen, touched, _ = table.scan_cut(size, 0, since)
+        if not len(keys):
+            break
+        for i, key in enumerate(keys.tolist()):
+            assert key not in found
+            found[key] = (values[i].tobytes(), state[i].tobytes(), int(seen[i]), int(touched[i]))
+        table.push(u64(range(50)), np.ones((50, 2), np.float32), SGD, 0.1, hyper(SGD), 99, clock=99)
+    table.end_cut()
+    assert found == expected
+
+
+@BOTH
+def test_clocks_go_round(kernels):
+    table = make(kernels, 2, SGD)
+    for key, clock in enumerate((2**32 - 3, 2**32 - 1, 1)):
+        table.push(u64([key]), np.ones((1, 2), np.float32), SGD, 0.1, hyper(SGD), 1, clock=clock)
+    table.begin_cut()
+    assert sorted(table.scan_cut(10, 0, 2**32 - 2).keys.tolist()) == [1, 2]
+    assert len(table.scan_cut(10, 0, 2**32 - 2).keys) == 0

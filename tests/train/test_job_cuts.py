@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from sparsefleet.checkpoint import Chain, Manifest
 from sparsefleet.store.base import RunFacts
 from sparsefleet.train import job_cuts
-from sparsefleet.train.job_cuts import JobCuts
+from sparsefleet.train.job_cuts import LEAST_SECONDS, MOST_SECONDS, RECENT, Distance, JobCuts
+
+WRITTEN = Manifest(step=7)
 
 
 class Clock:
@@ -24,16 +27,40 @@ class Writes:
 
     def __init__(self) -> None:
         self.paths: list[str] = []
-        self.end: Callable[[Exception | None], None] = lambda error: None
+        self.end: Callable[[Manifest | Exception], None] = lambda outcome: None
 
-    def aside(self, path_of: Any, keep: int, ended: Callable[[Exception | None], None], *, wait: bool) -> None:
+    def aside(
+        self,
+        path_of: Any,
+        keep: int,
+        ended: Callable[[Manifest | Exception], None],
+        *,
+        chain: Chain,
+        wait: bool,
+    ) -> None:
         self.paths.append(path_of(RunFacts(step=7)))
         self.end = ended
 
 
-def test_the_distance_follows_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+class Attempt:
+    """In place of a trainer's `Healing`."""
+
+    def __init__(self, folder: str, cut_every: float | None) -> None:
+        self.folder, self.cut_every, self.chain = folder, cut_every, Chain()
+        self.cut_wanted: str | None = None
+        self.told: list[tuple[str, str | None, str | None]] = []
+
+    def cut_taken(self, ticket: str, cut: str | None, error: str | None) -> None:
+        self.told.append((ticket, cut, error))
+
+
+def cuts_of(writes: Writes, attempt: Attempt) -> JobCuts:
+    return JobCuts(writes, attempt)  # type: ignore[arg-type]
+
+
+def test_the_distance_follows_the_cost(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     clock, writes = Clock(monkeypatch), Writes()
-    cuts = JobCuts(writes, "cuts/attempt-0001", None)  # type: ignore[arg-type]
+    cuts = cuts_of(writes, Attempt("cuts/attempt-0001", None))
     assert not cuts.due()
     clock.now += 10
     assert cuts.due()
@@ -41,18 +68,40 @@ def test_the_distance_follows_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert writes.paths[0].endswith("cuts/attempt-0001/step-00000007")
     clock.now += 2  # so long it is written
     assert not cuts.due(), "one at a time"
-    writes.end(None)
+    with caplog.at_level(logging.INFO, "sparsefleet.train"):
+        writes.end(WRITTEN)
+    assert "a whole cut at step 7: 0 rows, 0.0 MB in 2.00 s; the next in 200 s" in caplog.text
     clock.now += 199
     assert not cuts.due()
     clock.now += 2
     assert cuts.due(), "a hundred times what the last one took"
 
 
+def test_cuts_take_a_hundredth_of_the_time_within_bounds() -> None:
+    distance = Distance(None)
+    assert distance.seconds == LEAST_SECONDS
+    distance.took(0.01)
+    assert distance.seconds == LEAST_SECONDS
+    distance = Distance(None)
+    distance.took(2.0)  # a whole one
+    assert distance.seconds == pytest.approx(200)
+    for _ in range(RECENT - 1):
+        distance.took(0.4)  # deltas upon it
+    assert distance.seconds == pytest.approx(100 * (2.0 + 0.4 * (RECENT - 1)) / RECENT)
+    distance.took(0.4)
+    assert distance.seconds == pytest.approx(40), "the whole one is long ago"
+    distance.took(10_000.0)
+    assert distance.seconds == MOST_SECONDS
+    given = Distance(7.0)
+    given.took(100.0)
+    assert given.seconds == 7.0
+
+
 def test_one_that_fails_is_told_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, writes = Clock(monkeypatch), Writes()
-    cuts = JobCuts(writes, "cuts", 5.0)  # type: ignore[arg-type]
+    cuts = cuts_of(writes, Attempt("cuts", 5.0))
     clock.now += 5
     cuts.take()
     with caplog.at_level(logging.WARNING, "sparsefleet.train"):
@@ -62,5 +111,23 @@ def test_one_that_fails_is_told_and_tried_again(
         clock.now += 5
         assert cuts.due()
         cuts.take()
-        writes.end(None)
+        writes.end(WRITTEN)
         assert "cuts are written again" in caplog.text
+
+
+def test_one_that_is_asked_for_is_taken_at_once_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    writes, attempt = Writes(), Attempt("cuts", 1000.0)
+    cuts = cuts_of(writes, attempt)
+    for number, outcome in enumerate((WRITTEN, OSError("no space left on device"))):
+        assert not cuts.due()
+        attempt.cut_wanted = f"ticket {number}"
+        assert cuts.due()
+        cuts.take()
+        assert attempt.told[number:] == []
+        writes.end(outcome)
+        assert not cuts.due(), "servers may ask for a moment longer"
+    assert attempt.told[0][0] == "ticket 0"
+    assert str(attempt.told[0][1]).endswith("cuts/step-00000007")
+    assert attempt.told[0][2] is None
+    assert attempt.told[1][2] == "no cut could be written: no space left on device"

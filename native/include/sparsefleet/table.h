@@ -30,6 +30,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "sparsefleet/chunks.h"
 #include "sparsefleet/idle.h"
@@ -109,8 +110,11 @@ class RowTable {
     // while begin_cut runs. One cut at a time; begin_cut throws std::invalid_argument if one is open. Returns
     // how many rows it has.
     std::size_t begin_cut();
-    // Copies up to `capacity` of the cut's rows that were not read yet; 0 copied: the end.
-    std::size_t scan_cut(std::size_t capacity, const RowArrays& out, std::uint32_t clock);
+    // Copies up to `capacity` of the cut's rows that were not read yet; 0 copied: the end. since: only rows
+    // whose `touched` is later, by the table's own word and not by what a copy is caught up to; the others
+    // count as read.
+    std::size_t scan_cut(std::size_t capacity, const RowArrays& out, std::uint32_t clock,
+                         std::optional<std::uint32_t> since = std::nullopt);
     void end_cut();  // lets go of what is aside; nothing if no cut is open
 
     std::size_t rows() const;

@@ -5,10 +5,11 @@ Reading: `Checkpoint.open`. A run's folder: `step_path`, `point_latest`, `latest
 Looking: `show`, `diff`.
 """
 
+from sparsefleet.checkpoint.chain import Chain, ChainPolicy
 from sparsefleet.checkpoint.compare import diff, show
 from sparsefleet.checkpoint.dense import DensePiece, named, write_buffers, write_dense
 from sparsefleet.checkpoint.draft import CheckpointDraft, abort, begin, commit
-from sparsefleet.checkpoint.manifest import BlockInfo, FileEntry, Layout, Manifest, Partition, TableInfo
+from sparsefleet.checkpoint.manifest import Base, BlockInfo, FileEntry, Layout, Manifest, Partition, TableInfo
 from sparsefleet.checkpoint.parse import file_entry
 from sparsefleet.checkpoint.reader import Checkpoint
 from sparsefleet.checkpoint.retention import (
@@ -16,6 +17,7 @@ from sparsefleet.checkpoint.retention import (
     best_step,
     chosen,
     latest,
+    loadable,
     point_latest,
     prune,
     same_place,
@@ -27,7 +29,10 @@ from sparsefleet.checkpoint.storage import AnyPath, Location, locate
 
 __all__ = [
     "AnyPath",
+    "Base",
     "BlockInfo",
+    "Chain",
+    "ChainPolicy",
     "Checkpoint",
     "CheckpointDraft",
     "DensePiece",
@@ -46,6 +51,7 @@ __all__ = [
     "diff",
     "file_entry",
     "latest",
+    "loadable",
     "locate",
     "named",
     "point_latest",

@@ -28,6 +28,7 @@ def show(path: AnyPath) -> dict[str, Any]:
         "created": manifest.created,
         "sparsefleet": manifest.sparsefleet,
         "bytes": sum(entry.bytes for entry in manifest.files),
+        "base": None if manifest.base is None else manifest.base.name,
         "tables": [
             {
                 "name": table.name,

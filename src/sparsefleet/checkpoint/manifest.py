@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 FORMAT = "sparsefleet-checkpoint"
 VERSION = 3
+DELTA_VERSION = 4
+"""Of a checkpoint that is a delta: who knows whole ones only must refuse it. Whole ones are of `VERSION`."""
+MAX_DELTAS = 64
+"""Deltas that a reader follows down to a whole checkpoint."""
 OLDEST = 1
 """Versions from here on are read. Version 1 had no `touched` of rows, no `shard` of files and no `partition`; neither
 1 nor 2 had `inputs`.
@@ -147,6 +151,18 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """Of a delta: the checkpoint beside it that has the rows which this one has not."""
+
+    name: str
+    """Of its directory, in the same folder."""
+    checksum: str
+    """Of its manifest.json, so that no other can take its place unnoticed."""
+    rows: Mapping[str, int]
+    """By table, how many rows there are in all, those of the base that stand included."""
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     step: int
     tables: tuple[TableInfo, ...] = ()
@@ -160,6 +176,8 @@ class Manifest:
     extra: Mapping[str, Any] = field(default_factory=dict)
     partition: Partition | None = None
     """None where one process wrote all, or where nothing is known of it."""
+    base: Base | None = None
+    """What this checkpoint is a delta of; None: it is whole. Deltas are of `DELTA_VERSION`."""
     version: int = VERSION
     created: str = field(default_factory=now)
     sparsefleet: str = sparsefleet.__version__
@@ -197,6 +215,7 @@ class Manifest:
             "positions": self.positions,
             "extra": self.extra,
             "partition": asdict(self.partition) if self.partition else None,
+            **({"base": asdict(self.base)} if self.base else {}),
         }
 
     def to_json(self) -> bytes:

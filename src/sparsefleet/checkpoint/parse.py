@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparsefleet.checkpoint.manifest import (
+    DELTA_VERSION,
     FILE_NAME,
     FORMAT,
     MAX_BYTES,
     OLDEST,
     VERSION,
+    Base,
     BlockInfo,
     FileEntry,
     Layout,
@@ -45,9 +47,9 @@ def manifest(data: bytes, where: str) -> Manifest:
     if found != FORMAT:
         raise CheckpointError(f"{where}: format is {short(found)}, not {FORMAT!r}: no checkpoint of ours")
     version = fields.take("version")
-    if version not in range(OLDEST, VERSION + 1) or not isinstance(version, int) or isinstance(version, bool):
+    if version not in range(OLDEST, DELTA_VERSION + 1) or not isinstance(version, int) or isinstance(version, bool):
         raise CheckpointError(
-            f"{where}: checkpoint version {short(version)}; this release reads versions {OLDEST} to {VERSION}: "
+            f"{where}: checkpoint version {short(version)}; this release reads versions {OLDEST} to {DELTA_VERSION}: "
             "load it with the release that wrote it, or a newer one"
         )
     schema = fields.take("schema")
@@ -64,6 +66,7 @@ def manifest(data: bytes, where: str) -> Manifest:
         positions=fields.mapping("positions"),
         extra=fields.mapping("extra"),
         partition=_partition(fields) if version > 1 else None,
+        base=_base(fields) if version == DELTA_VERSION else None,
         version=version,
         created=fields.created("created"),
         sparsefleet=fields.text("sparsefleet"),
@@ -110,6 +113,18 @@ def _partition(fields: _Fields) -> Partition | None:
     partition = Partition(name=inner.text("name"), servers=inner.integer("servers", 1, MAX_SHARDS))
     inner.end()
     return partition
+
+
+def _base(fields: _Fields) -> Base:
+    inner = fields.child("base")
+    rows = inner.child("rows")
+    base = Base(
+        name=inner.name("name"),
+        checksum=inner.checksum("checksum"),
+        rows={table: rows.integer(table) for table in inner.mapping("rows")},
+    )
+    inner.end()
+    return base
 
 
 def file_problem(path: str) -> str | None:
@@ -207,6 +222,11 @@ def _check_together(manifest: Manifest, where: str) -> None:
             pieces[str(entry.of)].append(entry)
     for block in manifest.blocks:
         _check_cover(block, pieces[block.name], where)
+    if manifest.base is not None and manifest.base.rows.keys() != tables:
+        raise CheckpointError(
+            f"{where}: base.rows must count the rows of the tables {', '.join(sorted(tables)) or '(none)'}; "
+            f"it has {', '.join(sorted(manifest.base.rows)) or 'none'}"
+        )
     if manifest.partition is not None:
         for table in manifest.tables:
             _check_shards(table.name, manifest.files_of("sparse", table.name), manifest.partition.servers, where)

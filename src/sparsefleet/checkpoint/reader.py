@@ -1,20 +1,36 @@
-"""Checkpoint: an opened checkpoint. Its manifest has been checked, its files are there in their full size."""
+"""Checkpoint: an opened checkpoint. Its manifest has been checked, its files are there in their full size.
+
+One that is a delta has those before it opened too, down to a whole one. Whoever asks for its rows gets each once, as
+if it were whole.
+"""
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from sparsefleet.checkpoint import dense, parse, sparse
-from sparsefleet.checkpoint.checksum import checksum_of
+from sparsefleet.checkpoint.checksum import checksum_of, text_of
 from sparsefleet.checkpoint.dense import AnyArray, DensePiece
 from sparsefleet.checkpoint.draft import replaced
-from sparsefleet.checkpoint.manifest import FILE_NAME, MAX_BYTES, BlockInfo, FileEntry, Manifest, TableInfo
+from sparsefleet.checkpoint.manifest import (
+    FILE_NAME,
+    MAX_BYTES,
+    MAX_DELTAS,
+    BlockInfo,
+    FileEntry,
+    Manifest,
+    TableInfo,
+)
 from sparsefleet.checkpoint.storage import AnyPath, Location, locate
 from sparsefleet.checkpoint.storage.base import reading
-from sparsefleet.core.batch import F32
+from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import CheckpointError
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.optim.values_only import ELSEWHERE, ValuesOnly
@@ -33,16 +49,20 @@ RESUME = f"Resume with that optimizer (--optimizer); or {VALUES_ONLY}"
 class Checkpoint:
     location: Location
     manifest: Manifest
+    base: Checkpoint | None = None
+    """What this one is a delta of."""
 
     @staticmethod
-    def open(path: AnyPath) -> Checkpoint:
-        """Check the manifest, and that every file is there in full size. Contents are checked when read."""
-        location = locate(path)
-        location = replaced(location) or location
-        manifest = parse.manifest(_manifest_bytes(location), str(location / FILE_NAME))
-        for entry in manifest.files:
-            _check_size(location, entry)
-        return Checkpoint(location, manifest)
+    def open(path: AnyPath, opened: Opened | None = None) -> Checkpoint:
+        """Check the manifest, and that every file is there in full size. Contents are checked when read.
+
+        opened: those of the same folder that were opened just now, by their place; this one is added.
+        """
+        return _open(locate(path), {} if opened is None else opened)[0]
+
+    def layers(self) -> list[Checkpoint]:
+        """The last whole checkpoint and the deltas upon it, up to this one: a row is as the last that has it says."""
+        return [self] if self.base is None else [*self.base.layers(), self]
 
     def verify(self) -> None:
         """Read every byte, compare every checksum, row count and shape. Raises at the first difference."""
@@ -50,7 +70,9 @@ class Checkpoint:
             raise problem
 
     def problems(self) -> Iterator[CheckpointError]:
-        """What `verify` finds, file by file."""
+        """What `verify` finds, file by file; of a delta, in those before it too."""
+        if self.base is not None:
+            yield from self.base.problems()
         for entry in self.manifest.files:
             try:
                 self._verify_file(entry)
@@ -71,13 +93,47 @@ class Checkpoint:
         leaves the optimizer's state on disk; the rows then have state of width 0, as where it was not saved.
         shard: only what that one wrote (version 2 on).
         """
+        self.manifest.table(table)
+        if self.base is None:
+            yield from self.own_rows(table, keep, read_state=read_state, shard=shard)
+            return
+        newer: U64 = np.empty(0, np.uint64)
+        count = 0
+        for layer in reversed(self.layers()):
+            if not layer.has_table(table):
+                break
+            mine: list[U64] = []
+            for rows in layer.own_rows(table, keep, read_state=read_state, shard=shard):
+                if layer.base is not None:
+                    mine.append(rows.keys)
+                stand = ~_among(rows.keys, newer)
+                rows = rows if stand.all() else rows.select(stand)
+                count += len(rows)
+                if len(rows):
+                    yield rows
+            newer = np.unique(np.concatenate([newer, *mine]))
+        if keep is None and shard is None and count != self.row_count(table):
+            raise CheckpointError(
+                f"{self.location}: table {table!r} has {count} rows, with those of the checkpoints that it is a delta "
+                f"of; its manifest says {self.row_count(table)}"
+            )
+
+    def own_rows(
+        self, table: str, keep: sparse.KeepKeys | None = None, *, read_state: bool = True, shard: int | None = None
+    ) -> Iterator[TableRows]:
+        """As `sparse_rows`, of a delta only the rows that it holds itself; for who goes through all `layers`."""
         info = self.manifest.table(table)
         for entry in self.manifest.files_of("sparse", table):
             if shard is None or entry.shard == shard:
                 yield from self._rows_of(entry, info, keep, read_state)
 
+    def has_table(self, table: str) -> bool:
+        return any(info.name == table for info in self.manifest.tables)
+
     def row_count(self, table: str) -> int:
         self.manifest.table(table)
+        if self.manifest.base is not None:
+            return self.manifest.base.rows[table]
         return sum(entry.rows or 0 for entry in self.manifest.files_of("sparse", table))
 
     def dense(self, block: str | None = None) -> dict[str, F32]:
@@ -164,6 +220,55 @@ class Checkpoint:
             dense.read_piece(self.location, [entry], info, entry.start or 0, entry.stop or 0)
         else:
             dense.read_buffers(self.location, [entry])
+
+
+Opened = dict[str, tuple[Checkpoint, str]]
+"""Checkpoints, with the checksums of their manifests."""
+
+
+def _open(location: Location, opened: Opened, deltas: int = 0) -> tuple[Checkpoint, str]:
+    """The checkpoint, and the checksum of its manifest."""
+    location = replaced(location) or location
+    if str(location) in opened:
+        return opened[str(location)]
+    data = _manifest_bytes(location)
+    manifest = parse.manifest(data, str(location / FILE_NAME))
+    for entry in manifest.files:
+        _check_size(location, entry)
+    base = None if manifest.base is None else _open_base(location, manifest, opened, deltas + 1)
+    opened[str(location)] = Checkpoint(location, manifest, base), text_of(zlib.crc32(data))
+    return opened[str(location)]
+
+
+def _open_base(location: Location, manifest: Manifest, opened: Opened, deltas: int) -> Checkpoint:
+    assert manifest.base is not None
+    name = manifest.base.name
+    if deltas > MAX_DELTAS:
+        raise CheckpointError(f"{location}: more than {MAX_DELTAS} deltas stand on each other")
+    try:
+        base, checksum = _open(location.parent / name, opened, deltas)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{location} is a delta of {name}, which cannot be opened: {error}. Take a checkpoint before that one"
+        ) from error
+    what = f"{location} is a delta of {name}, but not of the one that is there"
+    if checksum != manifest.base.checksum:
+        raise CheckpointError(f"{what}: its manifest has the checksum {checksum}, not {manifest.base.checksum}")
+    if base.manifest.partition != manifest.partition:
+        raise CheckpointError(f"{what}: its rows are spread over servers in another way")
+    for table in base.manifest.tables:
+        here = manifest.table(table.name)
+        if (here.dim, here.state_width) != (table.dim, table.state_width):
+            raise CheckpointError(f"{what}: rows of its table {table.name!r} have another width")
+    return base
+
+
+def _among(keys: U64, known: U64) -> npt.NDArray[np.bool_]:
+    """Which keys are in `known`, which is in order."""
+    if not len(known):
+        return np.zeros(len(keys), np.bool_)
+    places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    return np.asarray(known[places] == keys)
 
 
 def _manifest_bytes(location: Location) -> bytes:

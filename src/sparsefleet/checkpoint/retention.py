@@ -14,7 +14,7 @@ from typing import Any
 
 from sparsefleet.checkpoint.draft import replaced
 from sparsefleet.checkpoint.manifest import FILE_NAME
-from sparsefleet.checkpoint.reader import Checkpoint
+from sparsefleet.checkpoint.reader import Checkpoint, Opened
 from sparsefleet.checkpoint.storage import AnyPath, Location, locate
 from sparsefleet.checkpoint.storage.base import reading, writing
 from sparsefleet.core.errors import CheckpointError
@@ -115,6 +115,11 @@ def latest(path: AnyPath) -> Location:
     raise CheckpointError(f"no checkpoint at {folder}: it holds neither {FILE_NAME} nor a step-… folder")
 
 
+def loadable(path: AnyPath) -> list[Checkpoint]:
+    """The checkpoints of a run's folder that can be opened, newest first."""
+    return _by_age(locate(path), [])
+
+
 def to_go_on_from(path: AnyPath) -> Location | None:
     """The newest checkpoint of a run's folder; None where the run has saved none yet, and may begin.
 
@@ -155,9 +160,9 @@ def _place(location: Location) -> str:
 def prune(path: AnyPath, keep: int) -> list[str]:
     """Remove all but the newest `keep` checkpoints of a run's folder; returns the names of those removed.
 
-    The best one stays besides, and `best` names it. Called between saves, by the process that saves. A step-… folder
-    without a manifest (a save that died on an object store, a prune that was killed) goes too; what is damaged stays,
-    for someone to look at.
+    The best one stays besides, and `best` names it; so do those that a delta among the kept stands on. Called between
+    saves, by the process that saves. A step-… folder without a manifest (a save that died on an object store, a prune
+    that was killed) goes too; what is damaged stays, for someone to look at.
     """
     if keep < 1:
         raise CheckpointError(f"keep={keep} must be 1 or above: the newest checkpoint is never pruned")
@@ -165,7 +170,10 @@ def prune(path: AnyPath, keep: int) -> list[str]:
     found = _by_age(folder, [])
     kept = _best_of(found)
     _point(folder / BEST, None if kept is None else kept.location.name)
-    doomed = [checkpoint.location for checkpoint in found[keep:] if checkpoint is not kept]
+    staying = [*found[:keep], *([kept] if kept is not None else [])]
+    needed = {layer.location.name for checkpoint in staying for layer in checkpoint.layers()}
+    # Newest first: a delta goes before what it stands on.
+    doomed = [checkpoint.location for checkpoint in found[keep:] if checkpoint.location.name not in needed]
     with writing(folder):
         doomed += [location for location in _steps(folder) if (location / FILE_NAME).size() is None]
         for location in doomed:
@@ -177,9 +185,10 @@ def prune(path: AnyPath, keep: int) -> list[str]:
 def _by_age(folder: Location, refused: list[CheckpointError]) -> list[Checkpoint]:
     """The folder's loadable checkpoints, newest first; `refused` takes the reasons of the others."""
     checkpoints: list[Checkpoint] = []
+    opened: Opened = {}  # deltas stand on each other: each manifest is read once
     for location in _steps(folder):
         try:
-            checkpoints.append(Checkpoint.open(location))
+            checkpoints.append(Checkpoint.open(location, opened))
         except CheckpointError as error:
             refused.append(error)
     checkpoints.sort(key=lambda checkpoint: (checkpoint.manifest.created, checkpoint.manifest.step), reverse=True)

@@ -73,7 +73,7 @@ def verify_command(path: Path, as_json: AsJson = False) -> None:
         problems = [str(problem) for problem in checkpoint.problems()]
     except SparseFleetError as error:
         _fail(error, as_json)
-    files = checkpoint.manifest.files
+    files = [entry for layer in checkpoint.layers() for entry in layer.manifest.files]
     total = sum(entry.bytes for entry in files)
     result = {
         "path": str(checkpoint.location),

@@ -212,7 +212,10 @@ def train(
     ] = 0,
     cut_every: Annotated[
         float | None,
-        _many("With --restarts: seconds between cuts; default: so that they cost about 1 % of the time."),
+        _many(
+            "With --restarts: seconds between cuts. Default: a hundred times as long as the last ones took, so that "
+            "they take about 1 % of the time; 10 s to 30 minutes."
+        ),
     ] = None,
     lost_trainer: Annotated[
         str | None,

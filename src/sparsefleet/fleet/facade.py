@@ -261,7 +261,7 @@ class Fleet:
             """In the same process: only the connection is new, and what it knows of the attempt."""
             attempt = store.connection.attempt or 0
             store.connection.abandon()
-            self._connect(replace(config, attempt=attempt + 1), healing, why)
+            self._connect(replace(store.config, attempt=attempt + 1), healing, why)
 
         if self._optimizer:
             part = None if healing is None else FleetHealing(healing, store, rejoin)

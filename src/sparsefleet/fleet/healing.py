@@ -12,12 +12,16 @@ Without SPARSEFLEET_CUTS a job does not heal.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sparsefleet.checkpoint import Chain
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.store.remote import RemoteStore
+
+log = logging.getLogger(__name__)
 
 CUTS = "SPARSEFLEET_CUTS"
 CUT_EVERY = "SPARSEFLEET_CUT_EVERY"
@@ -80,6 +84,7 @@ class FleetHealing:
     def __init__(self, variables: HealingVariables, store: RemoteStore, reconnect: Callable[[str], None]) -> None:
         """`reconnect` joins the next attempt, for the given reason."""
         self._variables, self._store, self._reconnect = variables, store, reconnect
+        self.chain = Chain()
 
     @property
     def attempt(self) -> int:
@@ -96,6 +101,17 @@ class FleetHealing:
     @property
     def cut_every(self) -> float | None:
         return self._variables.cut_every
+
+    @property
+    def cut_wanted(self) -> str | None:
+        return self._store.connection.heartbeats.cut_wanted
+
+    def cut_taken(self, ticket: str, cut: str | None, error: str | None) -> None:
+        told = {"ticket": ticket, **({"cut": cut} if error is None else {"error": error})}
+        try:
+            self._store.connection.links[0].action("scale_step", told)
+        except StoreError as failed:  # the attempt is over, or is about to be
+            log.warning("a cut was asked for, and who asked cannot be told of it: %s", failed)
 
     def rejoin(self, why: StoreError) -> None:
         self._reconnect(str(why))

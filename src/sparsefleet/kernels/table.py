@@ -166,10 +166,13 @@ class RowTable:
         rows: int = self._native.begin_cut()
         return rows
 
-    def scan_cut(self, max_rows: int, clock: int = 0) -> Scanned:
-        """Up to `max_rows` of the cut's rows that were not read yet; no rows means the end. clock: as in `scan`."""
+    def scan_cut(self, max_rows: int, clock: int = 0, since: int | None = None) -> Scanned:
+        """Up to `max_rows` of the cut's rows that were not read yet; no rows means the end. clock: as in `scan`.
+
+        since: only rows that the table itself last touched after that clock (below 2^32); the others count as read.
+        """
         keys, values, state, seen, touched = self._arrays(max_rows)
-        count = self._native.scan_cut(keys, values, state, seen, touched, clock)
+        count = self._native.scan_cut(keys, values, state, seen, touched, clock, since)
         return Scanned(keys[:count], values[:count], state[:count], seen[:count], touched[:count], 0)
 
     def end_cut(self) -> None:

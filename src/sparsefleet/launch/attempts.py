@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsefleet.checkpoint import Checkpoint, latest
+from sparsefleet.checkpoint import Checkpoint, loadable
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.fleet.healing import HealingVariables
 from sparsefleet.fleet.security import Security
@@ -45,7 +45,7 @@ class RestartPolicy:
     cuts."""
     within: float = 3600.0
     cut_every: float | None = None
-    """Seconds between two cuts; None: so that they cost about 1 % of the time, at least 10 s."""
+    """Seconds between two cuts; None: so that they take about 1 % of the time (`train/job_cuts.py`)."""
 
     def __post_init__(self) -> None:
         if self.restarts < 0:
@@ -80,16 +80,30 @@ class Attempts:
         """Workers that were killed when they had come to their end: every server is to know it."""
         self._lost_at: float | None = None
         """When the loss was seen that the present attempt heals, until it is healed."""
+        self._bad_cuts: dict[str, str] = {}
+        """Cuts that a server could not read, and why."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._watch, args=(index,), name=f"attempts-server-{index}", daemon=True)
-            for index in range(len(self._endpoints))
-        ]
+        self._threads: list[threading.Thread] = []
+        self._watched: set[int] = set()
+        """Servers that a thread looks at."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The servers of the present attempt."""
+        return self._endpoints
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for thread in self._threads:
+        self._watch_all()
+
+    def _watch_all(self) -> None:
+        with self._lock:
+            new = [index for index in range(len(self._endpoints)) if index not in self._watched]
+            self._watched.update(new)
+        for index in new:
+            thread = threading.Thread(target=self._watch, args=(index,), name=f"attempts-server-{index}", daemon=True)
+            self._threads.append(thread)
             thread.start()
 
     def close(self) -> None:
@@ -128,27 +142,48 @@ class Attempts:
     def allowed(self) -> str:
         return f"{len(self._losses)} of {self._policy.restarts} restarts are used up"
 
-    def begin(self, why: str, stopped: Iterable[int], gone: Iterable[int]) -> None:
-        """A new attempt. stopped: trainers that have come to their end; gone: servers that are being started again."""
+    def begin(
+        self, why: str, stopped: Iterable[int], gone: Iterable[int], endpoints: Sequence[str] | None = None
+    ) -> None:
+        """A new attempt. stopped: trainers that have come to their end; gone: servers that are being started again.
+
+        endpoints: the servers that it has from now on, where those are others. Server 0 stays.
+        """
         with self._lock:
             self.number += 1
             self._begun = time.monotonic()
             self.cut, self._why, self._stopped = self.newest_cut(), why, tuple(sorted(stopped))
-            self._remove_older_cuts()
             # When the loss was seen: room for what takes its place may have been long in coming.
-            self._lost_at = self._lost_at or (self._losses[-1][0] if self._losses else time.monotonic())
+            seen = self._losses[-1][0] if self._losses and endpoints is None else time.monotonic()
+            self._lost_at = self._lost_at or seen
             self._answers.clear()
             for index in gone:
                 self._heard.pop(index, None)
+            if endpoints is not None:
+                before, self._endpoints = self._endpoints, tuple(endpoints)
+                for index in range(max(len(before), len(endpoints))):
+                    if before[index : index + 1] != self._endpoints[index : index + 1]:
+                        self._heard.pop(index, None)
+        self._watch_all()
 
     def newest_cut(self) -> str | None:
+        """The newest that can be opened. Once one has turned out to be damaged, others are read to their end first."""
         for folder in sorted(self.folder.glob("attempt-*"), reverse=True):
             with contextlib.suppress(SparseFleetError, OSError):
-                return str(latest(folder))
+                for checkpoint in loadable(folder):
+                    place = str(checkpoint.location)
+                    if place not in self._bad_cuts and not (self._bad_cuts and self._damaged(checkpoint)):
+                        return place
         return None
 
+    def _damaged(self, checkpoint: Checkpoint) -> bool:
+        problem = next(checkpoint.problems(), None)
+        if problem is not None:
+            self._bad_cuts[str(checkpoint.location)] = str(problem)
+        return problem is not None
+
     def _remove_older_cuts(self) -> None:
-        """Of attempts before the one whose cut is the last: nobody goes back there."""
+        """Of attempts before the one whose cut has been loaded: nobody goes back there."""
         if self.cut is not None:
             kept = Path(self.cut).parent.name
             for folder in self.folder.glob("attempt-*"):
@@ -164,7 +199,7 @@ class Attempts:
         if count != SAME_PLACE:
             return None
         return (
-            f"worker {worker} was killed {count} times after the same cut: does a sample of its data do it? "
+            f"worker {worker} was killed {count} times after the same cut: perhaps by one of the next samples. "
             f"It reads on {place_in(cut, worker)}"
         )
 
@@ -217,9 +252,30 @@ class Attempts:
         begun = time.monotonic() - self._begun
         return [worker for worker, age in running.items() if min(begun, age) > limit and not self.joined(worker)]
 
+    def scale_wanted(self) -> tuple[int, str] | None:
+        """How many servers the job is to go on with, once there is a cut for it; and the ticket of who wants it."""
+        for answer in self._present():
+            scale = answer.get("scale")
+            if isinstance(scale, dict) and scale.get("cut") and not scale.get("error"):
+                return int(scale["servers"]), str(scale["ticket"])
+        return None
+
+    def refuse_scale(self, ticket: str, why: str) -> None:
+        """Tell whoever wants another number of servers that it cannot be done."""
+        for index in range(len(self._endpoints)):
+            link = self._link(index)
+            with contextlib.suppress(SparseFleetError):
+                link.action("scale_step", {"ticket": ticket, "error": why}, ASK_SECONDS)
+            link.client.close()
+
     def wanted(self) -> str | None:
-        """Why a trainer cannot go on in the present attempt, though no process was seen to end."""
-        return next((str(answer["wanted"]) for answer in self._present() if answer.get("wanted")), None)
+        """Why the present attempt cannot go on, though no process was seen to end."""
+        for answer in self._present():
+            if answer.get("bad_cut") and self.cut is not None:
+                self._bad_cuts[self.cut] = str(answer["bad_cut"])
+        if self.cut in self._bad_cuts:
+            return f"the cut {self.cut} cannot be read ({self._bad_cuts[self.cut]})"
+        return next((f"a worker: {answer['wanted']}" for answer in self._present() if answer.get("wanted")), None)
 
     def healed(self) -> float | None:
         """Seconds from the loss to the first step of the new attempt, once."""
@@ -227,6 +283,7 @@ class Attempts:
             if self._lost_at is None or not any(answer.get("trained") for answer in self._present()):
                 return None
             seconds, self._lost_at = time.monotonic() - self._lost_at, None
+            self._remove_older_cuts()
             return seconds
 
     def _present(self) -> list[dict[str, Any]]:
@@ -235,18 +292,28 @@ class Attempts:
     def _watch(self, index: int) -> None:
         link: ServerLink | None = None
         while not self._closing.wait(LOOK_EVERY):
-            if link is not None and link.endpoint != self._endpoints[index]:  # it has moved
+            with self._lock:
+                if index >= len(self._endpoints):  # the job goes on without this server
+                    self._watched.discard(index)
+                    break
+                endpoint = self._endpoints[index]
+            if link is not None and link.endpoint != endpoint:  # it is another one by now
                 link.client.close()
                 link = None
             with contextlib.suppress(SparseFleetError):  # it is starting, or gone: whoever starts it sees that
                 link = link or self._link(index)
                 answer = link.action("look", {}, LOOK_SECONDS)
                 with self._lock:
+                    if self._endpoints[index : index + 1] != (endpoint,):
+                        continue
                     self._answers[index], self._heard[index] = answer, time.monotonic()
                     number, cut, stopped, why = self.number, self.cut, list(self._stopped), self._why
+                    servers = list(self._endpoints)
                 if type(answer.get("attempt")) is int and answer["attempt"] < number:
-                    told = {"attempt": number, "cut": cut, "stopped": stopped, "why": why}
-                    link.action("begin_attempt", told, BEGIN_SECONDS)
+                    told = {"attempt": number, "cut": cut, "stopped": stopped, "why": why, "servers": servers}
+                    bad = link.action("begin_attempt", told, BEGIN_SECONDS).get("bad_cut")
+                    if bad and cut is not None:
+                        self._bad_cuts[cut] = str(bad)
                 for worker in self.done.difference(answer.get("stopped", [])):
                     link.action("note_stopped", {"worker": worker}, LOOK_SECONDS)
         if link is not None:
@@ -265,6 +332,21 @@ def place_in(cut: str | None, worker: int) -> str:
         position = Checkpoint.open(cut).manifest.positions[str(worker)]
         begun = [mark for mark in position["progress"] if not mark[3]]
         if begun:
-            places = (f"{position['units'][unit][0]} after sample {samples}" for unit, samples, _, _ in begun)
+            places = (_place(position["units"][unit][0], samples, offset) for unit, samples, offset, _ in begun)
             return ", ".join(places)
     return f"from {cut} on"
+
+
+def _place(file: str, samples: int, offset: int) -> str:
+    """A file, and the line that comes next. Of a file whose lines cannot be counted: after which sample of its unit."""
+    after = f"{file} after sample {samples}"
+    if offset < 0 or file.endswith((".gz", ".parquet")):
+        return after
+    lines, left = 1, offset
+    try:
+        with open(file, "rb") as text:
+            while left and (block := text.read(min(left, 1 << 20))):
+                lines, left = lines + block.count(b"\n"), left - len(block)
+    except OSError:  # it is elsewhere
+        return after
+    return f"{file} from line {lines} on"

@@ -125,8 +125,8 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         metavar="SECONDS",
         default=None,
-        help="with --restarts, how often to take the cut that a loss goes back to (so that it costs about 1 %% of the "
-        "time, at least 10 s apart)",
+        help="with --restarts, seconds between the cuts that a loss goes back to (a hundred times as long as the last "
+        "ones took, so that they take about 1 %% of the time; 10 s to 30 minutes; worker 0's log tells)",
     )
     option("-m", dest="module", action="store_true", help="the script is the name of a module, as in python -m")
     parser.add_argument("script", nargs="?", help="a Python script, or any executable")

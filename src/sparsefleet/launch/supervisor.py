@@ -11,6 +11,7 @@ a worker fails               ─► the servers are told, and say what becomes o
 a role is killed or hangs, and the job heals (`RestartPolicy`):
                              ─► it is started again; a new attempt begins from the last cut (`launch/attempts.py`)
     too often                ─► end everything ─► its status
+`sparsefleet scale`          ─► once a cut is taken, a new attempt begins from it with more or fewer servers
 Ctrl-C, SIGTERM, SIGHUP      ─► workers may save for `timeout` seconds               ─► end what is left ─► 128 + signal
     once more                ─► end everything; a third one kills
 the launcher is killed       ─► its guard ends everything
@@ -21,18 +22,20 @@ the launcher is killed       ─► its guard ends everything
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.healing import HEALING_VARIABLES, START_AGAIN
-from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
+from sparsefleet.fleet.roles import ROLE_VARIABLES, Role, parse_endpoint
 from sparsefleet.launch import job_token, logs, reaper
+from sparsefleet.launch.addresses import HeldEndpoints
 from sparsefleet.launch.attempts import Attempts, RestartPolicy
 from sparsefleet.launch.guard import Guard
 from sparsefleet.launch.interrupts import Interrupts
@@ -112,6 +115,9 @@ def run_roles(
 
 
 class _Job:
+    _why_not_scale: ClassVar[str | None] = None
+    """Why this kind of job cannot change its number of servers; None: it can."""
+
     def __init__(
         self, roles: Sequence[Role], settings: RunSettings, view: View, environment: Mapping[str, str]
     ) -> None:
@@ -149,6 +155,10 @@ class _Job:
         self._too_many: str | None = None
         self._keeps_cuts = False
         """Somebody was told to resume from one, though the job has not failed."""
+        self._held: list[HeldEndpoints] = []
+        """Addresses of servers that were added to the job."""
+        self._begun_by = "the loss"
+        """What the present attempt goes on after, in words."""
         self._interrupts = Interrupts()
         self._guard: Guard | None = None
 
@@ -162,6 +172,8 @@ class _Job:
             self._end_all()
             if self._attempts is not None:
                 self._attempts.close()
+            for held in self._held:
+                held.__exit__(None, None, None)
             self._notices.close()
             self._progress.close()
             if kind is not None:
@@ -208,10 +220,10 @@ class _Job:
         if self._attempts is not None:
             self._attempts.start()
 
-    def _keep_token(self, token: str) -> None:
+    def _keep_token(self, token: str, endpoints: Sequence[str] | None = None) -> None:
         assert self._guard is not None
         try:
-            self._token_files.keep(self._roles[0].server_endpoints, token)
+            self._token_files.keep(self._roles[0].server_endpoints if endpoints is None else endpoints, token)
         except OSError as error:
             self._view.say(
                 f"the job's token cannot be kept for sparsefleet status ({error}); to use it, start the job with "
@@ -335,9 +347,11 @@ class _Job:
         wanted = attempts.wanted()
         if not lost and wanted is None:
             if (seconds := attempts.healed()) is not None:
-                self._view.say(f"attempt {attempts.number} trains on, {seconds:.1f} s after the loss")
+                self._view.say(f"attempt {attempts.number} trains on, {seconds:.1f} s after {self._begun_by}")
+            elif (scale := attempts.scale_wanted()) is not None:
+                self._go_on_with(attempts, *scale)
             return
-        why = "; ".join(f"{process.role} ended ({process.exit})" for process in lost) or f"a worker: {wanted}"
+        why = "; ".join(f"{process.role} ended ({process.exit})" for process in lost) or str(wanted)
         if (too_many := attempts.another(why)) is not None:
             self._too_many = too_many
             self._failures += lost
@@ -351,6 +365,7 @@ class _Job:
         if len(only_joins) < len(again) or not lost:
             done = {p.role.index for p in self._workers() if state_of(p) == ENDED_WELL} | attempts.done
             attempts.begin(why, done, [process.role.index for process in again if process.role.is_server])
+            self._begun_by = "the loss"
             begins = f"attempt {attempts.number} begins from {attempts.cut or 'the beginning'}"
         else:
             begins = f"it joins attempt {attempts.number}"
@@ -361,7 +376,7 @@ class _Job:
                 self._view.say(same)
         for process in again:
             self._former.append(process)
-            self._processes[self._processes.index(process)] = self._successor(process)
+            self._processes[self._processes.index(process)] = self._successor(process, attempts)
 
     def _start_again(self, lost: list[RoleProcess]) -> list[RoleProcess] | None:
         """Everybody who starts again when these were lost: at the least these. None: the job ends instead.
@@ -370,10 +385,40 @@ class _Job:
         """
         return lost
 
-    def _successor(self, process: RoleProcess) -> RoleProcess:
+    def _successor(self, process: RoleProcess, attempts: Attempts) -> RoleProcess:
         """The process that takes its place, started."""
         process.kill()  # what it has left behind
-        return self._start_role(process.role, True)
+        return self._start_role(_on_servers(process.role, attempts.endpoints), True)
+
+    def _go_on_with(self, attempts: Attempts, servers: int, ticket: str) -> None:
+        """Somebody wants another number of servers, and there is a cut: a new attempt begins from it with so many."""
+        if self._why_not_scale is not None:
+            attempts.refuse_scale(ticket, self._why_not_scale)
+            return
+        before = attempts.endpoints
+        host, _ = parse_endpoint("servers", before[0])
+        more = HeldEndpoints.free(max(0, servers - len(before)), host)
+        self._held.append(more)
+        endpoints = (*before[:servers], *more.endpoints)
+        here = [process for process in self._processes if process.role.is_server]
+        done = {p.role.index for p in self._workers() if state_of(p) == ENDED_WELL} | attempts.done
+        why = f"the job goes on with {_count(servers, 'server')} instead of {len(before)} (sparsefleet scale)"
+        attempts.begin(why, done, [], endpoints)
+        self._begun_by = "the change"
+        self._view.say(f"{why}: attempt {attempts.number} begins from {attempts.cut}; servers at {','.join(endpoints)}")
+        self._notices.close()
+        self._notices = Notices(endpoints, self._environment, self._settings.timeout)
+        if self._token:
+            self._keep_token(self._token, more.endpoints)
+        for process in here[servers:]:
+            # Nobody speaks to it any more but for the attempt before, which is over.
+            process.ended_by_us = True
+            process.interrupt(signal.SIGTERM)
+            self._processes.remove(process)
+            self._former.append(process)
+        for index in range(len(before), servers):
+            role = Role.server(index, self._roles[0].worker_num, endpoints)
+            self._processes.insert(index, self._start_role(role, True))
 
     def _without_those_done(self, attempts: Attempts, lost: list[RoleProcess]) -> list[RoleProcess]:
         """Leave out who was killed when its work was done: a worker that had stopped; all, once servers have ended."""
@@ -517,6 +562,12 @@ class _Job:
         what = _count(workers, "worker") if workers else _count(len(self._processes), "server")
         self._view.say(f"all done: {what} ended well after {seconds:.1f} s")
         return Outcome(0)
+
+
+def _on_servers(role: Role, endpoints: Sequence[str]) -> Role:
+    """The role in a job that has these servers by now."""
+    own = endpoints[role.index] if role.is_server else None
+    return replace(role, server_endpoints=tuple(endpoints), current_endpoint=own)
 
 
 def _starts_again(process: RoleProcess) -> bool:

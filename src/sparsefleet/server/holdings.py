@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.core.batch import F32, U64
-from sparsefleet.core.errors import Disagreement, StoreError
+from sparsefleet.core.errors import CheckpointError, Disagreement, Rejoin, StoreError
 from sparsefleet.core.keyed_rows import U32
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.server.gate import SLICE, OnWait
@@ -61,7 +62,9 @@ Bound = BoundRows | BoundDense
 
 
 class Holdings:
-    def __init__(self, index: int, ledger: Ledger, load_from: str | None = None) -> None:
+    def __init__(self, index: int, ledger: Ledger, load_from: str | None = None, *, from_cut: bool = False) -> None:
+        """from_cut: what it starts from is a cut of a job that heals, which can go back to an earlier one."""
+        self._from_cut = from_cut
         self._index, self._ledger = index, ledger
         self._tables: dict[str, SparseTable] = {}
         self._blocks: dict[str, HeldBlock] = {}
@@ -77,6 +80,8 @@ class Holdings:
         """Whether rows may hold what a former job, or a former life of a trainer, has learnt."""
         self._filling: SparseTable | None = None
         """A table that is being made from the checkpoint."""
+        self.unreadable: str | None = None
+        """Why the cut that this server starts from could not be read, where that was found out on the way."""
 
     def create_table(self, spec: TableSpec, servers: int, on_wait: OnWait = lambda reason: None) -> None:
         """Make the table, from the checkpoint that the server starts from where it has one: that may take long."""
@@ -87,7 +92,8 @@ class Holdings:
                 if self._checkpoint is not None and self._saved(spec.name, "tables"):
                     self._filling = table
                     try:
-                        load_table(self._checkpoint, table, share=Share(self._index, servers))
+                        with self._noting_damage():
+                            load_table(self._checkpoint, table, share=Share(self._index, servers))
                     finally:
                         self._filling = None
 
@@ -148,7 +154,8 @@ class Holdings:
                 return None
             block = HeldBlock(DenseTable(name, np.array(values, np.float32), rule), layout, start)
             if self._checkpoint is not None and self._saved(name, "blocks"):
-                load_block(self._checkpoint, block)
+                with self._noting_damage():
+                    load_block(self._checkpoint, block)
 
             def enter() -> None:
                 self._blocks[name] = block
@@ -240,7 +247,8 @@ class Holdings:
 
     def start_buffers(self) -> dict[str, npt.NDArray[Any]]:
         """What the checkpoint that this server starts from holds besides tables and blocks; nothing without one."""
-        return dict(self._checkpoint.buffers()) if self._checkpoint is not None else {}
+        with self._noting_damage():
+            return dict(self._checkpoint.buffers()) if self._checkpoint is not None else {}
 
     def start_inputs(self) -> Mapping[str, Any] | None:
         """How the samples were read that this checkpoint was trained on; None where it is not known."""
@@ -261,6 +269,16 @@ class Holdings:
                 for block in self.blocks()
             },
         }
+
+    @contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError as error:
+            if not self._from_cut:
+                raise
+            self.unreadable = self.unreadable or str(error)
+            raise Rejoin(f"the cut that this attempt began from cannot be read: {error}") from error
 
     def _saved(self, name: str, kind: str) -> bool:
         assert self._checkpoint is not None

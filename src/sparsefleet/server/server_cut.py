@@ -3,6 +3,9 @@
 While the gate is held, a cut is named (`name`): the tables are marked, which takes an instant whatever their size. Then
 the gate is opened, and the cut is written while pushes go on. There is one cut at a time. It belongs to the life of the
 trainer that saves: it is dropped when that life ends, and when it is not renewed in time.
+
+Of the last ones that were written the tables' clocks are remembered, so that the next one can be a delta: the rows that
+were touched later.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from sparsefleet.store.shards import ShardCut
 
 log = logging.getLogger(__name__)
 
+KEPT_MARKS = 4
+"""Cuts whose clocks are remembered: the last that was written may not have been committed."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at whether a cut's owner is still there."""
 
@@ -36,11 +41,21 @@ class ServerCut:
     over: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True)
+class _Mark:
+    """What is remembered of a cut that was written."""
+
+    clocks: dict[str, int]
+    loads: int
+    """How often everything here had been replaced by a checkpoint's: a clock means nothing after another time."""
+
+
 class ServerCuts:
     def __init__(self, ledger: Ledger, holdings: Holdings, is_over: Callable[[str], bool], index: int) -> None:
         """`is_over`: whether a trainer's life has ended."""
         self._ledger, self._holdings, self._is_over, self._index = ledger, holdings, is_over, index
         self._cut: ServerCut | None = None
+        self._marks: dict[str, _Mark] = {}
         self._lock = threading.Lock()
 
     def name(self, owner: str, seconds: float) -> dict[str, Any]:
@@ -68,6 +83,7 @@ class ServerCuts:
             "accounts": ledger.accounts(),
             "tables": [info.name for info in shard.table_infos()],
             "blocks": [info.name for info in shard.block_infos()],
+            "marks": [path for path, mark in list(self._marks.items()) if mark.loads == self._holdings.loads],
         }
 
     def renew(self, owner: str, seconds: float) -> bool:
@@ -77,16 +93,37 @@ class ServerCuts:
                 self._cut.deadline = time.monotonic() + seconds
             return mine
 
-    def write(self, owner: str, directory: str, drop_state: bool) -> dict[str, Any]:
-        """Write the cut's files into a draft's directory; may take long."""
-        shard = self.check(owner).shard
-        files = shard.write(locate(directory), self._index, drop_state=drop_state)
+    def write(
+        self, owner: str, directory: str, drop_state: bool, path: str | None = None, since: str | None = None
+    ) -> dict[str, Any]:
+        """Write the cut's files into a draft's directory; may take long.
+
+        path: what the checkpoint will be called, so that a later one can be a delta of it. since: what this one is a
+        delta of.
+        """
+        cut, mark = self.check(owner), None
+        if since is not None:
+            mark = self._marks.get(since)
+            if mark is None or mark.loads != self._holdings.loads:
+                raise StoreError(f"this server does not know what has changed since {since}: write a whole checkpoint")
+        shard, loads = cut.shard, self._holdings.loads
+        clocks = None if mark is None else mark.clocks
+        files = shard.write(locate(directory), self._index, drop_state=drop_state, since=clocks)
         self.check(owner)
+        if path is not None and not drop_state:
+            self._remember(path, _Mark(shard.clocks(), loads))
         return {
             "files": [entry.to_dict() for entry in files],
+            "rows": shard.rows(),
             "tables": [asdict(info) for info in shard.table_infos(drop_state)],
             "blocks": [info.to_dict() for info in shard.block_infos(drop_state)],
         }
+
+    def _remember(self, path: str, mark: _Mark) -> None:
+        self._marks.pop(path, None)
+        self._marks[path] = mark
+        while len(self._marks) > KEPT_MARKS:
+            del self._marks[next(iter(self._marks))]
 
     def check(self, owner: str) -> ServerCut:
         """The owner's cut, or an error where it has none any more."""

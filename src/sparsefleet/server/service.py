@@ -10,10 +10,11 @@ from typing import Any
 
 import pyarrow.flight as flight
 
-from sparsefleet.core.errors import Rejoin, SparseFleetError, StoreError
+from sparsefleet.core.errors import CheckpointError, Rejoin, SparseFleetError, StoreError
 from sparsefleet.server.exchange import Exchange
 from sparsefleet.server.meetings import read_place
 from sparsefleet.server.members import Registration
+from sparsefleet.server.scale_request import ScaleRequest
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.rates import lower_rates
 from sparsefleet.store.wire import PROTOCOL, WireError, encode, read_json, refusal, spec_from_dict, to_json
@@ -27,6 +28,7 @@ MAX_PATIENCE = 60.0
 MAX_FREEZE = 3600.0
 """Clients ask for no more, however long their time-out is."""
 MAX_REASON = 1000
+MAX_SERVERS = 10_000
 
 Data = dict[str, Any]
 
@@ -43,6 +45,8 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "look": self._look,
             "begin_attempt": self._begin_attempt,
             "want_attempt": self._want_attempt,
+            "scale": self._scale,
+            "scale_step": self._scale_step,
             "note_stopped": lambda data: self._state.sessions.note_stopped(_integer(data, "worker")),
             "register": self._register,
             "ended": self._ended,
@@ -136,43 +140,90 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "stopped": state.sessions.stopped(),
             "trained": state.ledger.has_steps(),
             "timeout": state.config.timeout,
+            "bad_cut": state.holdings.unreadable,
+            "servers": None if state.config.endpoints is None else list(state.config.endpoints),
+            "scale": None if state.scale is None else state.scale.to_dict(),
         }
 
-    def _begin_attempt(self, data: Data) -> None:
-        """Forget everything, and begin anew from a cut; told again, or of an attempt that is over, do nothing."""
+    def _begin_attempt(self, data: Data) -> Data:
+        """Forget everything, and begin anew from a cut; told again, or of an attempt that is over, do nothing.
+
+        Answers with `bad_cut` where the cut cannot be opened here; nothing has happened then.
+        """
         attempt, cut, why = _integer(data, "attempt"), data.get("cut"), need_text(data, "why")[:MAX_REASON]
         with self._beginning:
             old = self.state
             if old.attempt is None:
                 raise StoreError("this server was started for a job that does not heal: it knows of no attempts")
             if attempt <= old.attempt:
-                return
+                return {}
             stopped = data.get("stopped", [])
             if not isinstance(stopped, list) or not all(type(worker) is int for worker in stopped):
                 raise WireError(f"stopped must list workers; got {stopped!r}")
             cut = None if cut is None else need_text(data, "cut")
-            config = replace(old.config, attempt=attempt, cut=cut, stopped=tuple(stopped), begun_because=why)
-            self.state = ServerState(config, old.after_apply)  # raises, and nothing has happened, where the cut is bad
+            servers = old.config.endpoints if data.get("servers") is None else _endpoints(data)
+            config = replace(
+                old.config,
+                attempt=attempt,
+                cut=cut,
+                stopped=tuple(stopped),
+                begun_because=why,
+                endpoints=servers,
+            )
+            try:
+                self.state = ServerState(config, old.after_apply)
+            except CheckpointError as error:
+                return {"bad_cut": str(error)}
             old.end_attempt(f"attempt {attempt} of the job has begun: {why}")
             log.warning("attempt %d begins from %s: %s", attempt, config.start or "nothing", why)
+            return {}
 
     def _want_attempt(self, data: Data) -> None:
         """A trainer cannot go on in this attempt."""
         if _integer(data, "attempt") == self._state.attempt:
             self._state.wanted = self._state.wanted or need_text(data, "why")[:MAX_REASON]
 
+    # --- another number of servers
+
+    def _scale(self, data: Data) -> Data:
+        """Somebody wants the job to go on with so many servers: note it for the trainers and for the launcher."""
+        state, servers = self._state, _integer(data, "servers")
+        if state.attempt is None:
+            raise StoreError(
+                "this job cannot change its number of servers: it was started without --restarts, so nobody takes cuts "
+                "of it, and nobody would start or stop servers. Save a checkpoint and resume it with another number: "
+                "checkpoints load on any number of servers"
+            )
+        if not 1 <= servers <= MAX_SERVERS:
+            raise StoreError(f"servers={servers} must be 1 to {MAX_SERVERS}")
+        if servers == state.sessions.servers:
+            raise StoreError(f"the job has {servers} servers already")
+        if state.scale is not None and state.scale.error is None:
+            raise StoreError(f"the job is about to go on with {state.scale.servers} servers: wait for that")
+        state.scale = ScaleRequest(servers)
+        log.warning("the job is to go on with %d servers: waiting for a cut", servers)
+        return {"attempt": state.attempt, "ticket": state.scale.ticket}
+
+    def _scale_step(self, data: Data) -> None:
+        """How the change gets on: its cut is written, or it cannot be."""
+        scale = self._state.scale
+        if scale is None or scale.ticket != need_text(data, "ticket"):
+            return  # of an attempt that is over
+        if (error := data.get("error")) is not None:
+            scale.error = str(error)[:MAX_REASON]
+        else:
+            scale.cut = need_text(data, "cut")
+
     # --- actions
 
     def _register(self, data: Data) -> Data:
-        servers = data.get("servers")
-        if not isinstance(servers, list) or not all(isinstance(one, str) for one in servers):
-            raise WireError(f"servers must be a list of host:port; got {servers!r}")
+        servers = _endpoints(data)
         worker, incarnation = _identity(data)
         mode = data.get("mode")
         joining = Registration(
             worker,
             _integer(data, "workers"),
-            tuple(servers),
+            servers,
             _integer(data, "index"),
             about=str(data.get("about", ""))[:200],
             mode=None if mode is None else str(mode)[:200],
@@ -187,7 +238,9 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         self._state.sessions.heartbeat(*_identity(data), status if isinstance(status, dict) else {})
         with self._state.sessions.changed:
             first = self._state.sessions.first()
-        return {"last_checkpoint": self._state.last_checkpoint, "first": first}
+        scale = self._state.scale
+        wanted = None if scale is None or scale.cut or scale.error else scale.ticket
+        return {"last_checkpoint": self._state.last_checkpoint, "first": first, "cut_wanted": wanted}
 
     def _ended(self, data: Data) -> Data:
         how, failed = need_text(data, "how")[:MAX_REASON], data.get("failed") is True
@@ -273,10 +326,11 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
     def _write(self, data: Data) -> Data:
         cuts, owner = self._state.cuts, self._living(data)
         directory, drop_state = need_text(data, "directory"), data.get("drop_state") is True
+        path, since = (need_text(data, name) if name in data else None for name in ("path", "since"))
         cuts.check(owner)
         return self._state.tasks.ask(
             f"write to {directory}",
-            lambda: cuts.write(owner, directory, drop_state),
+            lambda: cuts.write(owner, directory, drop_state, path, since),
             _patience(data),
             key=f"write {owner} {directory}",
         )
@@ -359,6 +413,13 @@ def _integer(data: Data, name: str) -> int:
     if type(value) is not int:
         raise WireError(f"{name} must be a whole number; got {value!r}")
     return value
+
+
+def _endpoints(data: Data) -> tuple[str, ...]:
+    servers = data.get("servers")
+    if not isinstance(servers, list) or not all(isinstance(one, str) for one in servers):
+        raise WireError(f"servers must be a list of host:port; got {servers!r}")
+    return tuple(servers)
 
 
 def _identity(data: Data) -> tuple[int, str]:

@@ -18,6 +18,7 @@ from sparsefleet.server.meetings import Meetings
 from sparsefleet.server.meters import Meters
 from sparsefleet.server.norms import Norms
 from sparsefleet.server.rounds import Rounds
+from sparsefleet.server.scale_request import ScaleRequest
 from sparsefleet.server.server_cut import ServerCuts
 from sparsefleet.server.sessions import Sessions
 
@@ -31,7 +32,7 @@ class ServerState:
         self.started = time.monotonic()
         self.sessions = sessions = Sessions(config, self.server_id)
         self.ledger = Ledger(sessions.is_over, self._end_job, config.index)
-        self.holdings = Holdings(config.index, self.ledger, config.start)
+        self.holdings = Holdings(config.index, self.ledger, config.start, from_cut=config.cut is not None)
         self.cuts = ServerCuts(self.ledger, self.holdings, sessions.is_over, config.index)
         self.rounds, self.norms = Rounds(sessions, self.ledger), Norms(sessions, self.ledger)
         self.geo = Geo()
@@ -47,6 +48,8 @@ class ServerState:
         sessions.on_new_life.append(self._note_former_life)
         self.wanted: str | None = None
         """Why a trainer asks for a new attempt of the job."""
+        self.scale: ScaleRequest | None = None
+        """Another number of servers that the job is to go on with."""
 
     @property
     def last_checkpoint(self) -> str | None:

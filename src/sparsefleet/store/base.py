@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy.typing as npt
 
+from sparsefleet.checkpoint.manifest import Manifest
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
@@ -113,10 +114,11 @@ class StoreCut(ABC):
     """One moment of all tables and blocks of a store, to be written while pushes go on. Close it, written or not."""
 
     @abstractmethod
-    def write(self, path: str, facts: RunFacts, *, drop_state: bool = False) -> None:
+    def write(self, path: str, facts: RunFacts, *, drop_state: bool = False, since: str | None = None) -> Manifest:
         """Write a checkpoint of that moment; once. It may take long, and any thread may do it.
 
-        drop_state: without optimizer state, for scoring only.
+        drop_state: without optimizer state, for scoring only. since: a checkpoint that this store has written in the
+        same folder; where it still knows what has changed since, it writes a delta of that one. The manifest tells.
         """
 
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsefleet.checkpoint import Checkpoint, begin, commit, latest, write_buffers
+from sparsefleet.checkpoint import Checkpoint, Manifest, begin, commit, latest, write_buffers
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
@@ -27,12 +27,15 @@ class LocalCut(StoreCut):
     def __init__(self, shard: ShardCut) -> None:
         self._shard = shard
 
-    def write(self, path: str, facts: RunFacts, *, drop_state: bool = False) -> None:
+    def write(self, path: str, facts: RunFacts, *, drop_state: bool = False, since: str | None = None) -> Manifest:
+        """Whole, whatever `since` says: jobs of one process do not heal, and take no cuts often."""
         shard = self._shard
         with begin(path) as draft:
             files = shard.write(draft.directory, 0, drop_state=drop_state)
             files += write_buffers(draft.directory, facts.buffers)
-            commit(draft, manifest_of(facts, shard.table_infos(drop_state), shard.block_infos(drop_state), files))
+            manifest = manifest_of(facts, shard.table_infos(drop_state), shard.block_infos(drop_state), files)
+            commit(draft, manifest)
+        return manifest
 
     def close(self) -> None:
         self._shard.close()

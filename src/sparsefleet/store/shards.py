@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sparsefleet.checkpoint import (
+    Base,
     BlockInfo,
     Checkpoint,
     DensePiece,
@@ -19,6 +20,7 @@ from sparsefleet.checkpoint import (
     write_dense,
     write_sparse_shard,
 )
+from sparsefleet.checkpoint.manifest import DELTA_VERSION, VERSION
 from sparsefleet.core.errors import CheckpointError
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.store.base import Layout, RunFacts
@@ -73,12 +75,24 @@ class ShardCut:
             self.close()
             raise
 
-    def write(self, directory: Location, shard: int, *, drop_state: bool = False) -> list[FileEntry]:
-        """Write the files of this process into a draft's directory; once, for tables are read once."""
+    def write(
+        self,
+        directory: Location,
+        shard: int,
+        *,
+        drop_state: bool = False,
+        since: Mapping[str, int] | None = None,
+    ) -> list[FileEntry]:
+        """Write the files of this process into a draft's directory; once, for tables are read once.
+
+        since: the `clocks` of an earlier cut; then only rows that changed after it are written. Of a table that was not
+        there yet all are, and of an exact one: there each step changes every row.
+        """
         files: list[FileEntry] = []
         for table in self.tables:
             spec, state_width = table.spec, 0 if drop_state else table.state_width
-            files += write_sparse_shard(directory, spec.name, shard, table.scan(), spec.dim, state_width)
+            clock = None if since is None or table.exact else since.get(spec.name)
+            files += write_sparse_shard(directory, spec.name, shard, table.scan(since=clock), spec.dim, state_width)
             table.close()
         pieces = []
         for held in self.blocks:
@@ -87,6 +101,14 @@ class ShardCut:
                 state = block.state[:0] if drop_state else block.state
                 pieces.append((DensePiece(block.name, held.start, block.values, state), held.info().layout))
         return files + write_dense(directory, shard, pieces)
+
+    def clocks(self) -> dict[str, int]:
+        """By table, its clock at this cut: every row that changes afterwards is touched later."""
+        return {table.spec.name: table.step for table in self.tables}
+
+    def rows(self) -> dict[str, int]:
+        """By table, how many rows the cut has."""
+        return {table.spec.name: table.rows for table in self.tables}
 
     def table_infos(self, drop_state: bool = False) -> list[TableInfo]:
         return [TableInfo.of(table.spec, table.step, drop_state=drop_state) for table in self.tables]
@@ -113,8 +135,9 @@ def manifest_of(
     files: Sequence[FileEntry],
     *,
     servers: int | None = None,
+    base: Base | None = None,
 ) -> Manifest:
-    """servers: how many wrote their shares of the rows; None: one process wrote all."""
+    """servers: how many wrote their shares of the rows; None: one process wrote all. base: what it is a delta of."""
     return Manifest(
         step=facts.step,
         tables=tuple(tables),
@@ -126,6 +149,8 @@ def manifest_of(
         positions=facts.positions,
         extra=facts.extra,
         partition=Partition(PARTITION, servers) if servers else None,
+        base=base,
+        version=VERSION if base is None else DELTA_VERSION,
     )
 
 
@@ -199,13 +224,22 @@ def _fill_table(checkpoint: Checkpoint, table: SparseTable, share: Share | None,
 
 
 def _rows_of(checkpoint: Checkpoint, table: str, share: Share | None, read_state: bool) -> Iterator[TableRows]:
-    """All rows of a table, or one server's: from its own files where rows were spread over servers as they are now."""
+    """All rows of a table, or one server's: from its own files where rows were spread over servers as they are now.
+
+    Of a delta, rows of those before it first: a key may come again, and its last row is the one that counts.
+    """
+    for layer in checkpoint.layers():
+        if layer.has_table(table):
+            yield from _rows_of_layer(layer, table, share, read_state)
+
+
+def _rows_of_layer(checkpoint: Checkpoint, table: str, share: Share | None, read_state: bool) -> Iterator[TableRows]:
     if share is None or share.servers == 1:
-        yield from checkpoint.sparse_rows(table, read_state=read_state)
+        yield from checkpoint.own_rows(table, read_state=read_state)
     elif checkpoint.manifest.partition != Partition(PARTITION, share.servers):
-        yield from checkpoint.sparse_rows(table, share.mine, read_state=read_state)
+        yield from checkpoint.own_rows(table, share.mine, read_state=read_state)
     else:
-        for rows in checkpoint.sparse_rows(table, read_state=read_state, shard=share.index):
+        for rows in checkpoint.own_rows(table, read_state=read_state, shard=share.index):
             strangers = np.count_nonzero(~share.mine(rows.keys))
             if strangers:
                 raise CheckpointError(

@@ -290,17 +290,25 @@ class TableCut:
         """The table's step at the cut."""
         self.rows = rows
         """How many rows the cut has."""
+        self.exact = table.exact
         self._table = table
         self._open, self._read = True, False
 
-    def scan(self, batch_rows: int = 65536) -> Iterator[TableRows]:
-        """The cut's rows, in no special order. They can be read once: what is read is not kept."""
+    def scan(self, batch_rows: int = 65536, *, since: int | None = None) -> Iterator[TableRows]:
+        """The cut's rows, in no special order. They can be read once: what is read is not kept.
+
+        since: only rows that were made or pushed to after the table was at that step, and perhaps some others; not for
+        exact tables, where every step changes every row. A row that a pull made counts as touched at the next step, so
+        that none is missed between two cuts.
+        """
+        if since is not None and self.exact:
+            raise StoreError(f"table {self.spec.name!r} is exact: each step changes every row of it")
         if batch_rows < 1:
             raise StoreError(f"table {self.spec.name!r}: batch_rows={batch_rows} must be 1 or above")
         if self._read:
             raise StoreError(f"table {self.spec.name!r}: this cut has been read; begin another one")
         self._read = True
-        return self._batches(batch_rows)
+        return self._batches(batch_rows, None if since is None else since & _U32)
 
     def close(self) -> None:
         """Let go of what is kept; the table can have another cut then. Closing twice does nothing."""
@@ -316,14 +324,14 @@ class TableCut:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _batches(self, batch_rows: int) -> Iterator[TableRows]:
+    def _batches(self, batch_rows: int, since: int | None) -> Iterator[TableRows]:
         table = self._table
         while True:
             with table._cutting:  # or a cut that comes after this one could be read in its place
                 if not self._open:
                     raise StoreError(f"table {self.spec.name!r}: the cut was closed before it was read to its end")
                 keys, values, state, seen, touched, _ = table._rows.scan_cut(
-                    batch_rows, self.step if table.exact else 0
+                    batch_rows, self.step if table.exact else 0, since
                 )
             if len(keys) == 0:
                 return

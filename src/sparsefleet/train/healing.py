@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sparsefleet.checkpoint import Checkpoint
+from sparsefleet.checkpoint import Chain, Checkpoint
 from sparsefleet.core.errors import StoreError
 from sparsefleet.store.base import RunFacts
 from sparsefleet.store.shards import facts_of
@@ -38,7 +38,21 @@ class Healing(Protocol):
 
     @property
     def cut_every(self) -> float | None:
-        """Seconds between two cuts; None: so that they cost about a hundredth of the time."""
+        """Seconds between two cuts; None: so that they take about a hundredth of the time."""
+        ...
+
+    @property
+    def chain(self) -> Chain:
+        """Of the cuts that this trainer has written in this attempt."""
+        ...
+
+    @property
+    def cut_wanted(self) -> str | None:
+        """A ticket where somebody waits for a cut, so that the job can go on in another shape; None: nobody does."""
+        ...
+
+    def cut_taken(self, ticket: str, cut: str | None, error: str | None) -> None:
+        """Tell who waits where the cut is, or why there is none."""
         ...
 
     def rejoin(self, why: StoreError) -> None:

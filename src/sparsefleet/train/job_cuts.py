@@ -1,53 +1,108 @@
 """JobCuts: the checkpoints that a job that heals goes back to when one of its processes is lost.
 
-One that cannot be written (a full disk) ends nothing: it is told, the last good one stands, and the next is tried.
+Most of them are deltas: the rows that changed since the one before (`checkpoint/chain.py`). One that cannot be written
+(a full disk) ends nothing: it is told, the last good one stands, and the next is tried.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 
-from sparsefleet.checkpoint import step_path
+from sparsefleet.checkpoint import Manifest, step_path
 from sparsefleet.store.base import RunFacts
+from sparsefleet.train.healing import Healing
 from sparsefleet.train.saver import Saver
 
 logger = logging.getLogger("sparsefleet.train")
 
 LEAST_SECONDS = 10.0
 """Between two cuts whose distance is not given."""
+MOST_SECONDS = 1800.0
+"""Likewise: a loss never costs more work than that, even where cuts then cost more than `COST`."""
 COST = 0.01
-"""Of the time, what cuts may take then."""
+"""Of the time, what cuts may take where their distance is not given."""
+RECENT = 8
+"""Cuts whose mean time decides the distance: after a whole one, which takes longer, come several deltas."""
 KEPT = 3
 """Cuts of an attempt that stay: servers may be about to load one that is not the last any more."""
 
 
+class Distance:
+    """How long to wait between two cuts, from how long the last ones took."""
+
+    def __init__(self, given: float | None) -> None:
+        """given: the user's choice; None: so that cuts take `COST` of the time."""
+        self._given = given
+        self._took: deque[float] = deque(maxlen=RECENT)
+
+    @property
+    def seconds(self) -> float:
+        if self._given is not None:
+            return self._given
+        mean = sum(self._took) / len(self._took) if self._took else 0.0
+        return min(MOST_SECONDS, max(LEAST_SECONDS, mean / COST))
+
+    def took(self, seconds: float) -> None:
+        self._took.append(seconds)
+
+
 class JobCuts:
-    def __init__(self, saver: Saver, folder: str, every: float | None) -> None:
-        self._saver, self._folder, self._every = saver, folder, every
+    def __init__(self, saver: Saver, healing: Healing) -> None:
+        self._saver, self._healing = saver, healing
+        self._folder = healing.folder
+        self._distance = Distance(healing.cut_every)
         self._under_way = False
+        self._ticket: str | None = None
+        """Of who waits for the cut under way."""
+        self._answered: str | None = None
+        """The last ticket that was answered: servers may ask for a moment longer."""
+        self._path = ""
         self._begun = time.monotonic()
-        self._next = self._begun + (LEAST_SECONDS if every is None else every)
+        self._next = self._begun + self._distance.seconds
         self._failed = False
 
     def due(self) -> bool:
-        return time.monotonic() >= self._next and not self._under_way
+        return (time.monotonic() >= self._next or self._asked() is not None) and not self._under_way
 
     def take(self, *, wait: bool = False) -> None:
         """Name a cut, and write it while training goes on; `wait`: until it is written."""
         self._under_way, self._begun = True, time.monotonic()
-        self._saver.aside(self._path, KEPT, self._ended, wait=wait)
+        self._ticket = self._asked()
+        self._saver.aside(self._path_of, KEPT, self._ended, chain=self._healing.chain, wait=wait)
 
-    def _path(self, facts: RunFacts) -> str:
-        return str(step_path(self._folder, facts.step))
+    def _asked(self) -> str | None:
+        ticket = self._healing.cut_wanted
+        return None if ticket == self._answered else ticket
 
-    def _ended(self, error: Exception | None) -> None:
+    def _path_of(self, facts: RunFacts) -> str:
+        self._path = str(step_path(self._folder, facts.step))
+        return self._path
+
+    def _ended(self, outcome: Manifest | Exception) -> None:
         now = time.monotonic()
         took = now - self._begun
-        self._next = now + (max(LEAST_SECONDS, took / COST) if self._every is None else self._every)
+        self._distance.took(took)
+        wait = self._distance.seconds
+        self._next = now + wait
+        if isinstance(outcome, Exception):
+            logger.warning("a cut was not written, training goes on, and a loss costs more: %s", outcome)
+        else:
+            if self._failed:
+                logger.warning("cuts are written again")
+            logger.info("%s; the next in %.0f s", _in_words(outcome, took), wait)
+        self._failed = isinstance(outcome, Exception)
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            error = f"no cut could be written: {outcome}" if isinstance(outcome, Exception) else None
+            self._answered = ticket
+            self._healing.cut_taken(ticket, self._path, error)
         self._under_way = False
-        if error is not None:
-            logger.warning("a cut was not written, training goes on, and a loss costs more: %s", error)
-        elif self._failed:
-            logger.warning("cuts are written again")
-        self._failed = error is not None
+
+
+def _in_words(written: Manifest, took: float) -> str:
+    what = "a whole cut" if written.base is None else f"a cut of what changed since {written.base.name}"
+    rows = sum(entry.rows or 0 for entry in written.files)
+    size = sum(entry.bytes for entry in written.files)
+    return f"{what} at step {written.step}: {rows:,} rows, {size / 1e6:.1f} MB in {took:.2f} s"

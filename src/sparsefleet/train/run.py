@@ -162,7 +162,7 @@ class Run:
         """This run's part in cuts, its own and those of the job's other trainers."""
         self.saver = Saver(workplace.store, self.crew, self.member, self.facts, save, self._note_saved)
         healing = workplace.healing
-        self.cuts = JobCuts(self.saver, healing.folder, healing.cut_every) if healing is not None else None
+        self.cuts = JobCuts(self.saver, healing) if healing is not None else None
         """What the job goes back to if one of its processes is lost."""
         # Resumed within an epoch, it is under way: a checkpoint from before the first step must not begin it anew.
         self._at = _Place(state.epoch, under_way=bool(state.position) or state.finished, stepped=state.finished)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparsefleet.checkpoint import locate, point_latest, prune, step_path
+from sparsefleet.checkpoint import Chain, Manifest, locate, point_latest, prune, step_path
 from sparsefleet.core.errors import CheckpointError, SparseFleetError
 from sparsefleet.crew import Crew, Reports
 from sparsefleet.store.base import ParameterStore, RunFacts, StoreCut
@@ -95,9 +95,18 @@ class Saver:
             write.start()
 
     def aside(
-        self, path_of: Callable[[RunFacts], str], keep: int, ended: Callable[[Exception | None], None], *, wait: bool
+        self,
+        path_of: Callable[[RunFacts], str],
+        keep: int,
+        ended: Callable[[Manifest | Exception], None],
+        *,
+        chain: Chain,
+        wait: bool,
     ) -> None:
-        """A checkpoint that is none of the policy's, in a folder that keeps so many. `ended` hears how it went."""
+        """A checkpoint that is none of the policy's, in a folder that keeps so many. `ended` hears how it went.
+
+        chain: whether it may be a delta, and of which one.
+        """
         try:
             named = self._name(path_of, anyway=True)
         except Exception as error:
@@ -106,17 +115,18 @@ class Saver:
         assert named is not None
 
         def write(named: _Named = named) -> None:
-            failed: Exception | None = None
+            outcome: Manifest | Exception
             try:
                 with named.cut:
-                    named.cut.write(named.path, named.facts)
+                    outcome = named.cut.write(named.path, named.facts, since=chain.base_for(named.path))
+                chain.written(named.path, outcome)
                 point_latest(named.path)
                 prune(locate(named.path).parent, keep)
             except Exception as error:
-                failed = error
+                outcome = error
             finally:
                 self._cut_open.release()
-            ended(failed)
+            ended(outcome)
 
         if wait:
             write()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.table_rows import touched_after
 from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.kernels.table import F64, NOTING, U32, Bools, Scanned
 
@@ -380,10 +381,13 @@ class RowTable:
             self._cut = self._copies()
             return len(self._cut)
 
-    def scan_cut(self, max_rows: int, clock: int = 0) -> Scanned:
+    def scan_cut(self, max_rows: int, clock: int = 0, since: int | None = None) -> Scanned:
         with self._lock:
             if self._cut is None:
                 raise ValueError("there is no open cut of this table")
+            if since is not None:  # before copies are caught up, which would say that all rows were touched
+                later = touched_after(np.array([row.touched for _, row in self._cut], np.uint32), since)
+                self._cut = [row for row, changed in zip(self._cut, later.tolist(), strict=True) if changed]
             rows, self._cut = self._cut[:max_rows], self._cut[max_rows:]
         return self._scanned(rows, 0, clock)._replace(cursor=0)
 

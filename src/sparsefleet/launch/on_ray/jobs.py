@@ -103,6 +103,8 @@ class _Up(Listening):
 
 
 class _RayJob(_Job):
+    _why_not_scale = "a job on Ray cannot change its number of servers while it runs yet: resume it with another one"
+
     def __init__(
         self,
         roles: Sequence[Role],
@@ -255,7 +257,7 @@ class _RayJob(_Job):
         self._metrics = RayMetrics(endpoints, self._environment, self._room.job)
         self._metrics.start()
 
-    def _successor(self, process: RoleProcess) -> RoleProcess:
+    def _successor(self, process: RoleProcess, attempts: Attempts) -> RoleProcess:
         assert isinstance(process, RayRole)
         successor = self._role_at(self._processes.index(process), former=process)
         successor.started(self._ask_to_start(successor))

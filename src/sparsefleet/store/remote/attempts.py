@@ -19,10 +19,19 @@ ASK_AFTER = 1.0
 """A lost process is mostly noticed by who started it; only then is a new attempt asked for."""
 
 
+class OtherServers(Exception):
+    """The job has gone on with other servers: these."""
+
+    def __init__(self, servers: tuple[str, ...]) -> None:
+        super().__init__(", ".join(servers))
+        self.servers = servers
+
+
 def attempt_to_join(links: Sequence[ServerLink], least: int, why: str | None, seconds: float) -> int:
     """Wait until all servers are in the same attempt, `least` or later, and return it.
 
-    why: what ended the attempt before, for who starts the next one. seconds: how long to wait for it.
+    why: what ended the attempt before, for who starts the next one. seconds: how long to wait for it. `OtherServers`
+    where server 0, which stays in every job, tells of an attempt with another list of them.
     """
     begun = time.monotonic()
     while True:
@@ -30,6 +39,7 @@ def attempt_to_join(links: Sequence[ServerLink], least: int, why: str | None, se
         for answer in answers:
             if isinstance(answer.get("broken"), str):
                 raise StoreError(answer["broken"])
+        _check_servers(links, answers[0], least)
         attempts = {answer.get("attempt") for answer in answers}
         if len(attempts) == 1 and type(number := attempts.pop()) is int and number >= least:
             return number
@@ -45,6 +55,14 @@ def attempt_to_join(links: Sequence[ServerLink], least: int, why: str | None, se
                 if answer.get("attempt") == least - 1 and not answer.get("wanted"):
                     _ask(link, least - 1, why)
         time.sleep(AGAIN_SECONDS)
+
+
+def _check_servers(links: Sequence[ServerLink], answer: dict[str, Any], least: int) -> None:
+    number, servers = answer.get("attempt"), answer.get("servers")
+    if type(number) is int and number >= least and isinstance(servers, list):
+        listed = tuple(map(str, servers))
+        if listed != links[0].config.endpoints:
+            raise OtherServers(listed)
 
 
 def _look(link: ServerLink) -> dict[str, Any]:

@@ -19,16 +19,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparsefleet.checkpoint import (
+    Base,
     BlockInfo,
     Checkpoint,
     FileEntry,
+    Manifest,
     TableInfo,
     begin,
     commit,
     file_entry,
     latest,
+    locate,
     write_buffers,
 )
+from sparsefleet.checkpoint.checksum import checksum_of
+from sparsefleet.checkpoint.manifest import FILE_NAME
 from sparsefleet.core.errors import CheckpointError, SparseFleetError, StoreError
 from sparsefleet.store.base import RunFacts, StoreCut
 from sparsefleet.store.remote.link import ServerLink, on_all
@@ -136,6 +141,8 @@ class FrozenServers:
         try:
             named = on_all(self._links, lambda link: link.action("name_cut", request))
             self._compare(named)
+            known = [set(map(str, answer["marks"])) for answer in named]
+            cut.known = known[0].intersection(*known[1:])
         except BaseException:
             cut.close()
             raise
@@ -203,12 +210,21 @@ class RemoteCut(StoreCut):
 
     def __init__(self, links: Sequence[ServerLink], identity: Mapping[str, Any], lease: _Lease) -> None:
         self._links, self._identity, self._lease = links, identity, lease
+        self.known: set[str] = set()
+        """Checkpoints of which all servers know what has changed since."""
         self._closed = False
 
-    def write(self, path: str, facts: RunFacts, *, drop_state: bool = False) -> None:
+    def write(self, path: str, facts: RunFacts, *, drop_state: bool = False, since: str | None = None) -> Manifest:
         links, lease = self._links, self._lease
+        before = None if drop_state or since not in self.known else _checksum_of(since)
         with begin(path) as draft:
-            request = {**self._identity, "directory": str(draft.directory), "drop_state": drop_state}
+            request = {
+                **self._identity,
+                "directory": str(draft.directory),
+                "drop_state": drop_state,
+                "path": path,
+                **({} if before is None else {"since": since}),
+            }
             answers = on_all(links, lambda link: _finished(link, "write", request, lambda busy: lease.check()))
             files = [
                 _file(entry, link) for link, answer in zip(links, answers, strict=True) for entry in answer["files"]
@@ -220,18 +236,34 @@ class RemoteCut(StoreCut):
                 BlockInfo(**{**block, "layout": tuple((name, tuple(shape)) for name, shape in block["layout"])})
                 for block in blocks
             ]
+            base = None
+            if before is not None and since is not None:
+                rows = {info.name: sum(int(answer["rows"][info.name]) for answer in answers) for info in infos}
+                base = Base(locate(since).name, before, rows)
             lease.check()
-            commit(draft, manifest_of(facts, infos, blocks_there, files, servers=len(links)))
+            manifest = manifest_of(facts, infos, blocks_there, files, servers=len(links), base=base)
+            commit(draft, manifest)
         if not drop_state:  # else there is nothing that a run could be resumed from
             for link in links:
                 link.saved.path = path
             _tell_afterwards(links, "saved", {**self._identity, "path": path}, lease.seconds)
+        return manifest
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._lease.end()
             _tell_afterwards(self._links, "drop_cut", self._identity, self._lease.seconds)
+
+
+def _checksum_of(path: str | None) -> str | None:
+    """The sum over a checkpoint's manifest; None where nothing can stand on that checkpoint."""
+    assert path is not None
+    try:
+        return checksum_of(Checkpoint.open(path).location / FILE_NAME)
+    except CheckpointError as error:
+        log.warning("the next cut is whole, for the last one cannot be built upon: %s", error)
+        return None
 
 
 class _Lease:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparsefleet.core.errors import Rejoin, StoreError
-from sparsefleet.store.remote.attempts import attempt_to_join
+from sparsefleet.store.remote.attempts import OtherServers, attempt_to_join
 from sparsefleet.store.remote.callers import Callers
 from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.remote.failed_start import check_peers
 from sparsefleet.store.remote.heartbeats import Heartbeats
 from sparsefleet.store.remote.link import Saved, ServerLink, on_all
+
+log = logging.getLogger(__name__)
 
 GOOD_BYE_SECONDS = 2.0
 
@@ -27,8 +31,8 @@ class Connection:
         why: in a job that heals, what ended this trainer's part in the attempt before.
         """
         self.config = config
-        saved = Saved()
-        self.links = [ServerLink(config, index, saved) for index in range(len(config.endpoints))]
+        """With the servers of the attempt that was joined, which may be others than were given."""
+        self.links = self._links_to_all()
         self.attempt: int | None = None
         """Of a job that heals, the attempt that this connection is of; it ends with it."""
         self.cut: str | None = None
@@ -56,12 +60,23 @@ class Connection:
         """To the servers this trainer is lost."""
 
     def _agree_on_attempt(self, least: int, why: str | None) -> int:
-        try:
-            return attempt_to_join(self.links, least, why, self.config.connect_timeout)
-        except BaseException:
-            for link in self.links:
-                link.client.close()
-            raise
+        while True:
+            try:
+                return attempt_to_join(self.links, least, why, self.config.connect_timeout)
+            except OtherServers as other:
+                for link in self.links:
+                    link.client.close()
+                log.warning("the job goes on with %d servers: %s", len(other.servers), other)
+                self.config = replace(self.config, endpoints=other.servers)
+                self.links = self._links_to_all()
+            except BaseException:
+                for link in self.links:
+                    link.client.close()
+                raise
+
+    def _links_to_all(self) -> list[ServerLink]:
+        saved = Saved()
+        return [ServerLink(self.config, index, saved) for index in range(len(self.config.endpoints))]
 
     def abandon(self) -> None:
         """This attempt is over: end all that is under way, without a word to servers that know."""

@@ -21,6 +21,8 @@ class Heartbeats:
         self.status: dict[str, Any] = {}
         self.first = 0
         """The lowest of the trainers that are left, as server 0 said last."""
+        self.cut_wanted: str | None = None
+        """A ticket where server 0 asks the first trainer for a cut."""
         self._identity, self._seconds = dict(identity), seconds
         self._stop = threading.Event()
         self._links = links
@@ -61,6 +63,9 @@ class Heartbeats:
             try:
                 answer = link.action("heartbeat", {**self._identity, "status": self.status}, 2 * self._seconds)
                 link.heard_of(answer)
+                if link.index == 0:
+                    wanted = answer.get("cut_wanted")
+                    self.cut_wanted = wanted if isinstance(wanted, str) else None
                 if link.index == 0 and self.first == known:  # else a meeting that ended meanwhile has newer word
                     self.hear_first(answer.get("first"))
             except StoreError as error:

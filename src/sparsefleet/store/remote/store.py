@@ -41,8 +41,8 @@ class RemoteStore(ParameterStore):
 
         why: in a job that heals, what ended this trainer's part in the attempt before.
         """
-        self.config = config
         self.connection = Connection(config, why)
+        self.config = self.connection.config
         self._links = self.connection.links
         self._calls = Calls(self.connection)
         self.crew = RemoteCrew(self._calls)
