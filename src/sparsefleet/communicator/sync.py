@@ -6,7 +6,7 @@ samples leaves the rounds, and the others go on without it; epochs begin togethe
 
 from __future__ import annotations
 
-from sparsefleet.communicator.base import Lane, StepGradients
+from sparsefleet.communicator.base import Lane, StepGradients, marks_of
 from sparsefleet.communicator.clipping import clipped
 from sparsefleet.communicator.half_async import HalfAsyncCommunicator, RoundLane
 from sparsefleet.communicator.merging import summed
@@ -28,7 +28,11 @@ class SyncCommunicator(HalfAsyncCommunicator):
         step = clipped(summed(parts), self.config.clip_norm)
         parameters = self.parameters
         handed_in = self.store.rounds.push(
-            step.sparse, parameters.dense_part(step.dense), steps=len(parts), fresh=parameters.fresh()
+            step.sparse,
+            parameters.dense_part(step.dense),
+            steps=len(parts),
+            marks=marks_of(parts),
+            fresh=parameters.fresh(),
         )
         with lapped("push", "waiting"):  # the answer comes when all trainers have handed in theirs
             handed_in.wait()

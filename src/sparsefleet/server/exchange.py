@@ -21,6 +21,7 @@ from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.server.gate import SLICE
 from sparsefleet.server.geo import AnswerPart
 from sparsefleet.server.holdings import Bound, BoundRows, apply_all
+from sparsefleet.server.leases import read_marks
 from sparsefleet.server.ledger import GEO, PUSH, Account, Record, Step
 from sparsefleet.server.state import ServerState
 from sparsefleet.store.wire import (
@@ -164,9 +165,9 @@ class Exchange:
 
     def _sync(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
-        bound, batches = self._bind(frame, with_values=True), _whole_number(frame, "steps", 0)
+        bound = self._bind(frame, with_values=True)
         fresh = self._fresh(frame)
-        done = self._state.rounds.contribute(self._account, number, bound, batches, self._on_wait)
+        done = self._state.rounds.contribute(self._step(frame, number), bound, self._on_wait)
         self._applied("sync", number)
         self._note("sync", bound, start)
         header, body = self._values(frame, fresh, number)
@@ -238,7 +239,7 @@ class Exchange:
     # ---
 
     def _step(self, frame: Frame, number: int) -> Step:
-        return Step(self._account, number, _whole_number(frame, "steps", 0))
+        return Step(self._account, number, _whole_number(frame, "steps", 0), read_marks(frame.header.get("marks")))
 
     def _fresh(self, frame: Frame) -> list[DenseTable]:
         """The blocks whose values a push asks for, checked before anything is applied."""

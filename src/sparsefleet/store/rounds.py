@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparsefleet.core.batch import F32
+from sparsefleet.core.batch import F32, Mark
 from sparsefleet.core.keyed_rows import KeyedRows
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class Rounds(ABC):
         dense: Mapping[str, F32] | None = None,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
     ) -> Pending[object]:
         """Hand in this trainer's part of the open round; the answer comes when the round is applied.
@@ -49,9 +50,10 @@ class RoundsOfOne(Rounds):
         dense: Mapping[str, F32] | None = None,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
     ) -> Pending[object]:
-        return self._store.push_step(sparse, dense, steps=steps, fresh=fresh)
+        return self._store.push_step(sparse, dense, steps=steps, marks=marks, fresh=fresh)
 
     def join(self) -> None: ...
 

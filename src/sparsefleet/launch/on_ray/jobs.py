@@ -58,6 +58,8 @@ def run_on_ray(
         if count < 1:
             raise ConfigError(f"{name}={count} must be at least 1; a job of one process needs no launcher")
     settings, needs, view = settings or RunSettings(), needs or RayNeeds(), view or ray_view()
+    if settings.elastic is not None:
+        raise ConfigError("--elastic: workers on Ray do not come and go yet, those of processes on hosts do")
     if settings.restart.restarts:
         raise ConfigError(
             "--restarts: a job on Ray does not heal by itself yet, one on this host does; without it, the same command "

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparsefleet.core.errors import Rejoin, StoreError
@@ -15,7 +17,7 @@ from sparsefleet.store.remote.callers import Callers
 from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.remote.failed_start import check_peers
 from sparsefleet.store.remote.heartbeats import Heartbeats
-from sparsefleet.store.remote.link import Saved, ServerLink, on_all
+from sparsefleet.store.remote.link import NOT_UP, Saved, ServerLink, on_all
 
 GOOD_BYE_SECONDS = 2.0
 
@@ -26,8 +28,14 @@ class Connection:
 
         why: in a job that heals, what ended this trainer's part in the attempt before.
         """
-        self.config = config
         saved = Saved()
+        numbered = None
+        if config.worker < 0:
+            numbered = uuid.uuid4().hex
+            config = replace(config, worker=_number(config, numbered))
+        self.config = config
+        self.late = False
+        """This trainer came while the others were at work, and has not entered their rounds."""
         self.links = [ServerLink(config, index, saved) for index in range(len(config.endpoints))]
         self.attempt: int | None = None
         """Of a job that heals, the attempt that this connection is of; it ends with it."""
@@ -38,7 +46,8 @@ class Connection:
             if least is not None:
                 self.attempt = self._agree_on_attempt(least, why)
             # What is said under the name of an incarnation is said for its attempt.
-            self.incarnation = uuid.uuid4().hex if self.attempt is None else f"{self.attempt}-{uuid.uuid4().hex}"
+            life = numbered or uuid.uuid4().hex
+            self.incarnation = life if self.attempt is None else f"{self.attempt}-{life}"
             self.identity: Mapping[str, Any] = {"worker": config.worker, "incarnation": self.incarnation}
             try:
                 self._register()
@@ -107,7 +116,7 @@ class Connection:
                         lambda link=link: check_peers(self.links, link),  # type: ignore[misc]
                         self.attempt,
                     )
-                    self.cut = answer.get("cut")
+                    self.cut, self.late = answer.get("cut"), self.late or answer.get("late") is True
                     registered.append(link)
                     heartbeats.callback(Heartbeats([link], self.identity, self.config.heartbeat).stop)
         except Rejoin:
@@ -126,6 +135,21 @@ class Connection:
                 link.action("leave", request, min(GOOD_BYE_SECONDS, self.config.timeout / 4))
 
         on_all(links, part_from)
+
+
+def _number(config: RemoteConfig, incarnation: str) -> int:
+    """Ask server 0, which may not be up yet, for a number."""
+    link, until = ServerLink(config, 0, Saved()), time.monotonic() + config.connect_timeout
+    try:
+        while True:
+            try:
+                return int(link.action("give_number", {"incarnation": incarnation}, min(5.0, config.timeout))["worker"])
+            except StoreError as error:
+                if not isinstance(error.__cause__, NOT_UP) or time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+    finally:
+        link.client.close()
 
 
 def reason_of(error: BaseException) -> str:

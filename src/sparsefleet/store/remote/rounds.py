@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from sparsefleet.core.batch import F32
+from sparsefleet.core.batch import F32, Mark
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store.base import Pending
 from sparsefleet.store.remote.calls import Calls
+from sparsefleet.store.remote.checkpoints import FrozenServers
+from sparsefleet.store.remote.link import on_all
 from sparsefleet.store.rounds import Rounds
 from sparsefleet.store.wire import Frame
 
@@ -23,6 +25,7 @@ class RemoteRounds(Rounds):
         dense: Mapping[str, F32] | None = None,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
     ) -> Pending[int]:
         """The answer is the round's number. Servers sum the parts in the order of the trainers; one part a trainer."""
@@ -38,11 +41,20 @@ class RemoteRounds(Rounds):
             return int(rounds.pop() or 0)
 
         items = self._calls.step_items(sparse, dense)
-        return self._calls.send("sync push", self._calls.messages("sync", items, steps=steps, wanted=wanted), number)
+        messages = self._calls.messages("sync", items, steps=steps, marks=marks, wanted=wanted)
+        return self._calls.send("sync push", messages, number)
 
     def join(self) -> None:
-        for link in self._calls.connection.links:
-            link.action("join", self._calls.connection.identity)
+        connection = self._calls.connection
+        if not connection.late:
+            for link in connection.links:
+                link.action("join", connection.identity)
+            return
+        # The others are at work. All servers must take us in with the same round: while they are frozen, their open
+        # rounds are the same one, and ours is the next.
+        with FrozenServers(connection.links, connection.identity):
+            on_all(connection.links, lambda link: link.action("join", {**connection.identity, "late": True}))
+        connection.late = False
 
     def leave(self) -> None:
         """When all have left, everybody is in again. Those who come back do so together: `join`, then a barrier."""

@@ -6,13 +6,13 @@ answered are sent again: pushes count once, and a repeated pull may see later pu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy.typing as npt
 
-from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.batch import F32, U64, Mark
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
@@ -127,11 +127,14 @@ class RemoteStore(ParameterStore):
         dense: Mapping[str, F32] | None = None,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
     ) -> Pending[None]:
         """One message per server."""
         wanted = self._calls.wanted(fresh)
-        messages = self._calls.messages("push", self._calls.step_items(sparse, dense), steps=steps, wanted=wanted)
+        messages = self._calls.messages(
+            "push", self._calls.step_items(sparse, dense), steps=steps, marks=marks, wanted=wanted
+        )
         return self._calls.send("push of a step", messages, wanted.fill)
 
     def push_and_pull(
@@ -142,12 +145,13 @@ class RemoteStore(ParameterStore):
         keys: U64,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
     ) -> Pending[F32]:
         """One message per server."""
         wanted, asked = self._calls.wanted(fresh), self._calls.row_item(table, keys, None)
         items = self._calls.step_items(sparse, dense)
-        messages = self._calls.messages("push", items, steps=steps, wanted=wanted, asked=asked)
+        messages = self._calls.messages("push", items, steps=steps, marks=marks, wanted=wanted, asked=asked)
 
         def rows(frames: list[Frame]) -> F32:
             cut = [4 * count * asked.dim for count in asked.split.counts]
