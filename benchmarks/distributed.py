@@ -2,6 +2,7 @@
 
     python benchmarks/distributed.py            about ten minutes
     python benchmarks/distributed.py --quick    fewer rows and rounds, noisier figures
+    python benchmarks/distributed.py --leases   what handing data out in pieces costs, in processor seconds
 
 The wire alone (a bare exchange, clients at once, latencies) is measured by benchmarks/wire.py.
 """
@@ -22,6 +23,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 
 from parts.common import criteo_files, in_turn
+from parts.leases import compare_leases
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,15 @@ def measured(case: Case, data: Path, folder: Path, rounds: int) -> tuple[float, 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     arguments.add_argument("--quick", action="store_true", help="fewer rows and rounds, noisier figures")
-    quick = arguments.parse_args().quick
+    arguments.add_argument("--leases", action="store_true", help="what leases cost against fixed shares")
+    options = arguments.parse_args()
+    quick = options.quick
+    if options.leases:
+        rows = 100_000 if quick else 400_000
+        with tempfile.TemporaryDirectory() as name:
+            data = criteo_files(Path(name), rows)
+            compare_leases(rows_per_second, data, Path(name), rows, 2 if quick else 9)
+        return
     table = Table("job", "rows/s", "one process, 2 threads", "ratio", "wanted", "", title="SparseFleet on one host")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -19,7 +19,7 @@ import threading
 import time
 
 from sparsefleet.server import ServerConfig
-from sparsefleet.server.ledger import Account
+from sparsefleet.server.ledger import Account, Step
 from sparsefleet.server.members import Registration
 from sparsefleet.server.state import ServerState
 
@@ -33,7 +33,7 @@ def milliseconds_a_round(trainers: int, rounds: int) -> float:
 
     def contribute(account: Account) -> None:
         for number in range(1, rounds + 1):
-            state.rounds.contribute(account, number, [], 1, lambda reason: None)
+            state.rounds.contribute(Step(account, number, 1), [], lambda reason: None)
 
     threads = [threading.Thread(target=contribute, args=(account,)) for account in accounts]
     begun = time.process_time()

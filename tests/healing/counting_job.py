@@ -1,7 +1,8 @@
 """A script for jobs that heal. Every sample has a key of its own; with SGD of rate 1 and gradients of -1, a row's value
 is how often its sample was trained. The dense parameter counts them all.
 
-Arguments: mode, folder of data, checkpoint to write, seconds of a step, time-out.
+Arguments: mode, folder of data, checkpoint to write, seconds of a step, time-out; and any of these: `leased`,
+`save=FOLDER` (every 3 steps), `resume=PATH`, `epochs=N`, `slow=WORKER` (its steps take ten times as long).
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Pace(sf.FetchHandler):
         time.sleep(self.seconds)
 
 
-def main(mode: str, data: str, saved: str, pace: float, timeout: float) -> None:
+def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: str) -> None:
+    options = dict(part.partition("=")[::2] for part in more)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s")
     fleet.init()
     strategy = fleet.DistributedStrategy(mode=mode, k_steps=3, timeout=timeout, connect_timeout=60.0)
@@ -68,10 +70,16 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float) -> None:
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
-    reader = sf.open_reader(fleet.split_files(list_files(data)), SCHEMA, format_name="multislot", batch_size=BATCH)
+    leased = "leased" in options
+    files = list_files(data) if leased else fleet.split_files(list_files(data))
+    reader = sf.open_reader(files, SCHEMA, format_name="multislot", batch_size=BATCH, leased=leased)
     fleet.init_worker()
     trainer = sf.Trainer(optimizer, quiet=True)
-    result = trainer.fit(Counter(), reader, fetch=[Pace(pace)])
+    policy = sf.SavePolicy(options["save"], every_steps=3, keep=1000) if "save" in options else None
+    if options.get("slow") == str(fleet.worker_index()):
+        pace *= 10
+    epochs, resume = int(options.get("epochs", 1)), options.get("resume")
+    result = trainer.fit(Counter(), reader, epochs, fetch=[Pace(pace)], save=policy, resume=resume)
     print(f"rows {result.rows}", flush=True)
     if fleet.is_first_worker():
         fleet.save_persistables(saved)
@@ -80,4 +88,4 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), float(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), float(sys.argv[5]), *sys.argv[6:])

@@ -16,10 +16,12 @@ from waiting import wait_until
 
 from sparsefleet import launch
 from sparsefleet.checkpoint import Checkpoint
+from sparsefleet.core.elastic import Elastic
 from sparsefleet.launch.process import RoleProcess
 from sparsefleet.launch.view import View
 
 HERE = Path(__file__).parent
+TOKEN = "0123456789abcdef0123456789abcdef"
 LIMIT = 120.0
 """Seconds that a job may take, on a busy machine."""
 
@@ -55,6 +57,10 @@ class Job:
     restarts: int = 5
     cut_every: float = 0.3
     script: str = "counting_job.py"
+    options: Sequence[str] = ()
+    """For `counting_job.py`."""
+    epochs: int = 1
+    elastic: str | None = None
     view: Watching = field(default_factory=Watching)
     outcome: launch.Outcome | None = None
 
@@ -69,6 +75,8 @@ class Job:
 
     def make_data(self) -> str:
         data = self.folder / "data"
+        if data.exists():  # of a job before it
+            return str(data)
         data.mkdir()
         for part in range(2):
             keys = range(part * self.samples // 2, (part + 1) * self.samples // 2)
@@ -79,13 +87,14 @@ class Job:
     def run(self, killer: Callable[[Job], None] = lambda job: None) -> launch.Outcome:
         """The whole job, with the killer at work beside it."""
         data, saved = self.make_data(), str(self.folder / "saved")
-        arguments = [self.mode, data, saved, str(self.pace), str(self.timeout)]
+        arguments = [self.mode, data, saved, str(self.pace), str(self.timeout), *self.options]
         command = [sys.executable, str(HERE / self.script), *arguments]
         settings = launch.RunSettings(
             log_dir=self.folder / "log",
             timeout=self.timeout,
             grace=2.0,
             restart=launch.RestartPolicy(self.restarts, cut_every=self.cut_every if self.restarts else None),
+            elastic=None if self.elastic is None else Elastic.parse("elastic", self.elastic),
         )
         errors: list[BaseException] = []
 
@@ -97,7 +106,7 @@ class Job:
 
         thread = threading.Thread(target=kill, daemon=True)
         thread.start()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "SPARSEFLEET_TOKEN": TOKEN}
         self.outcome = launch.run_local(
             lambda role: command, self.servers, self.workers, settings, view=self.view, environment=environment
         )
@@ -134,10 +143,11 @@ class Job:
 
     def check_counts(self) -> None:
         counts, everything = self.counts()
-        assert (counts == 1.0).all(), f"not once: {np.flatnonzero(counts != 1.0)[:10]}, {counts[counts != 1.0][:10]}"
-        assert everything == self.samples
+        wrong = counts != self.epochs
+        assert not wrong.any(), f"not once: {np.flatnonzero(wrong)[:10]}, {counts[wrong][:10]}"
+        assert everything == self.samples * self.epochs
         rows = sum(int(line.split()[1]) for role in range(self.workers) for line in self._last_rows(role))
-        assert rows == self.samples
+        assert rows == self.samples * self.epochs
 
     def _last_rows(self, worker: int) -> list[str]:
         return [line for line in self.log(f"worker {worker}").splitlines() if line.startswith("rows ")][-1:]

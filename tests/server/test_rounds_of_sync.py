@@ -17,6 +17,7 @@ from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.fleet.facade import Fleet
 from sparsefleet.server import ServerConfig
 from sparsefleet.server.holdings import BoundRows
+from sparsefleet.server.ledger import Step
 from sparsefleet.server.members import Registration
 from sparsefleet.server.state import ServerState
 from sparsefleet.table import DenseTable, SparseTable, TableSpec
@@ -183,7 +184,7 @@ def test_when_the_one_that_applies_dies_during_a_checkpoint_another_does():
     def contribute(worker, on_wait):
         state.sessions.register("life", Registration(worker, 2, ("a:1",), 0, "x"))
         account = state.account(worker, "life", 0)
-        ended.append(state.rounds.contribute(account, 1, [one], 1, on_wait))
+        ended.append(state.rounds.contribute(Step(account, 1, 1), [one], on_wait))
 
     def dead(reason):
         raise OSError("the client is gone")  # as writing to its stream says

@@ -62,7 +62,8 @@ def show_command(path: Path, as_json: AsJson = False) -> None:
     epoch = epochs_done(found["extra"]) + 1
     for trainer, position in found["positions"].items():
         where = describe_position(position, epoch)
-        say(f"reader position of trainer {trainer}: {where}", markup=False, to=out)
+        whose = "all trainers (leases)" if trainer == "leases" else f"trainer {trainer}"
+        say(f"reader position of {whose}: {where}", markup=False, to=out)
 
 
 @app.command("verify")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -23,10 +24,14 @@ from sparsefleet.cli.console import (
 )
 from sparsefleet.cli.presets import preset_help, use_preset
 from sparsefleet.cli.run_config import leave_config, read_config
+from sparsefleet.core.elastic import Elastic
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.data.formats import can_be_cut, format_help
 from sparsefleet.fleet.roles import Role
+
+if TYPE_CHECKING:
+    from sparsefleet.data.base import Reader
 
 
 def _panel(name: str) -> Callable[[str], Any]:
@@ -203,6 +208,21 @@ def train(
     timeout: Annotated[
         float, _many("Seconds without a sign of life after which a process counts as lost.")
     ] = _USUAL.timeout,
+    leases: Annotated[
+        bool,
+        _many(
+            "Hand the training files out in pieces as trainers ask for them, instead of in fixed shares: a fast one "
+            "takes more, a lost one's pieces go to the others, and a run is resumed on any number of trainers "
+            "(docs/faults.md). Needs --reader queue."
+        ),
+    ] = False,
+    elastic: Annotated[
+        str | None,
+        _many(
+            "MIN:MAX: the job begins with --workers trainers, and goes on while so many are there: more may come and "
+            "some may go at any time (docs/faults.md). Data is handed out by leases."
+        ),
+    ] = None,
     restarts: Annotated[
         int,
         _many(
@@ -239,6 +259,16 @@ def train(
     train_checks.check_knobs(context, mode, alone=role.kind == "single" and not servers)
     if (restarts or cut_every is not None) and not servers and role.kind == "single":
         raise ConfigError("--restarts and --cut-every are for many processes: give --servers and --workers too")
+    bounds = Elastic.parse("--elastic", elastic) if elastic else role.elastic
+    leases = leases or bounds is not None
+    if elastic and workers:
+        Elastic.parse("--elastic", elastic).check_start(workers)
+    if leases and not servers and role.kind == "single":
+        raise ConfigError("--leases and --elastic are for many processes: give --servers and --workers too")
+    if leases and reader != "queue":
+        raise ConfigError(
+            f"--leases hands out files that are streamed; --reader {reader} keeps its own share: use queue"
+        )
     if save_every is not None and not save:
         raise ConfigError("--save-every needs --save FOLDER")
     if save:
@@ -255,6 +285,7 @@ def train(
     from sparsefleet import launch
     from sparsefleet.cli import train_parts, train_roles
     from sparsefleet.cli.reading import schema_for, tell_skipped
+    from sparsefleet.data.files import list_files
     from sparsefleet.data.reading import ReadingOptions
     from sparsefleet.launch.on_ray.options import needs_of
     from sparsefleet.scoring.measuring import metrics_of
@@ -323,6 +354,7 @@ def train(
             more=["--launched"],
             on_ray=needs,
             restart=launch.RestartPolicy(restarts, cut_every=cut_every),
+            elastic=bounds,
         )
         _tell(summary, data)
         if json_output and summary:
@@ -334,9 +366,17 @@ def train(
         train_roles.serve()
     with sigterm_interrupts():
         cuttable = can_be_cut(format, pipe_command)
-        train_rows = reading.open(train_roles.share(data, cuttable), rows, seed if shuffle else None)
-        test_rows = reading.open(train_roles.share(test_data, cuttable), rows) if test_data else None
-        valid_rows = reading.open(train_roles.share(valid_data, cuttable), rows) if valid_data else None
+        if leases:
+            train_rows = replace(reading, leased=True).open(list_files(data), rows)
+        else:
+            train_rows = reading.open(train_roles.share(data, cuttable), rows, seed if shuffle else None)
+
+        def scored(path: str | None) -> Reader | None:
+            if path is None or bounds is None:
+                return None if path is None else reading.open(train_roles.share(path, cuttable), rows)
+            return replace(reading, leased=True).open(list_files(path), rows)
+
+        test_rows, valid_rows = scored(test_data), scored(valid_data)
         # After the data: nothing is written for a run that cannot be.
         first = role.is_first_worker
         log_seconds = LOG_SECONDS if role.kind == "single" else train_roles.ROLE_LOG_SECONDS
@@ -352,6 +392,8 @@ def train(
         test_skipped = test_rows.skipped() if test_rows else {}
         whole = train_roles.whole_job(trainer.crew, result)
         summary = plain_numbers({**train_parts.metrics(result, test_skipped), **whole})
+        if leases:
+            summary["leases"] = True
         fleet.stop_worker()
     tell_skipped(result.skipped, "the training data")
     tell_skipped(test_skipped, "the test data")
@@ -367,7 +409,8 @@ def _tell(summary: Mapping[str, Any], data: str) -> None:
         speed = f"{summary['rows']:,} rows, {summary['samples_per_s']:,.0f} rows/s"
         console.print(f"[bold]{summary['trainers']} trainers[/] together: {speed}")
     for lost in summary.get("lost", ()):
-        say(f"[yellow]without[/] {escape(lost)}: rows that it had not trained are missing")
+        then = "others trained its pieces" if summary.get("leases") else "rows that it had not trained are missing"
+        say(f"[yellow]without[/] {escape(lost)}: {then}")
     if summary.get("profile"):
         console.print(_profile_table(summary["profile"]))
     if summary.get("stopped"):

@@ -25,6 +25,7 @@ from sparsefleet import fleet, launch
 from sparsefleet.checkpoint import Checkpoint, Manifest, latest
 from sparsefleet.cli.run_config import given
 from sparsefleet.cli.train_checks import epochs_done
+from sparsefleet.core.elastic import Elastic
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.crew import Crew
 from sparsefleet.data.files import list_files
@@ -39,7 +40,7 @@ from sparsefleet.train import FitResult
 LOG_FOLDER = "log"
 PARENTS_OWN = (
     "servers", "workers", "json_output", "config", "on", "server_cpus", "worker_cpus", "server_memory", "worker_memory",
-    "restarts", "cut_every",
+    "restarts", "cut_every", "elastic",
 )  # fmt: skip
 """Options that are not handed on to the processes of a job."""
 _PATHS = (
@@ -70,6 +71,7 @@ def launch_roles(
     more: Sequence[str] = (),
     on_ray: RayNeeds | None = None,
     restart: launch.RestartPolicy | None = None,
+    elastic: Elastic | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Run this very command once per role. The exit status, and what the trainers say of the whole job.
 
@@ -79,9 +81,12 @@ def launch_roles(
     given = handed_on(context) if on_ray is None else paths_in_full(handed_on(context))
     command = [sys.executable, "-m", "sparsefleet", *words, *given, *more, "--json"]
     settings = launch.RunSettings(
-        log_dir=log_dir, timeout=strategy.timeout + REPORT_SECONDS, restart=restart or launch.RestartPolicy()
+        log_dir=log_dir,
+        timeout=strategy.timeout + REPORT_SECONDS,
+        restart=restart or launch.RestartPolicy(),
+        elastic=elastic,
     )
-    logs = [log_dir / f"workerlog.{index}" for index in range(workers)]
+    logs = [log_dir / f"workerlog.{index}" for index in range(workers if elastic is None else elastic.most)]
     for log in logs:
         try:
             log.unlink(missing_ok=True)  # of an earlier job: its result is not ours

@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from sparsefleet.communicator.base import Communicator, CommunicatorConfig, Lane, Parameters, StepGradients
+from sparsefleet.communicator.base import Communicator, CommunicatorConfig, Lane, Parameters, StepGradients, marks_of
 from sparsefleet.communicator.clipping import clipped
 from sparsefleet.communicator.merging import merged
 from sparsefleet.core.batch import F32, U64
@@ -56,12 +56,12 @@ class AsyncCommunicator(Communicator):
         """Send the steps as one; waited for, they are applied and the dense values are those after them."""
         step = merged(parts, self.parameters)
         dense = self.parameters.dense_part(step.dense)
-        return self.store.push_step(step.sparse, dense, steps=len(parts), fresh=self._fresh())
+        return self.store.push_step(step.sparse, dense, steps=len(parts), marks=marks_of(parts), fresh=self._fresh())
 
     def send_and_pull(self, step: StepGradients, asked: Mapping[str, U64]) -> Pending[dict[str, F32]]:
         """Send one step and ask for rows as they are after it; when they are there, all is as `send` says."""
         dense = self.parameters.dense_part(step.dense)
-        return self.store.push_and_pull(step.sparse, dense, asked, steps=1, fresh=self._fresh())
+        return self.store.push_and_pull(step.sparse, dense, asked, steps=1, marks=step.marks, fresh=self._fresh())
 
     def _fresh(self) -> dict[str, F32]:
         return self.parameters.fresh() if next(self._messages) % self.config.dense_refresh == 0 else {}
@@ -70,7 +70,8 @@ class AsyncCommunicator(Communicator):
         """Wait for room in the queue, leave a copy there, then wait for the lane's own staleness bound."""
         config = self.config
         gradients = clipped(gradients, config.clip_norm)
-        copy = StepGradients(gradients.sparse, gradients.dense.copy())  # the dense array is the replica's own
+        # the dense array is the replica's own
+        copy = StepGradients(gradients.sparse, gradients.dense.copy(), gradients.marks)
         with self._changed:
             self._wait_for(lambda: len(self._queue) < config.send_queue_size)
             lane.outstanding += 1

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import ClassVar, Self
 
-from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.batch import F32, U64, Mark
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.crew import Crew, CrewOfOne
@@ -63,6 +63,13 @@ class StepGradients:
     """Per table; every table of the model is there, with zero rows where the batch had none."""
     dense: F32
     """Flat, as long as the dense block. Only valid during the call that hands it in."""
+    marks: tuple[Mark, ...] = ()
+    """How far pieces of leased data are with this step (`data/leases.py`)."""
+
+
+def marks_of(parts: Sequence[StepGradients]) -> list[Mark]:
+    """Of all these steps, in their order."""
+    return [mark for part in parts for mark in part.marks]
 
 
 @dataclass(frozen=True)

@@ -21,4 +21,4 @@ def clipped(step: StepGradients, max_norm: float | None) -> StepGradients:
     factor = clip_factor(squares([step.dense, *(rows.rows for rows in step.sparse.values())]), max_norm)
     if factor == 1.0:
         return step
-    return StepGradients(scaled_rows(step.sparse, factor), scaled(step.dense, factor))
+    return StepGradients(scaled_rows(step.sparse, factor), scaled(step.dense, factor), step.marks)

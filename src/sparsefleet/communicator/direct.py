@@ -26,5 +26,6 @@ class _DirectLane(Lane):
         return self._store.pull(table, keys)
 
     def push(self, gradients: StepGradients) -> None:
-        gradients = clipped(gradients, self._clip_norm)
-        self._store.push_step(gradients.sparse, self._parameters.dense_part(gradients.dense), steps=1).wait()
+        marks, gradients = gradients.marks, clipped(gradients, self._clip_norm)
+        dense = self._parameters.dense_part(gradients.dense)
+        self._store.push_step(gradients.sparse, dense, steps=1, marks=marks).wait()

@@ -30,7 +30,7 @@ import numpy as np
 
 from sparsefleet.communicator.base import Communicator, Lane, Parameters, StepGradients
 from sparsefleet.communicator.clipping import clipped
-from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.batch import F32, U64, Mark
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.kernels.rows import unique_keys
@@ -57,6 +57,8 @@ class GeoCommunicator(Communicator):
     def start(self, parameters: Parameters, done: int = 0) -> None:
         geo = self.store.geo
         self._steps = self._flushed = 0
+        self._marks: list[Mark] = []
+        """Of the steps since the last exchange."""
         self._under_way: Pending[GeoAnswer] | None = None
         self._answer_after = min(LATE_STEPS, self.config.k_steps // LATE_SHARE)
         self._counting, self._exchanging = threading.Lock(), threading.Lock()
@@ -109,6 +111,7 @@ class GeoCommunicator(Communicator):
             self._dense.push(gradients.dense)
         with self._counting:
             self._steps += 1
+            self._marks += gradients.marks
             past = self._steps % self.config.k_steps
         if past == 0:
             with self._exchanging:
@@ -144,7 +147,9 @@ class GeoCommunicator(Communicator):
         with flushed():
             delta = (self.parameters.dense_values - self._old_dense) / np.float32(shares)
             self._old_dense += delta
-        self._under_way = self.store.geo.exchange(sparse, self.parameters.dense_part(delta))
+        with self._counting:
+            marks, self._marks = self._marks, []
+        self._under_way = self.store.geo.exchange(sparse, self.parameters.dense_part(delta), marks)
 
     def _take_in(self) -> None:
         """Take in the answer of the exchange under way, if there is one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparsefleet.communicator.base import Communicator, Lane, StepGradients
+from sparsefleet.communicator.base import Communicator, Lane, StepGradients, marks_of
 from sparsefleet.communicator.clipping import clipped
 from sparsefleet.communicator.merging import merged
 from sparsefleet.communicator.thread_round import ThreadRound
@@ -23,7 +23,11 @@ class HalfAsyncCommunicator(Communicator):
         step = clipped(merged(parts, self.parameters), self.config.clip_norm)
         parameters = self.parameters
         self.store.push_step(
-            step.sparse, parameters.dense_part(step.dense), steps=len(parts), fresh=parameters.fresh()
+            step.sparse,
+            parameters.dense_part(step.dense),
+            steps=len(parts),
+            marks=marks_of(parts),
+            fresh=parameters.fresh(),
         ).wait()
 
     def flush(self) -> None:

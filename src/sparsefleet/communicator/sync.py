@@ -6,7 +6,7 @@ samples leaves the rounds, and the others go on without it; epochs begin togethe
 
 from __future__ import annotations
 
-from sparsefleet.communicator.base import Lane, StepGradients
+from sparsefleet.communicator.base import Lane, StepGradients, marks_of
 from sparsefleet.communicator.half_async import HalfAsyncCommunicator, RoundLane
 from sparsefleet.communicator.merging import summed
 from sparsefleet.communicator.thread_round import ThreadRound
@@ -29,6 +29,8 @@ class SyncCommunicator(HalfAsyncCommunicator):
         if self.config.clip_norm is not None:
             with lapped("push", "waiting"):  # the answer comes when all trainers have asked
                 factor = rounds.clip_factor(step.sparse, dense, self.config.clip_norm).wait()
-        handed_in = rounds.push(step.sparse, dense, steps=len(parts), fresh=parameters.fresh(), factor=factor)
+        handed_in = rounds.push(
+            step.sparse, dense, steps=len(parts), marks=marks_of(parts), fresh=parameters.fresh(), factor=factor
+        )
         with lapped("push", "waiting"):  # the answer comes when all trainers have handed in theirs
             handed_in.wait()

@@ -15,7 +15,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from sparsefleet.data.leases import Lender, Progress
 
 T = TypeVar("T")
 
@@ -41,6 +44,52 @@ class CutMember(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """Nobody will say when to resume: training ends with this error."""
+        ...
+
+
+@dataclass(frozen=True)
+class LeaseState:
+    """How far all members are in a pass over leased data."""
+
+    left: int
+    """Pieces that are not done."""
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where the others are, for a member that comes while they are at work."""
+
+    fit: int
+    """Which call of `fit`, from 1."""
+    epoch: int
+    """From 0."""
+    step: int
+    position: Mapping[str, Any]
+    """What their pass over the data reads."""
+    evaluations: int
+    """How often they have scored data together."""
+
+
+class PassLender(Lender, Protocol):
+    """Lends pieces of data for one pass over it, to this member and all others."""
+
+    def end_lap(self) -> int:
+        """All members call it once none gets another piece: how many pieces are left, for another lap. Where none is
+        lost, none is left."""
+        ...
+
+    @property
+    def leaves(self) -> bool:
+        """This member was asked to leave the job, and gets no more pieces."""
+        ...
+
+    def all_done(self) -> None:
+        """What this member has taken is done, for passes that make no steps."""
+        ...
+
+    def state(self) -> LeaseState | None:
+        """Exact while the store is held; None: the pass has not begun, or another one has."""
         ...
 
 
@@ -80,6 +129,24 @@ class Crew(ABC):
         `member` is this process's part; `hold` is entered once all have paused, and keeps the store as it is. `act`
         gets the reports of all members. What takes long belongs after this call: all stand still for it.
         """
+
+    def lender(self, name: str, *, joinable: bool = False) -> PassLender | None:
+        """For the pass of this name; None: this member reads all data by itself.
+
+        joinable: members may come while it is under way.
+        """
+        return None
+
+    def enter(self) -> Entry | None:
+        """For a member that comes while the others are at work: return when it may take part. Else None, at once."""
+        return None
+
+    def caught_up(self) -> None:  # noqa: B027  (most members begin together)
+        """This member is where the others are: from now on they meet."""
+
+    def leave_job(self) -> NoReturn:
+        """This member was asked to leave: nobody waits for it any more. Ends the process, in good order."""
+        raise SystemExit(0)
 
     def report(self, status: Mapping[str, Any]) -> None:  # noqa: B027  (a crew of one has nobody to tell)
         """What others see of this member from now on: step, rows_per_s, …"""

@@ -16,6 +16,7 @@ from sparsefleet.data.files import Path, list_files
 from sparsefleet.data.formats import format_for
 from sparsefleet.data.formats.base import BadSamples, Chunk, Format
 from sparsefleet.data.in_memory import InMemoryDataset
+from sparsefleet.data.leased import LeasedDataset
 from sparsefleet.data.py_reader import PyReader
 from sparsefleet.data.queue_dataset import QueueDataset
 from sparsefleet.data.ray_dataset import RayDataset, is_ray_dataset, ray_reader
@@ -36,6 +37,7 @@ def open_reader(
     shuffle_seed: int | None = None,
     load: bool = True,
     same_inputs: bool = False,
+    leased: bool = False,
 ) -> Reader:
     """`kind`: queue streams, memory loads (and shuffles, given a seed), pyreader reads ahead, feeder does not.
 
@@ -44,13 +46,22 @@ def open_reader(
 
     load=False leaves loading to the caller: all settings are checked, and no sample is read.
 
+    leased: all trainers of a job are given the same files, and take pieces of them as they need them, in `fit`; for
+    kind queue (`data/leased.py`).
+
     In the place of paths, a `ray.data.Dataset` is read (`data/ray_dataset.py`).
     """
     if kind not in _MAKERS:
         raise ConfigError(f"reader={kind!r} is not a reader; choose {', '.join(_MAKERS)}")
     if shuffle_seed is not None and kind != "memory":
         raise ConfigError(f"only the memory reader shuffles; reader={kind!r} streams samples in their order")
+    if leased and kind != "queue":
+        raise ConfigError(
+            f"leased=True hands out files as they are streamed: reader={kind!r} has its own share; use queue"
+        )
     if is_ray_dataset(paths):
+        if leased:
+            raise ConfigError("leased=True is for files: share a Ray dataset out with its streaming_split")
         if format_name != "auto" or pipe_command is not None:
             raise ConfigError("a Ray dataset has columns, no format and no pipe_command; leave them out")
         read = ray_reader(
@@ -61,7 +72,7 @@ def open_reader(
     files = list_files(cast(Path | Sequence[Path], paths))
     whole = [parse_unit(name).file for name in files]
     format = format_for(format_name, schema, files=whole, labelled=labelled, pipe_command=pipe_command)
-    reader = _MAKERS[kind](files, format, batch_size, on_bad_row, threads)
+    reader = (_leased if leased else _MAKERS[kind])(files, format, batch_size, on_bad_row, threads)
     if isinstance(reader, FileReader | Feeder):
         reader.same_inputs = same_inputs
     if load and isinstance(reader, InMemoryDataset):
@@ -112,6 +123,10 @@ class _Pass(Iterator[Batch]):
         close = getattr(self._chunks, "close", None)
         if close is not None:
             close()
+
+
+def _leased(files: list[str], format: Format, size: int, bad: str, threads: int) -> Reader:
+    return LeasedDataset(files, format, size, threads=threads, on_bad_row=bad)
 
 
 _Maker = Callable[[list[str], Format, int, str, int], Reader]

@@ -23,6 +23,7 @@ class ReadingOptions:
     threads: int = 1
     labelled: bool = True
     same_inputs: bool = False
+    leased: bool = False
 
     def check(self, path: str, schema: Schema) -> None:
         """Refuse what a process would only refuse once it is started: settings, and files without samples."""
@@ -46,4 +47,5 @@ class ReadingOptions:
             shuffle_seed=shuffle_seed,
             load=load,
             same_inputs=self.same_inputs,
+            leased=self.leased,
         )

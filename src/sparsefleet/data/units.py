@@ -75,13 +75,16 @@ class UnitPass(Pass):
     def _position(self) -> Position:
         if not self._open_units:
             return {}
-        return new_position(
-            self._kind,
+        progress = [[m.unit, m.samples, m.offset, m.done] for _, m in sorted(self._marks.items())]
+        return new_position(self._kind, **self._input(), progress=progress)
+
+    def _input(self) -> dict[str, Any]:
+        """What a position says besides how far it is."""
+        return {
             **self._identity,
             **_folder_of(file for file, *_ in self._identity.get("files", ())),
-            units=[[unit.file, unit.start, unit.stop] for unit in self._units],
-            progress=[[m.unit, m.samples, m.offset, m.done] for _, m in sorted(self._marks.items())],
-        )
+            "units": [[unit.file, unit.start, unit.stop] for unit in self._units],
+        }
 
     def share(self) -> float:
         with self._lock:

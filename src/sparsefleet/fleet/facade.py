@@ -129,6 +129,11 @@ class Fleet:
 
     def split_files(self, files: Sequence[Path], *, cuttable: bool = True) -> list[str]:
         """This trainer's share of the files: no overlap, even by bytes, stable; see data/split.py."""
+        if self._known_role().elastic is not None:
+            raise ConfigError(
+                "split_files: trainers of an elastic job come and go, so nobody has a share; give every trainer all "
+                "files, with open_reader(…, leased=True)"
+            )
         return split_files(files, max(self.worker_index(), 0), self.worker_num(), cuttable=cuttable)
 
     def distributed_optimizer(
@@ -203,12 +208,14 @@ class Fleet:
             index=role.index,
             endpoints=role.server_endpoints,
             workers=role.worker_num,
+            elastic=role.elastic,
             mode=strategy.mode,
             timeout=strategy.timeout,
             join_timeout=strategy.connect_timeout,
             # In a job that heals, trainers that have fallen silent are started again.
             abandoned_after=strategy.timeout * (1 if healing is None else SILENT_ATTEMPTS),
-            lost_trainer="drop" if strategy.lost_trainer == "drop" else "error",
+            # Of an elastic job the others have the lost one's data.
+            lost_trainer="drop" if strategy.lost_trainer == "drop" or role.elastic else "error",
             load_from=self._model_path,
             attempt=None if healing is None else healing.attempt,
             cut=None if healing is None else healing.cut,
@@ -229,12 +236,18 @@ class Fleet:
         if role.kind == "single" or self._remote is not None:
             return
         strategy = self._optimizer.strategy if self._optimizer else DistributedStrategy().resolved()
+        if role.elastic is not None and strategy.mode == "sync" and strategy.clip_norm is not None:
+            raise ConfigError(
+                "clip_norm in sync needs the same trainers from a round's norm to its end, and those of an elastic job "
+                "come and go: leave one of them out, or use another mode"
+            )
         security, healing = Security.from_environment(), HealingVariables.from_environment()
         security.warn_if_open(str(role), role.server_endpoints)
         config = RemoteConfig(
             endpoints=role.server_endpoints,
             worker=role.index,
-            workers=role.worker_num,
+            workers=role.worker_num if role.elastic is None else role.elastic.most,
+            elastic=role.elastic,
             mode=self._optimizer.strategy.mode if self._optimizer else None,
             timeout=strategy.answer_seconds,
             connect_timeout=strategy.connect_timeout,
@@ -247,7 +260,10 @@ class Fleet:
         )
         self._connect(config, healing)
         assert self._remote is not None
-        self._remote.crew.catching_up = self._remote.connection.cut is not None
+        self._remote.crew.catching_up = self._remote.connection.cut is not None or self._remote.connection.late
+        if role.index < 0:
+            self._role = replace(role, index=self._remote.crew.index)
+            log.info("server 0 has made this worker %d", self._remote.crew.index)
         self._process = os.getpid()
         atexit.register(self._left_without_a_word)
 
@@ -261,7 +277,7 @@ class Fleet:
             """In the same process: only the connection is new, and what it knows of the attempt."""
             attempt = store.connection.attempt or 0
             store.connection.abandon()
-            self._connect(replace(store.config, attempt=attempt + 1), healing, why)
+            self._connect(replace(store.connection.config, attempt=attempt + 1), healing, why)
 
         if self._optimizer:
             part = None if healing is None else FleetHealing(healing, store, rejoin)
@@ -288,7 +304,9 @@ class Fleet:
         crew = self._remote.crew
         if not crew.given_up:
             if lost := crew.lost():
-                log.warning("the job ends without %s: samples that it had not trained yet are missing", ", ".join(lost))
+                leased = bool(self._remote.stats()["servers"][0]["leases"]["pass"])
+                then = "others have trained its pieces" if leased else "samples that it had not trained yet are missing"
+                log.warning("the job ends without %s: %s", ", ".join(lost), then)
             crew.stop()
         self._remote.close()
         self._remote = None
@@ -296,7 +314,9 @@ class Fleet:
 
     def _left_without_a_word(self) -> None:
         """The process ends and has not stopped, or not without an error: one of the script's, most likely."""
-        if self._remote is not None and os.getpid() == self._process:  # a child that was forked is no trainer
+        # A child that was forked is no trainer; and one that has left the job has said good-bye.
+        left = self._remote is not None and self._remote.connection.closed
+        if self._remote is not None and not left and os.getpid() == self._process:
             # Set where the interpreter has printed the error that ends the process.
             error = getattr(sys, "last_value", None)
             given_up = self._remote.crew.given_up

@@ -5,18 +5,22 @@ PADDLE_TRAINERS_NUM=2                                        every process
 PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:36011,127.0.0.1:36012   every process, the same list in the same order
 TRAINING_ROLE=PSERVER  POD_IP=127.0.0.1  PADDLE_PORT=36011   a server: which one of the list it is
 TRAINING_ROLE=TRAINER  PADDLE_TRAINER_ID=0                   a trainer: 0 to PADDLE_TRAINERS_NUM - 1
+SPARSEFLEET_ELASTIC=1:8                                      every process, where trainers may come and go
 ```
-With none of them set there is one process. Anything in between is an error: a job whose processes disagree about
-its shape hangs or, worse, trains on the wrong data.
+In an elastic job PADDLE_TRAINERS_NUM is how many trainers it begins with; one that comes later may leave its number
+out, and server 0 gives it one. With none of them set there is one process. Anything in between is an error: a job whose
+processes disagree about its shape hangs or, worse, trains on the wrong data.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from sparsefleet.core.elastic import VARIABLE as ELASTIC
+from sparsefleet.core.elastic import Elastic
 from sparsefleet.core.errors import ConfigError
 
 Kind = Literal["server", "worker", "single"]
@@ -29,7 +33,7 @@ PORT = "PADDLE_PORT"
 POD_IP = "POD_IP"
 TRAINER_ENDPOINTS = "PADDLE_TRAINER_ENDPOINTS"
 
-ROLE_VARIABLES = (TRAINERS_NUM, ENDPOINTS, TRAINING_ROLE, TRAINER_ID, PORT, POD_IP)
+ROLE_VARIABLES = (TRAINERS_NUM, ENDPOINTS, TRAINING_ROLE, TRAINER_ID, PORT, POD_IP, ELASTIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Role:
     """host:port of every server, in the order that gives each its index; empty in a single process."""
     current_endpoint: str | None = None
     """A server's own address; None for the others."""
+    elastic: Elastic | None = None
+    """Trainers come and go: `worker_num` is how many there are at the beginning. An index of -1: server 0 gives one."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("server", "worker", "single"):
@@ -55,13 +61,17 @@ class Role:
         if self.worker_num < 1:
             raise ConfigError(f"worker_num={self.worker_num} must be at least 1")
         if self.kind == "single":
-            if (self.index, self.worker_num, self.server_endpoints) != (0, 1, ()):
+            if (self.index, self.worker_num, self.server_endpoints, self.elastic) != (0, 1, (), None):
                 raise ConfigError("a single process has index 0, one worker and no servers; choose server or worker")
             return
         if not self.server_endpoints:
             raise ConfigError(f"server_endpoints is empty: a {self.kind} belongs to a job with at least one server")
-        count = len(self.server_endpoints) if self.kind == "server" else self.worker_num
-        if not 0 <= self.index < count:
+        if self.elastic is not None:
+            self.elastic.check_start(self.worker_num)
+        numbers = self.worker_num if self.elastic is None else self.elastic.most
+        count = len(self.server_endpoints) if self.kind == "server" else numbers
+        numbered_later = self.elastic is not None and self.kind == "worker" and self.index == -1
+        if not 0 <= self.index < count and not numbered_later:
             raise ConfigError(f"{self.kind} index {self.index} with {count} {self.kind}s; allowed is 0 to {count - 1}")
         own = self.server_endpoints[self.index] if self.kind == "server" else None
         if self.current_endpoint != own:
@@ -90,8 +100,11 @@ class Role:
         if self.kind == "single":
             return {}
         common = {TRAINERS_NUM: str(self.worker_num), ENDPOINTS: ",".join(self.server_endpoints)}
+        if self.elastic is not None:
+            common[ELASTIC] = str(self.elastic)
         if self.kind == "worker":
-            return {**common, TRAINING_ROLE: "TRAINER", TRAINER_ID: str(self.index)}
+            number = {TRAINER_ID: str(self.index)} if self.index >= 0 else {}
+            return {**common, TRAINING_ROLE: "TRAINER", **number}
         assert self.current_endpoint is not None
         host, port = parse_endpoint("current_endpoint", self.current_endpoint)
         return {**common, TRAINING_ROLE: "PSERVER", POD_IP: host, PORT: str(port)}
@@ -175,9 +188,27 @@ class _Variables:
         if worker_num < 1:
             raise ConfigError(f"{TRAINERS_NUM}={worker_num} must be at least 1")
         endpoints = parse_endpoints(ENDPOINTS, self._get(ENDPOINTS, "ip:port of every server, separated by commas"))
-        return self._trainer(worker_num, endpoints) if kind == "TRAINER" else self._server(worker_num, endpoints)
+        role = self._trainer(worker_num, endpoints) if kind == "TRAINER" else self._server(worker_num, endpoints)
+        return replace(role, elastic=self._elastic(), index=self._late_index(role)) if self._elastic() else role
+
+    def _elastic(self) -> Elastic | None:
+        return Elastic.parse(ELASTIC, self._set[ELASTIC]) if ELASTIC in self._set else None
+
+    def _late_index(self, role: Role) -> int:
+        """A trainer that comes later has a number beyond those at the beginning, or none yet."""
+        if role.is_server:
+            return role.index
+        return int(self._set[TRAINER_ID]) if TRAINER_ID in self._set else -1
 
     def _trainer(self, worker_num: int, endpoints: tuple[str, ...]) -> Role:
+        if (elastic := self._elastic()) is not None:
+            if TRAINER_ID in self._set:
+                index = self._integer(TRAINER_ID, f"this trainer's number, 0 to {elastic.most - 1}")
+                if not 0 <= index < elastic.most:
+                    raise ConfigError(
+                        f"{TRAINER_ID}={index} with {ELASTIC}={elastic}; allowed is 0 to {elastic.most - 1}, or none"
+                    )
+            return Role.worker(0, worker_num, endpoints)
         index = self._integer(TRAINER_ID, f"this trainer's number, 0 to {worker_num - 1}")
         if not 0 <= index < worker_num:
             raise ConfigError(

@@ -32,6 +32,8 @@ BEGIN_SECONDS = 30.0
 ASK_SECONDS = 0.5
 """How long the launcher itself stands still for an answer."""
 SAME_PLACE = 3
+RETIRE_SECONDS = 2.0
+"""How long a lost worker's part of a sync round may wait for the others' parts."""
 JOIN_SECONDS = 60.0
 """How long, at the least, a living worker may take to come to a new attempt: it may be within its script's own work."""
 
@@ -165,6 +167,29 @@ class Attempts:
                     if before[index : index + 1] != self._endpoints[index : index + 1]:
                         self._heard.pop(index, None)
         self._watch_all()
+
+    def goes_on_without(self, worker: int) -> bool:
+        """A worker was killed. Whether the others can go on in this attempt, with its data: where that is handed out in
+        pieces, and all servers have applied the same of its steps. Nothing of its life is taken any more then."""
+        first = self._answers.get(0, {})
+        if first.get("attempt") != self.number or not first.get("leased"):
+            return False
+        applied: list[Any] = []
+        try:
+            for index in reversed(range(len(self._endpoints))):  # server 0 last: it hands the pieces to others
+                link, until = self._link(index), time.monotonic() + RETIRE_SECONDS
+                try:
+                    request = {"attempt": self.number, "worker": worker}
+                    while (answer := link.action("retire", request, LOOK_SECONDS)).get("pending"):
+                        if time.monotonic() > until:
+                            return False
+                        time.sleep(LOOK_EVERY / 4)
+                    applied.append(answer["accounts"])
+                finally:
+                    link.client.close()
+        except (SparseFleetError, KeyError):
+            return False
+        return all(accounts == applied[0] for accounts in applied)
 
     def newest_cut(self) -> str | None:
         """The newest that can be opened. Once one has turned out to be damaged, others are read to their end first."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from sparsefleet.core.elastic import Elastic
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import parse_endpoints
 from sparsefleet.launch.attempts import RestartPolicy
@@ -128,6 +129,13 @@ def _parser() -> argparse.ArgumentParser:
         help="with --restarts, seconds between the cuts that a loss goes back to (a hundred times as long as the last "
         "ones took, so that they take about 1 %% of the time; 10 s to 30 minutes; worker 0's log tells)",
     )
+    option(
+        "--elastic",
+        metavar="MIN:MAX",
+        default=None,
+        help="workers may come and go while the job runs, so many of them; it begins with --worker_num (scripts read "
+        "their data with open_reader(..., leased=True))",
+    )
     option("-m", dest="module", action="store_true", help="the script is the name of a module, as in python -m")
     parser.add_argument("script", nargs="?", help="a Python script, or any executable")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to the script")
@@ -146,6 +154,7 @@ def _run(options: argparse.Namespace) -> Outcome:
         options.keep_going,
         options.progress,
         RestartPolicy(options.restarts, cut_every=options.cut_every),
+        None if options.elastic is None else Elastic.parse("--elastic", options.elastic),
     )
     command = [*script_command(options.script, options.module), *options.arguments]
     if options.on == "ray":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.fleet.roles import join_endpoint
+from sparsefleet.fleet.roles import Role, join_endpoint
 from sparsefleet.launch.addresses import HeldEndpoints
 from sparsefleet.launch.plan import roles_here
 from sparsefleet.launch.supervisor import CommandForRole, Outcome, RunSettings, run_roles
@@ -32,8 +33,13 @@ def run_local(
         raise ConfigError(f"{len(ports)} ports for {server_num} servers; give one for each")
     given = None if ports is None else [join_endpoint(LOOPBACK, port) for port in ports]
     with HeldEndpoints.free(server_num, LOOPBACK) if given is None else HeldEndpoints.given(given) as held:
-        roles = roles_here(held.endpoints, [LOOPBACK] * worker_num, [LOOPBACK])
+        roles = _elastic(roles_here(held.endpoints, [LOOPBACK] * worker_num, [LOOPBACK]), settings)
         return run_roles(command_for_role, roles, settings, environment=environment, view=view)
+
+
+def _elastic(roles: Sequence[Role], settings: RunSettings | None) -> list[Role]:
+    elastic = None if settings is None else settings.elastic
+    return [replace(role, elastic=elastic) for role in roles]
 
 
 def run_hosts(
@@ -47,6 +53,6 @@ def run_hosts(
     view: View | None = None,
 ) -> Outcome:
     """This host's part of a job: the roles of the lists that are here (see `roles_here`)."""
-    roles = roles_here(servers, workers, host_ips)
+    roles = _elastic(roles_here(servers, workers, host_ips), settings)
     with HeldEndpoints.given(role.current_endpoint for role in roles if role.current_endpoint is not None):
         return run_roles(command_for_role, roles, settings, environment=environment, view=view)

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
+from sparsefleet.core.elastic import Elastic
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.healing import HEALING_VARIABLES, START_AGAIN
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role, parse_endpoint
@@ -43,6 +44,7 @@ from sparsefleet.launch.listening import Listening
 from sparsefleet.launch.notices import Notices
 from sparsefleet.launch.process import Exit, RoleProcess, signal_name
 from sparsefleet.launch.progress import JobProgress
+from sparsefleet.launch.scaling import Scaling
 from sparsefleet.launch.summary import culprit_first, tell_failures
 from sparsefleet.launch.view import ENDED_WELL, View, state_of, view_for
 from sparsefleet.store.wire.auth import TOKEN_VARIABLE
@@ -81,12 +83,19 @@ class RunSettings:
     """Seconds between two lines about how far the job is, where no terminal shows it; 0: none."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     """Whether and how often the job goes on by itself when a process of it is lost."""
+    elastic: Elastic | None = None
+    """Workers may come and go, so many of them; None: the number of them stays."""
 
     def __post_init__(self) -> None:
         for name in ("timeout", "grace", "progress"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name}={value} must be a number of seconds, 0 or more")
+        if self.elastic is not None and self.restart.restarts:
+            raise ConfigError(
+                "elastic and restarts do not go together yet: an elastic job goes on without workers that are lost, "
+                "and more can be started at any time (sparsefleet scale --workers)"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,10 @@ class _Job:
                 )
             folder = settings.log_dir / f"cuts-{self._id[-8:]}"
             self._attempts = Attempts(roles[0].server_endpoints, self._environment, settings.restart, folder)
+        elastic_here = settings.elastic is not None and not (self._workers_elsewhere or self._servers_elsewhere)
+        self._scaling = Scaling(roles[0].server_endpoints, self._environment) if elastic_here else None
+        self._went: list[RoleProcess] = []
+        """Workers of an elastic job that were killed: the others go on with their data."""
         self._lost: list[RoleProcess] = []
         """To be started again."""
         self._former: list[RoleProcess] = []
@@ -174,6 +187,8 @@ class _Job:
                 self._attempts.close()
             for held in self._held:
                 held.__exit__(None, None, None)
+            if self._scaling is not None:
+                self._scaling.close()
             self._notices.close()
             self._progress.close()
             if kind is not None:
@@ -191,7 +206,8 @@ class _Job:
         assert self._guard is not None
         folder, environment, any_role = self._settings.log_dir, self._environment, self._roles[0]
         logs.make_folder(folder)
-        logs.remove_others(folder, any_role.server_num, any_role.worker_num)
+        most = any_role.worker_num if self._settings.elastic is None else self._settings.elastic.most
+        logs.remove_others(folder, any_role.server_num, most)
         ours = (*ROLE_VARIABLES, *HEALING_VARIABLES)
         plain = {name: value for name, value in environment.items() if name not in ours}
         # A job within a job keeps the outer one's id too, so that the outer one finds all that is its own.
@@ -219,6 +235,8 @@ class _Job:
         self._progress.start()
         if self._attempts is not None:
             self._attempts.start()
+        if self._scaling is not None:
+            self._scaling.start()
 
     def _keep_token(self, token: str, endpoints: Sequence[str] | None = None) -> None:
         assert self._guard is not None
@@ -236,6 +254,7 @@ class _Job:
         deadline: float | None = None
         while not self._interrupts.count and self._something_to_wait_for():
             self._look()
+            self._scale()
             self._heal()
             if self._too_many is not None:
                 break
@@ -317,9 +336,38 @@ class _Job:
             if process.role.is_server:
                 self._notices.server_ended(process.role.index)
             if process.failed and process.exit is not None:
-                self._failures.append(process)
+                if self._goes_alone(process):
+                    self._went.append(process)
+                    self._view.say(f"{process.role} ended ({process.exit}); the others go on with its data")
+                else:
+                    self._failures.append(process)
                 if process.role.is_worker:
                     self._notices.worker_ended(process.role.index, process.exit)
+
+    # --- a job whose workers come and go
+
+    def _goes_alone(self, process: RoleProcess) -> bool:
+        """A worker of an elastic job was killed, and there are others. Of too few, the servers end the job."""
+        if self._settings.elastic is None or process.role.is_server or process.exit is None:
+            return False
+        others = any(one.running or not one.failed for one in self._workers() if one is not process)
+        return process.exit.signal_name is not None and (others or bool(self._workers_elsewhere))
+
+    def _scale(self) -> None:
+        """Start the workers that somebody has asked for; those that are too many leave by themselves."""
+        if self._scaling is None or self._failures or (wanted := self._scaling.wanted()) is None:
+            return
+        running = {process.role.index for process in self._workers() if process.running}
+        most = self._settings.elastic.most if self._settings.elastic is not None else 0
+        free = [index for index in range(most) if index not in running and index not in self._scaling.taken]
+        for index in free[: max(0, wanted - len(running | self._scaling.taken))]:
+            former = [process for process in self._workers() if process.role.index == index]
+            for process in former:
+                self._processes.remove(process)
+                self._former.append(process)
+            role = replace(next(role for role in self._roles if role.is_worker), index=index)
+            self._processes.append(self._start_role(role, bool(former)))
+        self._view.say(f"{_count(wanted, 'worker')} wanted: {len(running)} were running")
 
     # --- a job that heals
 
@@ -362,6 +410,10 @@ class _Job:
         if again is None:
             return
         only_joins = [p for p in lost if p.role.is_worker and (_starts_again(p) or not attempts.joined(p.role.index))]
+        others = any(process.running for process in self._workers() if process not in lost)
+        if others and wanted is None and all(process.role.is_worker for process in again):
+            killed = [process for process in lost if process not in only_joins]
+            only_joins += [process for process in killed if attempts.goes_on_without(process.role.index)]
         if len(only_joins) < len(again) or not lost:
             done = {p.role.index for p in self._workers() if state_of(p) == ENDED_WELL} | attempts.done
             attempts.begin(why, done, [process.role.index for process in again if process.role.is_server])
@@ -371,8 +423,8 @@ class _Job:
             begins = f"it joins attempt {attempts.number}"
         self._view.say(f"{why}: {begins} ({attempts.allowed})")
         for process in lost:
-            killed = process.role.is_worker and not _starts_again(process)
-            if killed and (same := attempts.same_place(process.role.index)):
+            by_a_signal = process.role.is_worker and not _starts_again(process)
+            if by_a_signal and (same := attempts.same_place(process.role.index)):
                 self._view.say(same)
         for process in again:
             self._former.append(process)

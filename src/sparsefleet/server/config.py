@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sparsefleet.core.elastic import Elastic
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.store.wire.auth import INSECURE_VARIABLE, TOKEN_VARIABLE, check_token, is_loopback
 
@@ -25,6 +26,8 @@ class ServerConfig:
     """All servers of the run; None: the first trainer that registers says."""
     workers: int | None = None
     """Trainers of the run; None: the first trainer that registers says."""
+    elastic: Elastic | None = None
+    """Trainers may come and go, so many of them; `workers` are there at the beginning. None: they may not."""
     mode: str | None = None
     """How the trainers work together; None: the first one of them that says so."""
     timeout: float = 60.0
@@ -75,6 +78,10 @@ class ServerConfig:
             raise ConfigError(f"index={self.index} must be 0 or above")
         if self.workers is not None and self.workers < 1:
             raise ConfigError(f"workers={self.workers} must be 1 or above")
+        if self.elastic is not None and self.workers is None:
+            raise ConfigError("elastic: say with how many workers the job begins, too")
+        if self.elastic is not None and self.workers is not None:
+            self.elastic.check_start(self.workers)
         for name in ("timeout", "join_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0 seconds")

@@ -22,6 +22,7 @@ from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.server.gate import SLICE
 from sparsefleet.server.geo import AnswerPart
 from sparsefleet.server.holdings import Bound, BoundDense, BoundRows, apply_all
+from sparsefleet.server.leases import read_marks
 from sparsefleet.server.ledger import GEO, PUSH, Account, Record, Step
 from sparsefleet.server.norms import held_parts
 from sparsefleet.server.state import ServerState
@@ -165,13 +166,13 @@ class Exchange:
 
     def _sync(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
-        factor, batches, held = _factor(frame), _whole_number(frame, "steps", 0), self._account.held
+        factor, held = _factor(frame), self._account.held
         if factor is None:
             bound: Sequence[Bound] = self._bind(frame, with_values=True)
         else:
             bound = held_parts(self._account, number, factor)
         fresh = self._fresh(frame)
-        done = self._state.rounds.contribute(self._account, number, bound, batches, self._on_wait)
+        done = self._state.rounds.contribute(self._step(frame, number), bound, self._on_wait)
         if self._account.held is held:  # else another stream of this caller is at the next round
             self._account.held = None
         self._applied("sync", number)
@@ -265,7 +266,7 @@ class Exchange:
     # ---
 
     def _step(self, frame: Frame, number: int) -> Step:
-        return Step(self._account, number, _whole_number(frame, "steps", 0))
+        return Step(self._account, number, _whole_number(frame, "steps", 0), read_marks(frame.header.get("marks")))
 
     def _fresh(self, frame: Frame) -> list[HeldBlock]:
         """The blocks whose values a push asks for, checked before anything is applied."""

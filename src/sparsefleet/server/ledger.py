@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import StoreError
 from sparsefleet.server.gate import SLICE, Gate, OnWait, never_over
 
@@ -40,8 +41,8 @@ class Account:
     """What has been applied of one caller's steps. They come in order, perhaps more than once."""
 
     __slots__ = (
-        "batches", "caller", "clip_norm", "held", "incarnation", "key", "lock", "records", "round", "sequence",
-        "squares", "worker",
+        "batches", "caller", "clip_norm", "closed", "held", "incarnation", "key", "lock", "records", "round",
+        "sequence", "squares", "worker",
     )  # fmt: skip
 
     def __init__(self, worker: int, incarnation: str, caller: int) -> None:
@@ -63,6 +64,12 @@ class Account:
         """The message that asked for a norm last, and what it was told."""
         self.clip_norm = 0.0
         """What it wants the norm for: all trainers must want the same."""
+        self.closed = False
+        """Nothing is taken any more: its life is over, and others go on with its data."""
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise StoreError(f"the others went on without worker {self.worker}: its data is theirs now")
 
     def wait_for_turn(self, on_wait: OnWait) -> None:
         """Take `lock`, and tell the client while that lasts."""
@@ -76,6 +83,8 @@ class Step(NamedTuple):
     account: Account
     sequence: int
     batches: int
+    marks: Sequence[Mark] = ()
+    """How far the trainer's pieces of leased data are with it."""
 
     @property
     def key(self) -> str:
@@ -111,6 +120,8 @@ class Ledger:
         self._former: dict[str, Account] = {}
         self._lock = threading.Lock()
         self._torn: str | None = None
+        self.on_marks: Callable[[Account, Sequence[Mark]], None] = lambda account, marks: None
+        """Told of each step's marks as it is applied; see `server/leases.py`."""
 
     # --- changes
 
@@ -118,7 +129,7 @@ class Ledger:
         """Make the change and advance the accounts of its steps; False where it has been made before."""
         steps, taken, made_before = record.steps, 0, 0
         try:
-            for account, sequence, _ in steps:
+            for account, sequence, *_ in steps:
                 if not account.lock.acquire(blocking=False):
                     account.wait_for_turn(on_wait)
                 taken += 1
@@ -127,13 +138,15 @@ class Ledger:
                 self._check_made_before(record, made_before)
                 return False
             self.check_whole()
+            for account, *_ in steps:
+                account.check_open()
             record.number = self.gate.enter(steps, on_wait)
             try:
                 self._make(record, change)
             finally:
                 self.gate.leave()
         finally:
-            for account, _, _ in steps[:taken]:
+            for account, *_ in steps[:taken]:
                 account.lock.release()
         return True
 
@@ -160,10 +173,12 @@ class Ledger:
         except BaseException as error:
             self._tear(record, error)
             raise
-        for account, sequence, batches in record.steps:
+        for account, sequence, batches, marks in record.steps:
             account.sequence = sequence
             account.records += 1
             account.batches += batches
+            if marks:
+                self.on_marks(account, marks)
 
     def _tear(self, record: Record, error: BaseException) -> None:
         self._torn = (
@@ -220,6 +235,23 @@ class Ledger:
         with self._lock:
             mine = [one for one in self._accounts.values() if (one.worker, one.incarnation) == (worker, incarnation)]
         return sum(account.batches for account in mine)
+
+    def close_life(self, worker: int, incarnation: str) -> list[Account]:
+        """Nothing more is taken of this life, but for what is being applied: that is over once its accounts' locks are
+        free (`let_end`)."""
+        with self._lock:
+            known = [*self._former.values(), *self._accounts.values()]
+        mine = [account for account in known if (account.worker, account.incarnation) == (worker, incarnation)]
+        for account in mine:
+            account.closed = True
+        return mine
+
+    @staticmethod
+    def let_end(accounts: Iterable[Account]) -> None:
+        """Return when nothing is being applied of these."""
+        for account in accounts:
+            with account.lock:
+                pass
 
     def _put_aside_former_lives(self, worker: int, incarnation: str) -> None:
         former = [k for k, one in self._accounts.items() if one.worker == worker and one.incarnation != incarnation]

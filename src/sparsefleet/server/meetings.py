@@ -7,6 +7,7 @@ time-out, none of them will ever come, and the job ends with an error that says 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,8 @@ class Meetings:
         self._met: dict[tuple[str, str], int] = {}
         """By kind and name, the last turn that is over."""
         self._waiting: dict[int, Waiting] = {}
+        self.on_met: list[Callable[[Place], None]] = []
+        """Called with `sessions.changed` held when all have come to a meeting."""
         sessions.on_new_life.append(self._forget_life)
 
     def meet(
@@ -78,6 +81,8 @@ class Meetings:
                 if not missing:
                     meeting.result = [meeting.payloads[one] for one in sorted(meeting.payloads)]
                     self._met[place[:2]] = max(place[2], self._met.get(place[:2], 0))
+                    for look in self.on_met:
+                        look(place)
                     self._forget_old()
                     sessions.changed.notify_all()
                     break
@@ -92,6 +97,10 @@ class Meetings:
                 sessions.changed.wait(min(left, 0.25))
             self._waiting.pop(worker, None)
             return {"all": meeting.result, "first": sessions.first()}
+
+    def turns(self) -> list[list[Any]]:
+        """With `sessions.changed` held: kind, name and last turn of the meetings that are over, for who comes late."""
+        return [[kind, name, turn] for (kind, name), turn in self._met.items()]
 
     def _note_waiting(self, worker: int, place: Place) -> None:
         now, known = time.monotonic(), self._waiting.get(worker)

@@ -21,6 +21,12 @@ class Member:
     no_error: bool = False
     """Its process seems to end well all the same: nobody but us can tell that the job has not."""
     dropped: bool = False
+    late: bool = False
+    """It came while the others were at work."""
+    retired: bool = False
+    """In a job that heals: it was lost, and the others go on with its data; another life of it may join them."""
+    leaving: bool = False
+    """It was asked to leave, and does when it has trained what it holds."""
 
     @property
     def ended(self) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from sparsefleet.core.errors import StoreError
 from sparsefleet.server.gate import OnWait
 from sparsefleet.server.holdings import Bound
-from sparsefleet.server.ledger import Account
+from sparsefleet.server.ledger import Account, Step
 from sparsefleet.server.rounds import Round, Rounds, merged
 from sparsefleet.store.norms import scaled, squares
 
@@ -30,7 +30,7 @@ class Norms(Rounds):
         account.clip_norm = clip_norm
         if not self._made_before(account, sequence):  # else what it brought is held, or applied already
             account.held = parts
-        self.contribute(account, sequence, parts, 0, on_wait)
+        self.contribute(Step(account, sequence, 0), parts, on_wait)
         return account.squares[1]
 
     def _made_before(self, account: Account, sequence: int) -> bool:

@@ -56,6 +56,8 @@ class Rounds:
         self._open = Round(1, set())
         self._before: dict[int, int | None] = {}
         """By trainer that was started again, how many rounds were over when it first contributed; None: it has not."""
+        self._entering: set[int] = set()
+        """Trainers that came late, and are in the rounds after the open one."""
         sessions.on_new_life.append(self._forget_life)
         sessions.on_change.append(self._count_anew)
 
@@ -64,16 +66,51 @@ class Rounds:
         """Contributions that wait for others."""
         return len(self._open.contributions)
 
-    def contribute(self, account: Account, sequence: int, parts: Sequence[Bound], batches: int, on_wait: OnWait) -> int:
+    def holds(self, worker: int, incarnation: str) -> bool:
+        """With `sessions.changed` held: whether this life has handed in a part that is not applied yet."""
+        mine = self._open.contributions.get(worker)
+        return mine is not None and mine.step.account.incarnation == incarnation
+
+    def finish(self) -> None:
+        """Nobody is in the rounds any more: apply what somebody handed in who died before the others left."""
+        with self._sessions.changed:
+            current = self._open
+            current.missing = set(self._sessions.in_rounds() - current.contributions.keys())
+            mine_to_apply = bool(current.contributions) and self._take_over(current)
+        if mine_to_apply:
+            self._apply(current, lambda reason: None)
+
+    def enter(self, worker: int, incarnation: str) -> None:
+        """A trainer that came late takes part from the round after the open one on.
+
+        Called on every server while all are frozen with the same steps applied: then the open round is the same one
+        everywhere, though on one server all of its parts may be there already and on another not.
+        """
+        with self._sessions.changed:
+            self._sessions.check(worker, incarnation)
+            self._before[worker] = None  # it counts rounds from its first one
+            self._entering.add(worker)
+            self._let_in_where_nobody_is()
+
+    def contribute(self, step: Step, parts: Sequence[Bound], on_wait: OnWait) -> int:
         """Hand in a part of the open round, and return the round's number once it is applied.
 
         To a trainer that was started again, rounds count from its first one: where its former life died within a round,
         the servers may have applied different numbers of them.
         """
+        account, sequence = step.account, step.sequence
         worker = account.worker
         with self._sessions.changed:
             if self._made_before(account, sequence):
                 return account.round  # sent again after a lost answer
+            bell = self._open.bell if worker in self._entering else None
+        while bell is not None:  # it came late: its first round is the next one
+            if not bell.wait(SLICE):
+                on_wait("the open round is without this trainer")
+            with self._sessions.changed:
+                self._sessions.check(worker, account.incarnation)
+                bell = self._open.bell if worker in self._entering else None
+        with self._sessions.changed:
             # At once: while it waits for a round that is being applied, the others must not begin the next without it.
             self._sessions.come_back(worker)
             current = self._open
@@ -90,9 +127,10 @@ class Rounds:
             current = self._open
             mine = current.contributions.get(worker)
             if mine is None:
+                account.check_open()
                 if not current.contributions:
                     current.missing = set(self._sessions.in_rounds())
-                current.contributions[worker] = Contribution(Step(account, sequence, batches), parts)
+                current.contributions[worker] = Contribution(step, parts)
                 current.missing.discard(worker)
                 if self._before.get(worker, 0) is None:
                     self._before[worker] = current.number - 1
@@ -182,8 +220,21 @@ class Rounds:
                 return False
         return self._take_over(current)
 
+    def _let_in_where_nobody_is(self) -> None:
+        """No round is open that would come to its end without those that enter."""
+        current = self._open
+        if self._entering and not current.contributions and not current.applying and not self._sessions.in_rounds():
+            self._let_in()
+
+    def _let_in(self) -> None:
+        entering, self._entering = self._entering, set()
+        for worker in sorted(entering):
+            self._sessions.come_back(worker)
+        self._ring(self._open)
+
     def _count_anew(self) -> None:
         """Somebody has come, gone or been lost."""
+        self._let_in_where_nobody_is()
         current = self._open
         if current.contributions and not current.applying:
             current.missing = set(self._sessions.in_rounds() - current.contributions.keys())
@@ -195,6 +246,7 @@ class Rounds:
         if not current.applying:
             for one in list(current.contributions) if worker is None else [worker]:
                 current.contributions.pop(one, None)
+        self._entering = set() if worker is None else self._entering - {worker}
         if worker is not None:
             self._before[worker] = None
             return
@@ -210,6 +262,8 @@ class Rounds:
         current.contributions = {} if error is not None else current.contributions
         self._open = Round(current.number + (error is None), set())
         current.bell.set()
+        if error is None and self._entering:
+            self._let_in()
 
 
 def merged(contributions: Sequence[Sequence[Bound]]) -> list[Bound]:

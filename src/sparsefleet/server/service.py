@@ -12,6 +12,7 @@ import pyarrow.flight as flight
 
 from sparsefleet.core.errors import CheckpointError, Rejoin, SparseFleetError, StoreError
 from sparsefleet.server.exchange import Exchange
+from sparsefleet.server.leases import text_of
 from sparsefleet.server.meetings import read_place
 from sparsefleet.server.members import Registration
 from sparsefleet.server.scale_request import ScaleRequest
@@ -47,6 +48,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "want_attempt": self._want_attempt,
             "scale": self._scale,
             "scale_step": self._scale_step,
+            "retire": self._retire,
             "note_stopped": lambda data: self._state.sessions.note_stopped(_integer(data, "worker")),
             "register": self._register,
             "ended": self._ended,
@@ -72,6 +74,19 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "watch_cuts": self._watch_cuts,
             "answer_cut": self._answer_cut,
             "close_cut": lambda data: self._state.joint_cuts.close(need_text(data, "cut")),
+            "lease_open": self._lease_open,
+            "lease_take": lambda data: self._state.leases.take(*_identity(data), text_of(data, "name")),
+            "lease_note": lambda data: self._state.leases.note(
+                *_identity(data), text_of(data, "name"), data.get("progress")
+            ),
+            "lease_lap": lambda data: self._state.leases.end_lap(
+                *_identity(data), text_of(data, "name"), _integer(data, "lap")
+            ),
+            "lease_state": lambda data: self._state.leases.state(),
+            "give_number": lambda data: {"worker": self._state.sessions.give_number(need_text(data, "incarnation"))},
+            "enter": lambda data: self._state.leases.enter(*_identity(data), _patience(data)),
+            "let_in": lambda data: self._state.sessions.let_all_in(*_identity(data)),
+            "scale_workers": lambda data: self._state.sessions.scale(_integer(data, "workers")),
             "load": self._load,
             "lower_rates": self._lower_rates,
             "stats": lambda data: self._state.stats(),
@@ -139,10 +154,12 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "silent": state.sessions.silent(),
             "stopped": state.sessions.stopped(),
             "trained": state.ledger.has_steps(),
+            "leased": state.sessions.leased and state.sessions.mode != "geo",
             "timeout": state.config.timeout,
             "bad_cut": state.holdings.unreadable,
             "servers": None if state.config.endpoints is None else list(state.config.endpoints),
             "scale": None if state.scale is None else state.scale.to_dict(),
+            "scaled_to": state.sessions.scaled_to(),
         }
 
     def _begin_attempt(self, data: Data) -> Data:
@@ -214,6 +231,12 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         else:
             scale.cut = need_text(data, "cut")
 
+    def _retire(self, data: Data) -> Data:
+        state = self._state
+        if _integer(data, "attempt") != state.attempt:
+            raise StoreError(f"this server is in attempt {state.attempt} of the job, not in {data['attempt']}")
+        return state.retire(_integer(data, "worker"))
+
     # --- actions
 
     def _register(self, data: Data) -> Data:
@@ -231,7 +254,12 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         )
         state = self._state
         state.sessions.register(incarnation, joining)
-        return {"server": state.server_id, "last_checkpoint": state.last_checkpoint, "cut": state.config.cut}
+        return {
+            "server": state.server_id,
+            "last_checkpoint": state.last_checkpoint,
+            "cut": state.config.cut,
+            "late": state.sessions.comes_late(worker),
+        }
 
     def _heartbeat(self, data: Data) -> Data:
         status = data.get("status")
@@ -263,9 +291,14 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             self._state.sessions.leave(worker, incarnation, for_good)
         if for_good:
             self._state.geo.forget(worker)
+            self._state.leases.left(worker)
 
     def _join(self, data: Data) -> None:
-        self._state.sessions.join(*_identity(data))
+        if data.get("late") is True:
+            self._state.sessions.let_all_in(*_identity(data))
+            self._state.rounds.enter(*_identity(data))
+        else:
+            self._state.sessions.join(*_identity(data))
 
     def _stop(self, data: Data) -> None:
         self._state.sessions.stop(*_identity(data))
@@ -353,6 +386,13 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
     def _answer_cut(self, data: Data) -> None:
         asked = (need_text(data, "cut"), need_text(data, "phase"))
         self._state.joint_cuts.answer(*_identity(data), asked, data.get("report"), data.get("failure"))
+
+    def _lease_open(self, data: Data) -> Data:
+        name, plan, pieces = text_of(data, "name"), text_of(data, "plan"), _integer(data, "pieces")
+        position = data.get("position")
+        if position is not None and not isinstance(position, dict):
+            raise WireError(f"position must say what is read; got {position!r:.80}")
+        return self._state.leases.open(*_identity(data), name, plan, pieces, data.get("progress", []), position)
 
     def _load(self, data: Data) -> Data:
         state, owner, path = self._state, self._living(data), need_text(data, "path")

@@ -46,13 +46,28 @@ class Sessions:
         self.changed = threading.Condition()
         self.on_new_life: list[Callable[[int | None], None]] = []
         """Called with `changed` held when a number is taken again: forget that trainer, or (None) a whole job."""
+        self.on_late: list[Callable[[int], None]] = []
+        """Called with `changed` held when a trainer comes while the others are at work."""
         self.on_loss: list[Callable[[int], None]] = []
         """Called with `changed` held when a trainer is lost for good: it has failed, has ended, or is left out."""
         self.on_change: list[Callable[[], None]] = []
         """Called with `changed` held when a trainer comes, goes, rests or is lost, where somebody told us of it."""
         self._in_rounds: frozenset[int] | None = None
         """What `in_rounds` found, until someone comes or goes."""
-        self._endpoints, self._workers, self._mode = config.endpoints, config.workers, config.mode
+        self._endpoints, self._mode = config.endpoints, config.mode
+        elastic = config.elastic
+        self._workers = config.workers if elastic is None else elastic.most
+        """Numbers that trainers may have."""
+        self._vacant = set() if elastic is None else set(range(config.workers or 0, elastic.most))
+        """Of a job whose trainers come and go: numbers that nobody has, and that nobody waits for."""
+        self._joining: set[int] = set()
+        """Trainers that came while the others were at work, and that are not let in yet: nobody waits for them."""
+        self._numbers: dict[str, int] = {}
+        """By life of a trainer that asked for a number, the one it was given."""
+        self.leased = False
+        """Training data is handed out in pieces: what a lost trainer had not trained, others do."""
+        self._scaled = (0, 0)
+        """How often somebody has asked for another number of trainers, and for how many."""
         self._trainers: dict[int, Member] = {}
         self.last_checkpoint: str | None = config.start
         self._first: float | None = None
@@ -86,7 +101,8 @@ class Sessions:
             self._agree_on_attempt(joining)
             self._agree(joining)
             present = self._trainers.get(worker)
-            if self.config.attempt is not None and present is not None and present.incarnation != incarnation:
+            again = present is not None and present.incarnation != incarnation and not present.retired
+            if self.config.attempt is not None and again:
                 raise Rejoin(f"worker {worker} has been in attempt {self.config.attempt} before: it joins the next one")
             if present is not None and present.incarnation != incarnation and not present.ended:
                 silent = time.monotonic() - present.last_seen
@@ -97,17 +113,119 @@ class Sessions:
                         f"{self.config.timeout:g} s"
                     )
             if present is None or present.incarnation != incarnation:
+                late = self._comes_late(worker)
                 if present is not None or self._job_is_over(worker):
                     self._make_way(worker)
                 self._trainers[worker] = Member(worker, incarnation, about, time.monotonic())
+                self._vacant.discard(worker)
+                if late:
+                    self._joining.add(worker)
+                    self._trainers[worker].resting = self._trainers[worker].late = True
+                    for look in self.on_late:
+                        look(worker)
                 self._never_came.discard(worker)
                 self._ended_before.pop(worker, None)
                 log.info("worker %d registered: %s", worker, about)
             self._trainers[worker].last_seen = time.monotonic()
             self._first = self._first or time.monotonic()
-            self._endpoints, self._workers = joining.servers, joining.workers
+            self._endpoints, self._workers = joining.servers, joining.workers  # agreed on above
             self._mode = joining.mode or self._mode
             self._tell_all()
+
+    # --- trainers that come and go
+
+    def _comes_late(self, worker: int) -> bool:
+        """With `changed` held: whether this number's trainer was not there, or not waited for, until now."""
+        present = self._trainers.get(worker)
+        if present is not None and present.retired:
+            return True
+        return self.config.elastic is not None and (
+            worker in self._vacant or (present is not None and self._at_work(except_for=worker))
+        )
+
+    def retire(self, worker: int) -> str | None:
+        """In a job that heals: this trainer is lost, and the others go on with its data. Its life, if it had come."""
+        with self.changed:
+            trainer = self._trainers.get(worker)
+            if trainer is None:
+                return None
+            if not trainer.retired:
+                trainer.dropped = trainer.retired = True
+                self._lost_for_good(worker)
+                self._tell_all()
+            return trainer.incarnation
+
+    def comes_late(self, worker: int) -> bool:
+        with self.changed:
+            return worker in self._joining
+
+    def give_number(self, incarnation: str) -> int:
+        """A number for a trainer that comes without one."""
+        with self.changed:
+            elastic = self.config.elastic
+            if elastic is None:
+                raise StoreError(
+                    "a trainer came without a number (PADDLE_TRAINER_ID), but this job's trainers do not come and go: "
+                    "start it with --elastic MIN:MAX"
+                )
+            if incarnation not in self._numbers:
+                given = set(self._numbers.values()) - self._trainers.keys()
+                ended = {worker for worker, trainer in self._trainers.items() if trainer.ended}
+                free = sorted((self._vacant | ended) - given - self._joining)
+                if not free:
+                    raise StoreError(f"there are {elastic.most} trainers, and this job ({elastic}) takes no more")
+                self._numbers[incarnation] = free[0]
+            return self._numbers[incarnation]
+
+    def let_in(self, worker: int, incarnation: str) -> None:
+        """With `changed` held: from now on the others wait for this trainer, but for rounds."""
+        trainer = self.check(worker, incarnation)
+        self._joining.discard(worker)
+        trainer.resting = trainer.resting and self._mode == "sync"  # there it enters the rounds by itself
+        self._tell_all()
+
+    def let_all_in(self, worker: int, incarnation: str) -> None:
+        with self.changed:
+            self.let_in(worker, incarnation)
+
+    def present(self) -> list[int]:
+        """With `changed` held: the trainers that are at work or about to be."""
+        there = self.in_meetings() | self._joining
+        return sorted(there - set(self.lost_among(there)) - {w for w in there if self._is(w, "stopped")})
+
+    def scale(self, workers: int) -> dict[str, Any]:
+        """Somebody wants so many trainers. Those that are too many, the highest numbers, leave when they have trained
+        what they hold; more are for who starts processes to start."""
+        with self.changed:
+            elastic = self.config.elastic
+            if elastic is None:
+                raise StoreError("trainers of this job do not come and go: start it with --elastic MIN:MAX")
+            if not elastic.least <= workers <= elastic.most:
+                raise StoreError(f"workers={workers}: this job takes {elastic.least} to {elastic.most} trainers")
+            before, self._scaled = self.present(), (self._scaled[0] + 1, workers)
+            for worker in before:
+                self._trainers[worker].leaving = worker in before[workers:] if worker in self._trainers else False
+            return {"present": before, "leaving": before[workers:]}
+
+    def scaled_to(self) -> dict[str, Any] | None:
+        """For who starts processes: how many trainers are wanted, by the how-manieth request, and which there are."""
+        with self.changed:
+            request, workers = self._scaled
+            return {"request": request, "workers": workers, "present": self.present()} if request else None
+
+    def is_leaving(self, worker: int) -> bool:
+        """With `changed` held."""
+        return self._is(worker, "leaving")
+
+    def furthest_step(self) -> int:
+        """With `changed` held: the furthest that any trainer has told us of."""
+        steps = [trainer.status.get("step", 0) for trainer in self._trainers.values()]
+        return max([step for step in steps if type(step) is int], default=0)
+
+    def all_have_stopped(self) -> bool:
+        """With `changed` held: all trainers that were let in have come to their end."""
+        there = self.in_meetings()
+        return bool(self._trainers) and all(self._is(worker, "stopped") for worker in there)
 
     def _agree_on_attempt(self, joining: Registration) -> None:
         if self._over is not None:
@@ -125,6 +243,16 @@ class Sessions:
         with self.changed:
             self._over = why
             self._tell_all()
+
+    @property
+    def mode(self) -> str | None:
+        """How the trainers work together, once known."""
+        return self._mode
+
+    def life_of(self, worker: int) -> str | None:
+        """With `changed` held: the present life of a trainer."""
+        trainer = self._trainers.get(worker)
+        return None if trainer is None else trainer.incarnation
 
     def members(self) -> list[int]:
         """The trainers that have registered with this attempt."""
@@ -239,7 +367,7 @@ class Sessions:
             trainer.resting = True
             trainer.gone = trainer.gone or for_good
             self._in_rounds = None
-            if not self.in_rounds():
+            if not self.in_rounds() and not any(each.late for each in self._trainers.values()):
                 # The rounds are over: the next ones are everybody's again.
                 for each in self._trainers.values():
                     each.resting = False
@@ -306,18 +434,22 @@ class Sessions:
         with self.changed:
             done = {t.worker for t in self._trainers.values() if t.stopped or t.no_error}
             over = {t.worker for t in self._trainers.values() if t.gone or t.dropped}
-            left = set(range(self.workers)) - done - over
+            left = set(range(self.workers)) - done - over - self._vacant - self._joining
             return bool(done) and left <= set(self.lost_among(left))
 
     def unfinished(self) -> list[str]:
         """In words, the trainers that did not come to their end in good order."""
         with self.changed:
-            return [self.name(worker) for worker in range(self.workers) if not self._came_to_its_end(worker)]
+            expected = set(range(self.workers)) - self._vacant - self._joining
+            return [self.name(worker) for worker in sorted(expected) if not self._came_to_its_end(worker)]
 
     def _came_to_its_end(self, worker: int) -> bool:
         trainer = self._trainers.get(worker)
         if trainer is None:
             return False
+        others_have_its_data = self.leased or self.config.elastic is not None
+        if others_have_its_data and (trainer.dropped or trainer.failure is not None):
+            return True  # others have its data
         return trainer.stopped or (trainer.gone and trainer.failure is None and not trainer.dropped)
 
     def abandoned(self) -> bool:
@@ -381,9 +513,12 @@ class Sessions:
 
     def in_meetings(self) -> set[int]:
         """Whom a barrier waits for."""
-        return {
-            w for w in range(self.workers) if not (self._is(w, "gone") or self._is(w, "dropped"))
-        } - self._never_came
+        return (
+            {w for w in range(self.workers) if not (self._is(w, "gone") or self._is(w, "dropped"))}
+            - self._never_came
+            - self._vacant
+            - self._joining
+        )
 
     def first(self) -> int | None:
         """The lowest of the trainers that are left: what one does for all, it does."""
@@ -414,6 +549,12 @@ class Sessions:
             return Rejoin(f"{what}: lost {names}; the job goes on with a new attempt")
         if self.config.lost_trainer == "error":
             return self.missing_error(what, lost)
+        if (elastic := self.config.elastic) is not None:
+            left = self.in_meetings() - set(lost)
+            if len(left) < elastic.least:
+                names = ", ".join(self.name(worker) for worker in lost)
+                self.break_job(f"lost {names}, so that {len(left)} trainers are left, and it needs {elastic.least}")
+                return StoreError(f"{what}: {self._broken}")
         for worker in lost:
             log.warning("going on without %s", self.name(worker))
             if worker in self._trainers:

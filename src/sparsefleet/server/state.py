@@ -11,6 +11,7 @@ from sparsefleet.server.config import ServerConfig
 from sparsefleet.server.geo import Geo
 from sparsefleet.server.holdings import Holdings
 from sparsefleet.server.joint_cut import JointCuts
+from sparsefleet.server.leases import LeaseBook
 from sparsefleet.server.ledger import Account, Ledger
 from sparsefleet.server.letters import Letters
 from sparsefleet.server.long_tasks import LongTasks
@@ -41,11 +42,13 @@ class ServerState:
         self.meetings = Meetings(sessions)
         self.joint_cuts = JointCuts(sessions, self.ledger.batches)
         self.letters = Letters(sessions)
+        self.leases = LeaseBook(sessions, self.ledger, self.meetings, self.rounds)
         self.tasks = LongTasks(self.holdings.rows)
         self.meters = Meters()
         self.after_apply = after_apply
         """For tests of lost answers: called between applying a push and answering it."""
         sessions.on_new_life.append(self._note_former_life)
+        sessions.on_late.append(self._note_former_life)
         self.wanted: str | None = None
         """Why a trainer asks for a new attempt of the job."""
         self.scale: ScaleRequest | None = None
@@ -74,6 +77,23 @@ class ServerState:
         self.sessions.end_attempt(why)
         self.tasks.close()
         self.holdings.let_go()
+
+    def retire(self, worker: int) -> dict[str, Any]:
+        """A trainer of a job that heals was lost: take nothing of it any more, and say what has been applied.
+
+        `pending`: its part of a sync round waits for the others; ask again.
+        """
+        life = self.sessions.retire(worker)
+        if life is None:
+            return {"accounts": {}}
+        with self.sessions.changed:
+            if self.rounds.holds(worker, life):
+                return {"pending": True}
+            accounts = self.ledger.close_life(worker, life)
+        self.ledger.let_end(accounts)
+        return {
+            "accounts": {account.key: [account.sequence, account.records] for account in accounts if account.records}
+        }
 
     def _end_job(self, why: str) -> None:
         with self.sessions.changed:
@@ -104,5 +124,8 @@ class ServerState:
             "expected_workers": self.sessions.workers,
             "lost": self.sessions.left_out(),
             "not_begun": self.joint_cuts.not_begun(),
+            "leases": self.leases.stats(),
+            "elastic": str(self.config.elastic) if self.config.elastic else None,
+            "scaled_to": self.sessions.scaled_to(),
             "last_checkpoint": self.last_checkpoint,
         }

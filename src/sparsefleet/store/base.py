@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import numpy.typing as npt
 
 from sparsefleet.checkpoint.manifest import Manifest
-from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.batch import F32, U64, Mark
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
@@ -104,7 +104,7 @@ class RunFacts:
     """How samples were read (`core/inputs.py`); None where it is not known."""
     model: Mapping[str, Any] = field(default_factory=dict)
     positions: Mapping[str, Any] = field(default_factory=dict)
-    """Reader positions by trainer: {"0": {...}}."""
+    """Reader positions by trainer: {"0": {...}}; or of all together, where data is leased: {"leases": {...}}."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     buffers: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Tensors of the model that no optimizer moves: BatchNorm statistics, frozen weights."""
@@ -171,11 +171,13 @@ class ParameterStore(ABC):
         dense: Mapping[str, F32] | None = None,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
     ) -> Pending[None]:
         """Apply gradients of several tables and blocks as one step; missing rows are created first.
 
         steps: how many batches they are of; a cut finds out by it which batches are in the store.
+        marks: how far the pieces of leased data are once the step is applied (`data/leases.py`).
         fresh: by block, arrays to fill with its values after the step, as `pull_dense` does.
         """
 
@@ -186,10 +188,11 @@ class ParameterStore(ABC):
         asked: Mapping[str, U64],
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
     ) -> Pending[dict[str, F32]]:
         """As `push_step`, then `pull_all` of rows as they are after the step: one message where it is remote."""
-        self.push_step(sparse, dense, steps=steps, fresh=fresh).wait()
+        self.push_step(sparse, dense, steps=steps, marks=marks, fresh=fresh).wait()
         return self.pull_all(asked)
 
     def push(self, table: str, keys: U64, grads: F32) -> Pending[None]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.batch import F32, U64, Mark
 from sparsefleet.core.keyed_rows import KeyedRows
 
 if TYPE_CHECKING:
@@ -43,5 +43,13 @@ class GeoStore(ABC):
         """Rows as `ParameterStore.pull` gives them; from now on this trainer is told when others change them."""
 
     @abstractmethod
-    def exchange(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[GeoAnswer]:
-        """Add differences to rows and blocks, and bring back what others have changed."""
+    def exchange(
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None = None,
+        marks: Sequence[Mark] = (),
+    ) -> Pending[GeoAnswer]:
+        """Add differences to rows and blocks, and bring back what others have changed.
+
+        marks: as in `ParameterStore.push_step`.
+        """

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from sparsefleet.checkpoint import Checkpoint, Manifest, begin, commit, latest, write_buffers
-from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.batch import F32, U64, Mark
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
@@ -90,6 +90,7 @@ class LocalStore(ParameterStore):
         dense: Mapping[str, F32] | None = None,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
     ) -> Done[None]:
         for table, rows in sparse.items():

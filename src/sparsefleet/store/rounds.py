@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparsefleet.core.batch import F32
+from sparsefleet.core.batch import F32, Mark
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store.norms import clip_factor, scaled, scaled_rows, squares
 
@@ -22,6 +22,7 @@ class Rounds(ABC):
         dense: Mapping[str, F32] | None = None,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
         factor: float | None = None,
     ) -> Pending[object]:
@@ -62,13 +63,14 @@ class RoundsOfOne(Rounds):
         dense: Mapping[str, F32] | None = None,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
         factor: float | None = None,
     ) -> Pending[object]:
         if factor is not None:
             sparse = scaled_rows(sparse, factor)
             dense = {name: scaled(values, factor) for name, values in (dense or {}).items()}
-        return self._store.push_step(sparse, dense, steps=steps, fresh=fresh)
+        return self._store.push_step(sparse, dense, steps=steps, marks=marks, fresh=fresh)
 
     def clip_factor(
         self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None, max_norm: float

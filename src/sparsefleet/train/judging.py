@@ -89,16 +89,21 @@ class Judge:
     def _decide(self, values: Mapping[str, float]) -> bool:
         """How the run stands now, and lower learning rates; whether this epoch is the best one so far."""
         run, policy, crew = self._run, self._policy, self._run.crew
-        before = run.standing or Standing(policy.metric)
+        # Trainers make different numbers of steps; a checkpoint has those of the one that saves. And one that came late
+        # does not know how the run stood.
+        stood = None if run.standing is None else run.standing.to_dict()
+        told = crew.reduce(
+            f"judged epoch {run.epochs_done}", {"member": crew.index, "step": run.progress.step, "standing": stood}
+        )
+        step = int(min(told, key=lambda part: int(part["member"]))["step"])
+        known = [Standing.from_dict(part["standing"]) for part in told if part["standing"]]
+        before = max(known, key=lambda one: one.judged, default=Standing(policy.metric))
         if before.metric != policy.metric:
             logger.warning("validation goes by %s now, by %s before: it has no best yet", policy.metric, before.metric)
             before = Standing(policy.metric, before.judged, rate_factor=before.rate_factor)
         value, epoch = policy.value_of(values), run.epochs_done
         if math.isnan(value):
             logger.warning("%s of the validation data is not a number: epoch %d is not the best", policy.metric, epoch)
-        # Trainers make different numbers of steps; a checkpoint has those of the one that saves.
-        told = crew.reduce(f"judged epoch {epoch}", {"member": crew.index, "step": run.progress.step})
-        step = int(min(told, key=lambda part: int(part["member"]))["step"])
         run.standing = now = before.after(policy, value, epoch, step)
         if now.rate_factor != before.rate_factor:
             self._lower_rates(now.rate_factor)

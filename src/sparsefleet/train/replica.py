@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparsefleet.communicator.base import Lane, StepGradients
-from sparsefleet.core.batch import F32, Batch
+from sparsefleet.core.batch import F32, Batch, Mark
 from sparsefleet.core.errors import DataError, SparseFleetError
 from sparsefleet.core.stopwatch import lap
 from sparsefleet.kernels.float_mode import flushed
@@ -45,8 +45,11 @@ class Replica:
             self._pass = direct or AutogradPass(model, self._dense, precision)
         attach_source(model, self._rows)
 
-    def step(self, batch: Batch) -> Judged:
-        """Pull, forward, backward, push. Loss and predictions are those before the update."""
+    def step(self, batch: Batch, marks: tuple[Mark, ...] = ()) -> Judged:
+        """Pull, forward, backward, push. Loss and predictions are those before the update.
+
+        marks: of leased data, those of the batch.
+        """
         self._rows.begin(batch)
         lap("rows")
         judged = self._pass.forward(batch)
@@ -55,7 +58,7 @@ class Replica:
             raise _not_finite(judged.loss, batch)
         judged.backward()
         lap("backward")
-        self._lane.push(StepGradients(self._rows.gradients(), self._dense.flat))
+        self._lane.push(StepGradients(self._rows.gradients(), self._dense.flat, marks))
         self._rows.end()
         lap("push")
         return judged

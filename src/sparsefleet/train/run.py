@@ -13,9 +13,10 @@ from typing import Any
 
 from sparsefleet.communicator import Communicator
 from sparsefleet.core.batch import F32, U64, Batch
-from sparsefleet.core.errors import ConfigError, StoreError
-from sparsefleet.crew import Reports
+from sparsefleet.core.errors import ConfigError, DataError, StoreError
+from sparsefleet.crew import PassLender, Reports
 from sparsefleet.data.base import Epoch, Reader
+from sparsefleet.data.leased import LeasedDataset
 from sparsefleet.metrics import Metric, MetricSet, check_metrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.models import registry
@@ -35,7 +36,7 @@ from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.saver import Saver
 from sparsefleet.train.status import StatusReports
 from sparsefleet.train.threads import run_threads
-from sparsefleet.train.training_state import TrainingState, joint_facts, random_state_text
+from sparsefleet.train.training_state import TrainingState, joint_facts, leased_facts, random_state_text
 from sparsefleet.train.validation import Standing
 from sparsefleet.train.workplace import Workplace
 
@@ -144,6 +145,9 @@ class Run:
         self._before = before or Before()
         self.bound, self.data, self.config, self.save_policy = bound, data, config, save
         self.crew, self._start_of = workplace.crew, start_of
+        self.leased = data if isinstance(data, LeasedDataset) else None
+        """Data that all trainers read together; None: each has its own share."""
+        self._resumed = (state.epoch, state.position)
         self._looks = [(reporter, LossWindow()) for reporter in reporters]
         self._handlers = [(handler, LossWindow()) for handler in fetch]
         self.progress = Progress(epochs, config.num_thresholds, config.slide_steps, config.training_metrics)
@@ -211,21 +215,49 @@ class Run:
 
     def epoch(self, number: int, communicator: Communicator) -> None:
         """Train on what is left of one pass over the data."""
-        progress, threads = self.progress, self.config.threads
+        progress = self.progress
         progress.epoch = number
         self.bound.model.train()
-        gate = self.member.gate
         self.status.staleness = communicator.staleness
+        lender = None if self.leased is None else self.crew.lender(self._pass_name(number), joinable=True)
+        """Of leased data, who lends it; None: this process reads all that it was given."""
+        if self.leased is not None:
+            self.leased.lend_by(lender)
+        place = self._at = _Place(number, under_way=True, stepped=self._nothing_left)
+        progress.start_clock()
+        try:
+            self.data.set_epoch(number)  # a shuffling reader's order is a function of it
+            self._lap(number, place, communicator, carries_marks=lender is not None)
+            while lender is not None and (lender.leaves or lender.end_lap()):  # what a lost trainer has left
+                if lender.leaves:
+                    self.crew.leave_job()
+                self._lap(number, place, communicator, carries_marks=True)
+            if lender is not None:
+                self._check_samples(lender)
+        finally:
+            progress.stop_clock()
+            if self.leased is not None:
+                self.leased.lend_by(None)
+            self._tell_saved()
+            self.status.resting("waiting for the others")
+        self._at = _Place(number + 1, under_way=False)  # a checkpoint from here resumes with the next one
+        if self.crew.size > 1:
+            self.meet(number, communicator)
+        for reporter, window in self._looks:
+            reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone, window=window))
+
+    def _lap(self, number: int, place: _Place, communicator: Communicator, *, carries_marks: bool) -> None:
+        """Train on all that the reader gives; of leased data, until there is no piece left to take."""
+        progress, threads, gate, fetcher = self.progress, self.config.threads, self.member.gate, self._fetcher
         lanes = communicator.begin_epoch(number, threads)
+        self.crew.caught_up()
         replicas = [
             Replica(copy, self.bound.block, lane, self.config.precision)
             for copy, lane in zip(self.bound.copies(threads), lanes, strict=True)
         ]
-        fetcher = self._fetcher
-        place = self._at = _Place(number, under_way=True, stepped=self._nothing_left)
 
         def step(index: int, batch: Batch) -> None:
-            outcome = replicas[index].step(batch)
+            outcome = replicas[index].step(batch, batch.marks if carries_marks else ())
             self.data.consumed(batch)
             place.stepped = True
             count = progress.add(batch, outcome)
@@ -246,27 +278,24 @@ class Run:
             with gate.step():  # leaving can complete a round and apply other threads' gradients: never during a cut
                 lanes[index].leave()
 
-        progress.start_clock()
-        try:
-            self.data.set_epoch(number)  # a shuffling reader's order is a function of it
-            with Epoch([]) if self._nothing_left else self.data.epoch(threads) as epoch:
-                if progress.done_before is None:
-                    progress.done_before = number + (self.data.progress() or 0.0)
-                begin = self._profiler.begin_thread if self._profiler else lambda: None
-                run_threads(epoch, step, gate, self.tick, leave=leave, begin=begin)
-            for index in range(len(epoch.streams), threads):
-                leave(index, None)
-            self._nothing_left = False
-            communicator.flush()
-        finally:
-            progress.stop_clock()
-            self._tell_saved()
-            self.status.resting("waiting for the others")
-        self._at = _Place(number + 1, under_way=False)  # a checkpoint from here resumes with the next one
-        if self.crew.size > 1:
-            self.meet(number, communicator)
-        for reporter, window in self._looks:
-            reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone, window=window))
+        with Epoch([]) if self._nothing_left else self.data.epoch(threads) as epoch:
+            if progress.done_before is None:
+                progress.done_before = number + (self.data.progress() or 0.0)
+            begin = self._profiler.begin_thread if self._profiler else lambda: None
+            run_threads(epoch, step, gate, self.tick, leave=leave, begin=begin)
+        for index in range(len(epoch.streams), threads):
+            leave(index, None)
+        self._nothing_left = False
+        communicator.flush()
+
+    def _pass_name(self, epoch: int) -> str:
+        """Of leased data, the same in all trainers."""
+        return f"fit {self.fit}, epoch {epoch + 1}"
+
+    def _check_samples(self, lender: PassLender) -> None:
+        standing = lender.state()
+        if standing is not None and standing.progress and not any(samples for _, samples, *_ in standing.progress):
+            raise DataError("there are no samples in the files that all trainers were given")
 
     def save_epoch(self, *, anyway: bool = False) -> None:
         """An epoch is done, and judged: save, where the policy says so or where it must be kept (`anyway`)."""
@@ -288,7 +317,11 @@ class Run:
         for trainer in self.crew.lost():
             if trainer not in self.lost:
                 self.lost.append(trainer)
-                logger.warning("went on without %s: samples that it had not trained yet are missing", trainer)
+                logger.warning(
+                    "went on without %s: %s",
+                    trainer,
+                    "others train its pieces" if self._lent else "samples that it had not trained yet are missing",
+                )
         communicator.flush()  # what others sent after our last step belongs to the model that is scored and saved
 
     def tick(self) -> None:
@@ -341,9 +374,10 @@ class Run:
     def state(self) -> TrainingState:
         """Where this run stands."""
         at = self._at
-        position = self.data.position() if at.under_way else {}
+        lent = self._lent
+        position = self.data.position() if at.under_way and not lent else {}
         # After an epoch's last batch its position is empty, as before the first one.
-        finished = at.under_way and at.stepped and not position
+        finished = at.under_way and at.stepped and not position and not lent
         return TrainingState(
             step=self.progress.step,
             epoch=at.epoch + finished,
@@ -357,12 +391,7 @@ class Run:
     def facts(self, reports: Reports) -> RunFacts:
         """What a checkpoint should know besides the parameters, from what every trainer reports of itself."""
         states = {trainer: TrainingState(**report) for trainer, report in reports.items()}
-        epoch = min(state.epoch for state in states.values())
-        for trainer in self.crew.not_begun():
-            start = self._start_of(trainer)
-            if trainer not in states and start.epoch == epoch and not start.finished:
-                states[trainer] = start  # its samples of this epoch are still to come, not lost
-        joint = joint_facts(states, self.crew.index, self.crew.size, self.config.training_metrics)
+        joint = self._leased_facts(states) if self._lent else self._shared_out_facts(states)
         standing = self.standing
         if standing is not None and standing.best is not None:
             joint = replace(joint, extra={**joint.extra, "best": standing.marks()})
@@ -376,6 +405,35 @@ class Run:
             model=self._description,
             buffers=self.bound.buffers(),
         )
+
+    def _shared_out_facts(self, states: dict[int, TrainingState]) -> RunFacts:
+        """Every trainer has its own share of the data, and its own position in it."""
+        epoch = min(state.epoch for state in states.values())
+        for trainer in self.crew.not_begun():
+            start = self._start_of(trainer)
+            if trainer not in states and start.epoch == epoch and not start.finished:
+                states[trainer] = start  # its samples of this epoch are still to come, not lost
+        return joint_facts(states, self.crew.index, self.crew.size, self.config.training_metrics)
+
+    def _leased_facts(self, states: dict[int, TrainingState]) -> RunFacts:
+        """There is one position, of all trainers: what server 0 knows of the pieces."""
+        assert self.leased is not None
+        epoch = min(state.epoch for state in states.values())
+        lender = self.crew.lender(self._pass_name(epoch))
+        assert lender is not None
+        standing = lender.state()
+        position: Mapping[str, Any] = {}
+        if standing is None:  # nobody has begun it
+            position = self._resumed[1] if epoch == self._resumed[0] else {}
+        elif standing.left:
+            position = self.leased.position_at(standing.progress, lender)
+        else:  # done, though somebody may not know it yet
+            states = {trainer: replace(state, epoch=max(state.epoch, epoch + 1)) for trainer, state in states.items()}
+        return leased_facts(states, self.crew.index, position, self.config.training_metrics)
+
+    @property
+    def _lent(self) -> bool:
+        return self.leased is not None and self.crew.lender("") is not None
 
     def _note_saved(self, path: str, step: int) -> None:
         self._untold.append((path, step))

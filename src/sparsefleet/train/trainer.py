@@ -21,8 +21,9 @@ from sparsefleet.core.batch import F32, U64, Batch
 from sparsefleet.core.errors import CheckpointError, ConfigError, Disagreement, StoreError
 from sparsefleet.core.memory import keep_freed_memory
 from sparsefleet.core.places import CPUPlace
-from sparsefleet.crew import Crew
+from sparsefleet.crew import Crew, PassLender
 from sparsefleet.data.base import Reader
+from sparsefleet.data.leased import LeasedDataset
 from sparsefleet.metrics import ClickMetrics, Metric, MetricSet
 from sparsefleet.metrics.base import PROBABILITY, Outputs
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
@@ -270,20 +271,34 @@ class Trainer(FleetCalls):
             return self._passed_over(cut, until)
         bound = self._bind(model)
         facts: RunFacts | None = None
-        if cut is not None and cut.fit == self._fits:
+        entry = self.crew.enter()
+        if entry is not None and entry.fit >= self._fits:
+            if not isinstance(data, LeasedDataset):
+                raise ConfigError(
+                    "this trainer came while the others were at work, and there is no data left for it: in an elastic "
+                    "job give every trainer all files, with open_reader(…, leased=True)"
+                )
+            if entry.fit > self._fits:
+                return self._not_there(entry.step, until)
+            self._evaluations = entry.evaluations
+        elif cut is not None and cut.fit == self._fits:
             facts = cut.facts  # the servers have begun from it
         elif asked.resume and cut is None:
             facts = self._facts_to_resume(model, data, asked.resume)
         elif asked.start_from:
             self._begin_with(model, data, asked.start_from, asked.fresh_optimizer)
-        state = TrainingState(step=self._step, epoch=self._epoch) if facts is None else self._take_state(facts)
-        if healing is not None:
+        leased = isinstance(data, LeasedDataset)
+        state = TrainingState(step=self._step, epoch=self._epoch) if facts is None else self._take_state(facts, leased)
+        if entry is not None and entry.fit == self._fits:
+            state = TrainingState(step=entry.step, epoch=entry.epoch, position=entry.position)
+        began = facts is not None or (entry is not None and entry.fit == self._fits)
+        if healing is not None and entry is None:
             healing.caught_up()
             rows = cut.rows.get(str(self.crew.index), 0) if cut is not None and cut.fit == self._fits else 0
             before = replace(before, rows=rows)
 
         def start_of(trainer: int) -> TrainingState:
-            return state if facts is None else TrainingState.from_facts(facts, trainer, self.crew.size)
+            return state if facts is None else TrainingState.from_facts(facts, trainer, self.crew.size, leased=leased)
 
         self._trained_on.check(data)
         self._trained_on.learn("the model", data.inputs())
@@ -312,7 +327,7 @@ class Trainer(FleetCalls):
                 score = None if valid is None else partial(self.evaluate_everywhere, model, valid)
                 judge = Judge(run, asked.validation, score, self.store, communicator)
                 with run.taking_part(communicator):
-                    if facts is None:
+                    if not began:
                         run.cut_together("the beginning")
                     judge.begin(resumed=facts is not None)
                     for number in range(state.epoch, until):
@@ -368,7 +383,11 @@ class Trainer(FleetCalls):
     def _passed_over(self, cut: Cut, until: int) -> FitResult:
         """This process was started again, and the job is past this call of `fit`."""
         logger.warning("call %d of fit was done before this trainer was started again: passed over", self._fits)
-        self._step, self._epoch = cut.facts.step, until
+        return self._not_there(cut.facts.step, until)
+
+    def _not_there(self, step: int, until: int) -> FitResult:
+        """Of a call of `fit` that the others are past."""
+        self._step, self._epoch = step, until
         nothing = MetricSet(ClickMetrics(self.config.num_thresholds), self.config.metrics).values()
         return FitResult(0, self._step, 0.0, nothing, None, {}, None)
 
@@ -390,14 +409,38 @@ class Trainer(FleetCalls):
         name = f"evaluation {self._evaluations}"
         shared = self._to_score(model)
         self.crew.barrier(name)  # whoever still trains changes what the others would score
+        lender = self.crew.lender(name) if isinstance(data, LeasedDataset) else None
         with shared.scored():
-            mine = self.measure(model, data, fetch=fetch)
+            mine = (
+                self._measure_leased(model, data, lender, fetch) if lender else self.measure(model, data, fetch=fetch)
+            )
         values = MetricSet.together(self.crew.reduce(name, mine.to_dict()), self.config.metrics).values()
         self.work_done = not self._fitting  # within a fit it is the fit that must come to its end
         return values
 
+    def _measure_leased(
+        self, model: nn.Module, data: Reader, lender: PassLender, fetch: Sequence[FetchHandler]
+    ) -> MetricSet:
+        """Score pieces of data that all trainers read together, until all of them are scored."""
+        assert isinstance(data, LeasedDataset)
+        data.seek({})
+        data.lend_by(lender)
+        try:
+            parts = [self._measure(model, data, fetch).to_dict()]
+            lender.all_done()
+            while lender.end_lap():  # what a lost trainer has left
+                parts.append(self._measure(model, data, fetch).to_dict())
+                lender.all_done()
+        finally:
+            data.lend_by(None)
+        return MetricSet.together(parts, self.config.metrics)
+
     def measure(self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()) -> MetricSet:
         """The sums behind `evaluate`, which can be merged with those of other processes."""
+        data.seek({})
+        return self._measure(model, data, fetch)
+
+    def _measure(self, model: nn.Module, data: Reader, fetch: Sequence[FetchHandler]) -> MetricSet:
         shared = self._to_score(model)
         self._trained_on.check(data)
         threads = threads_for(data, self._threads, self.config.threads)
@@ -413,7 +456,6 @@ class Trainer(FleetCalls):
             for handler in fetch:
                 handler.tick(look)
 
-        data.seek({})
         with _evaluating(model), _intra_op_threads_kept(), data.epoch(threads) as epoch:
             copies = shared.copies(len(epoch.streams))
             scorers = [Scorer(copy, self._pull_existing, self.config.precision) for copy in copies]
@@ -546,8 +588,8 @@ class Trainer(FleetCalls):
             )
         return None if path is None else str(path)
 
-    def _take_state(self, facts: RunFacts) -> TrainingState:
-        state = TrainingState.from_facts(facts, self.crew.index, self.crew.size)
+    def _take_state(self, facts: RunFacts, leased: bool = False) -> TrainingState:
+        state = TrainingState.from_facts(facts, self.crew.index, self.crew.size, leased=leased)
         restore_random_state(state.random_state)
         if self.crew.index == 0 and (lost := lost_within_epoch(facts)):
             logger.warning(

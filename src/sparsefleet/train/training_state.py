@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ import torch
 from sparsefleet.core.errors import CheckpointError
 from sparsefleet.metrics import Metric, MetricSet
 from sparsefleet.store.base import RunFacts
+
+LEASES = "leases"
+"""Among a checkpoint's positions: that of all trainers together, where data is handed out in pieces."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,30 @@ class TrainingState:
     """Samples trained by the present call of `fit`."""
 
     @staticmethod
-    def from_facts(facts: RunFacts, trainer: int = 0, trainers: int = 1) -> TrainingState:
-        """Where this trainer goes on. The metrics so far are all trainers': the first one carries them on."""
-        if facts.positions and set(facts.positions) != {str(number) for number in range(trainers)}:
+    def from_facts(facts: RunFacts, trainer: int = 0, trainers: int = 1, *, leased: bool = False) -> TrainingState:
+        """Where this trainer goes on. The metrics so far are all trainers': the first one carries them on.
+
+        leased: all trainers read the same data, of which they are given pieces.
+        """
+        positions = facts.positions
+        together = positions.get(LEASES) or (positions.get("0") if leased and len(positions) == 1 else None)
+        if together is not None:
+            if trainers > 1 and not leased:
+                raise CheckpointError(
+                    "the checkpoint was cut within an epoch of leased data: resume it with leases (--leases, "
+                    "open_reader(…, leased=True)), with any number of trainers; or in one process"
+                )
+            positions = dict.fromkeys(map(str, range(trainers)), together)
+        elif positions and leased:
+            raise CheckpointError(
+                f"the checkpoint was cut within an epoch whose data {len(positions)} trainers had shares of: resume it "
+                "without leases, with as many trainers; or from a checkpoint of an epoch's end"
+            )
+        if positions and set(positions) != {str(number) for number in range(trainers)}:
             raise CheckpointError(
                 f"the checkpoint was cut within an epoch, with the reader positions of {len(facts.positions)} "
-                f"trainer(s); they do not fit {trainers}: resume with as many, or from a checkpoint of an epoch's end"
+                f"trainer(s); they do not fit {trainers}: resume with as many, or from a checkpoint of an epoch's end "
+                "(with leases, --leases, any number of trainers can go on)"
             )
         try:
             training = facts.extra["training"]
@@ -48,7 +69,7 @@ class TrainingState:
             return TrainingState(
                 step=int(mine.get("step", facts.step)),
                 epoch=int(training["epoch"]),
-                position=dict(facts.positions.get(str(trainer), {})),
+                position=dict(positions.get(str(trainer), {})),
                 finished=bool(mine.get("finished", False)),
                 metrics=dict(training["metrics"]) if trainer == 0 else {},
                 random_state=str(mine.get("random_state", training["random_state"])),
@@ -56,6 +77,17 @@ class TrainingState:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"the checkpoint's record of the run is damaged: {error!r}") from error
+
+
+def leased_facts(
+    states: Mapping[int, TrainingState], mine: int, position: Mapping[str, Any], own: Sequence[Metric] = ()
+) -> RunFacts:
+    """As `joint_facts`, where all trainers read the same data: `position` is theirs together, {} between epochs."""
+    epoch = min(state.epoch for state in states.values())
+    between = {trainer: replace(state, epoch=epoch, position={}) for trainer, state in states.items()}
+    facts = joint_facts(between, mine, max(between) + 1, own)
+    training = {name: value for name, value in facts.extra["training"].items() if name != "lost"}
+    return replace(facts, positions={LEASES: position} if position else {}, extra={"training": training})
 
 
 def joint_facts(states: Mapping[int, TrainingState], mine: int, trainers: int, own: Sequence[Metric] = ()) -> RunFacts:

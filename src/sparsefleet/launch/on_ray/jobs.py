@@ -24,6 +24,7 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.healing import HEALING_VARIABLES
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
 from sparsefleet.launch import job_token, logs, reaper
+from sparsefleet.launch.attempts import Attempts
 from sparsefleet.launch.interrupts import Interrupts
 from sparsefleet.launch.listening import Listening
 from sparsefleet.launch.notices import Notices
@@ -66,6 +67,8 @@ def run_on_ray(
         if count < 1:
             raise ConfigError(f"{name}={count} must be at least 1; a job of one process needs no launcher")
     settings, needs, view = settings or RunSettings(), needs or RayNeeds(), view or ray_view()
+    if settings.elastic is not None:
+        raise ConfigError("--elastic: workers on Ray do not come and go yet, those of processes on hosts do")
     given = dict(os.environ if environment is None else environment)
     if not given.get(TOKEN_VARIABLE) and not insecure_allowed(given):
         given[TOKEN_VARIABLE] = job_token.make()

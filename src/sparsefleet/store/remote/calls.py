@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.batch import F32, U64, Mark
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import U32, KeyedRows
+from sparsefleet.data.leases import to_progress
 from sparsefleet.store.base import Pending
 from sparsefleet.store.remote.callers import Joined, Message
 from sparsefleet.store.remote.connection import Connection
@@ -74,6 +75,7 @@ class Calls:
         items: Sequence[Item],
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         answer_bytes: int = 0,
         wanted: WantedBlocks = NOTHING,
         asked: Sequence[RowItem] = (),
@@ -87,6 +89,8 @@ class Calls:
         for server in range(self.servers):
             described, body = pack(items, server, self.room)
             header = {"op": op, "parts": described, "steps": steps, **also, **self._coarse, **wanted.header(server)}
+            if marks and server == 0:  # who holds the leases
+                header["marks"] = to_progress(marks)
             rows = 4 * floats_there(asked, server)
             messages[server] = (header, body, answer_bytes + wanted.bytes_of(server) + rows)
         return messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sparsefleet.core.elastic import Elastic
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.store.wire.coarse import ENCODINGS
 
@@ -15,6 +16,8 @@ class RemoteConfig:
     worker: int = 0
     workers: int = 1
     """Trainers of the run."""
+    elastic: Elastic | None = None
+    """Trainers come and go: `workers` is as many as there may be. A trainer with number -1 is given one by server 0."""
     mode: str | None = None
     """How they work together: servers refuse a trainer whose mode is not the others'. None: nothing to compare."""
     timeout: float = 60.0
@@ -42,7 +45,8 @@ class RemoteConfig:
                 raise ConfigError(f"endpoint {endpoint!r} must be host:port with a port of 1 to 65535")
         if len(set(self.endpoints)) != len(self.endpoints):
             raise ConfigError(f"endpoints {', '.join(self.endpoints)}: a server is named twice")
-        if not 0 <= self.worker < self.workers:
+        least = 0 if self.elastic is None else -1
+        if not least <= self.worker < self.workers:
             raise ConfigError(f"worker={self.worker} must be 0 to {self.workers - 1}: there are {self.workers} workers")
         if self.dense_wire not in ENCODINGS:
             raise ConfigError(f"dense_wire={self.dense_wire!r}: choose {', '.join(ENCODINGS)}")

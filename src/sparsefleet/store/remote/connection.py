@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from sparsefleet.store.remote.callers import Callers
 from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.remote.failed_start import check_peers
 from sparsefleet.store.remote.heartbeats import Heartbeats
-from sparsefleet.store.remote.link import Saved, ServerLink, on_all
+from sparsefleet.store.remote.link import NOT_UP, Saved, ServerLink, on_all
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +31,15 @@ class Connection:
 
         why: in a job that heals, what ended this trainer's part in the attempt before.
         """
+        if config.worker < 0:
+            numbered = uuid.uuid4().hex
+            config = replace(config, worker=_number(config, numbered))
+        else:
+            numbered = None
         self.config = config
         """With the servers of the attempt that was joined, which may be others than were given."""
+        self.late = False
+        """This trainer came while the others were at work, and has not entered their rounds."""
         self.links = self._links_to_all()
         self.attempt: int | None = None
         """Of a job that heals, the attempt that this connection is of; it ends with it."""
@@ -42,7 +50,8 @@ class Connection:
             if least is not None:
                 self.attempt = self._agree_on_attempt(least, why)
             # What is said under the name of an incarnation is said for its attempt.
-            self.incarnation = uuid.uuid4().hex if self.attempt is None else f"{self.attempt}-{uuid.uuid4().hex}"
+            life = numbered or uuid.uuid4().hex
+            self.incarnation = life if self.attempt is None else f"{self.attempt}-{life}"
             self.identity: Mapping[str, Any] = {"worker": config.worker, "incarnation": self.incarnation}
             try:
                 self._register()
@@ -122,7 +131,7 @@ class Connection:
                         lambda link=link: check_peers(self.links, link),  # type: ignore[misc]
                         self.attempt,
                     )
-                    self.cut = answer.get("cut")
+                    self.cut, self.late = answer.get("cut"), self.late or answer.get("late") is True
                     registered.append(link)
                     heartbeats.callback(Heartbeats([link], self.identity, self.config.heartbeat).stop)
         except Rejoin:
@@ -141,6 +150,21 @@ class Connection:
                 link.action("leave", request, min(GOOD_BYE_SECONDS, self.config.timeout / 4))
 
         on_all(links, part_from)
+
+
+def _number(config: RemoteConfig, incarnation: str) -> int:
+    """Ask server 0, which may not be up yet, for a number."""
+    link, until = ServerLink(config, 0, Saved()), time.monotonic() + config.connect_timeout
+    try:
+        while True:
+            try:
+                return int(link.action("give_number", {"incarnation": incarnation}, min(5.0, config.timeout))["worker"])
+            except StoreError as error:
+                if not isinstance(error.__cause__, NOT_UP) or time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+    finally:
+        link.client.close()
 
 
 def reason_of(error: BaseException) -> str:

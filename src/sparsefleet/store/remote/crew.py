@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from sparsefleet.core.errors import Disagreement, StoreError
-from sparsefleet.crew.base import Crew, CutMember, Reports
+from sparsefleet.crew.base import Crew, CutMember, Entry, Reports
 from sparsefleet.store.base import Pending
 from sparsefleet.store.remote.calls import Calls
 from sparsefleet.store.remote.connection import reason_of
 from sparsefleet.store.remote.joint_cut import Watch, open_cut
+from sparsefleet.store.remote.leases import RemoteLender
+from sparsefleet.store.remote.long_wait import LongWait
 from sparsefleet.store.remote.meetings import Meetings
 from sparsefleet.store.wire import Frame, Letter
 from sparsefleet.store.wire.frames import EMPTY, Bytes
@@ -35,9 +38,11 @@ class RemoteCrew(Crew):
             first_link, self._connection.identity, self._heartbeats.check, self._heartbeats.hear_first
         )
         self._watch: Watch | None = None
+        self._entered: dict[str, Any] | None = None
+        """What the servers told this trainer when it came late."""
         self.catching_up = False
-        """This process was started again in a job that heals, and has not come to where the others are: it goes past
-        meetings that they have had without it."""
+        """This process came late, or was started again in a job that heals, and is not where the others are: it goes
+        past meetings that they have had without it."""
 
     def first(self) -> int:
         return self._heartbeats.first
@@ -55,6 +60,46 @@ class RemoteCrew(Crew):
         if self.catching_up:
             log.warning("%s: the others have met before this trainer was started again; it goes on alone", meeting)
         return self.catching_up
+
+    def lender(self, name: str, *, joinable: bool = False) -> RemoteLender:
+        laps = self._entered["laps"] if self._entered is not None and self._entered["name"] == name else 0
+        link, identity = self._connection.links[0], self._connection.identity
+        return RemoteLender(link, identity, name, self.barrier, joinable=joinable, laps=laps)
+
+    def enter(self) -> Entry | None:
+        if self._entered is None:
+            if not self._connection.late:
+                return None
+            self._entered = self._let_in()
+        told = self._entered
+        fit, epoch = _numbers_in(told["name"])
+        evaluations = [_numbers_in(name)[0] for kind, name, _ in told["turns"] if name.startswith("evaluation ")]
+        return Entry(fit, epoch - 1, int(told["step"]), told["position"], max(evaluations, default=0))
+
+    def _let_in(self) -> dict[str, Any]:
+        links, identity = self._connection.links, self._connection.identity
+        limit, wait = links[0].config.timeout, LongWait()
+        while True:
+            answer = links[0].action("enter", {**identity, "patience": min(1.0, limit / 4)}, limit)
+            if answer.get("over"):
+                log.warning("the job came to its end before this trainer could take part")
+                self.leave_job()
+            if "name" in answer:
+                break
+            self._heartbeats.check()
+            wait.tell("joining the job", "until the others train")
+        for link in links[1:]:
+            link.action("let_in", identity)
+        self._meetings.go_on_from(answer["turns"])
+        return answer
+
+    def caught_up(self) -> None:
+        self.catching_up = False
+
+    def leave_job(self) -> NoReturn:
+        log.warning("worker %d leaves the job, as it was asked to", self.index)
+        self._connection.close()
+        raise SystemExit(0)
 
     def lost(self) -> list[str]:
         return list(self._stats()["lost"])
@@ -144,6 +189,11 @@ class RemoteCrew(Crew):
 
     def _stats(self) -> dict[str, Any]:
         return self._connection.links[0].action("stats", {})
+
+
+def _numbers_in(name: str) -> list[int]:
+    """Of a pass or a meeting: "fit 1, epoch 2" is [1, 2]."""
+    return [int(number) for number in re.findall(r"\d+", name)]
 
 
 def _seconds(timeout: float | None) -> float | None:

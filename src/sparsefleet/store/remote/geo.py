@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.batch import F32, U64, Mark
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store.base import OneOf, Pending
 from sparsefleet.store.geo import GeoAnswer, GeoStore
@@ -34,14 +34,20 @@ class RemoteGeo(GeoStore):
         rows = self._calls.pull({table: keys}, {"op": "pull", "create": True, "subscribe": True})
         return OneOf(rows, table)
 
-    def exchange(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None = None) -> Pending[GeoAnswer]:
+    def exchange(
+        self,
+        sparse: Mapping[str, KeyedRows],
+        dense: Mapping[str, F32] | None = None,
+        marks: Sequence[Mark] = (),
+    ) -> Pending[GeoAnswer]:
         items = self._calls.step_items(sparse, dense)
         extra = 4 * sum(item.values.size for item in items if item.values is not None)
 
         def answer(frames: list[Frame]) -> GeoAnswer:
             return _geo_answer(items, [read_parts(frame.header, frame.body) for frame in frames])
 
-        return self._calls.send("geo exchange", self._calls.messages("geo", items, answer_bytes=extra), answer)
+        messages = self._calls.messages("geo", items, marks=marks, answer_bytes=extra)
+        return self._calls.send("geo exchange", messages, answer)
 
 
 def _geo_answer(items: Sequence[Item], answers: Sequence[Any]) -> GeoAnswer:

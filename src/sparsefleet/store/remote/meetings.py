@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparsefleet.core.errors import StoreError
@@ -23,6 +23,12 @@ class Meetings:
         self._link, self._identity, self._check, self._hear = link, dict(identity), check, hear
         self._count: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
+
+    def go_on_from(self, turns: Sequence[Sequence[Any]]) -> None:
+        """The others have had these meetings: kind, name and last turn of each."""
+        with self._lock:
+            for kind, name, turn in turns:
+                self._count[kind, name] = int(turn)
 
     def meet(self, kind: str, name: str, payload: Any, seconds: float | None) -> list[Any]:
         """Everyone's payload, once all trainers have come. Without `seconds` the wait ends only when one is lost."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from sparsefleet.core.batch import F32
+from sparsefleet.core.batch import F32, Mark
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store.base import Pending
 from sparsefleet.store.norms import clip_factor
 from sparsefleet.store.remote.callers import Message
 from sparsefleet.store.remote.calls import Calls
+from sparsefleet.store.remote.checkpoints import FrozenServers
+from sparsefleet.store.remote.link import on_all
 from sparsefleet.store.rounds import Rounds
 from sparsefleet.store.wire import Frame
 
@@ -26,6 +28,7 @@ class RemoteRounds(Rounds):
         dense: Mapping[str, F32] | None = None,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
         factor: float | None = None,
     ) -> Pending[int]:
@@ -42,7 +45,7 @@ class RemoteRounds(Rounds):
             return int(rounds.pop() or 0)
 
         items = self._calls.step_items(sparse, dense) if factor is None else []
-        messages = self._calls.messages("sync", items, steps=steps, wanted=wanted)
+        messages = self._calls.messages("sync", items, steps=steps, marks=marks, wanted=wanted)
         if factor is not None:  # the servers hold the gradients since they were asked for their norm
             messages = {
                 server: ({**header, "held": factor}, body, answer)
@@ -60,8 +63,16 @@ class RemoteRounds(Rounds):
         return self._calls.send("norm of a sync push", _with(messages, clip_norm=max_norm), factor)
 
     def join(self) -> None:
-        for link in self._calls.connection.links:
-            link.action("join", self._calls.connection.identity)
+        connection = self._calls.connection
+        if not connection.late:
+            for link in connection.links:
+                link.action("join", connection.identity)
+            return
+        # The others are at work. All servers must take us in with the same round: while they are frozen, their open
+        # rounds are the same one, and ours is the next.
+        with FrozenServers(connection.links, connection.identity):
+            on_all(connection.links, lambda link: link.action("join", {**connection.identity, "late": True}))
+        connection.late = False
 
     def leave(self) -> None:
         """When all have left, everybody is in again. Those who come back do so together: `join`, then a barrier."""

@@ -6,13 +6,13 @@ answered are sent again: pushes count once, and a repeated pull may see later pu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy.typing as npt
 
-from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.batch import F32, U64, Mark
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
@@ -131,11 +131,14 @@ class RemoteStore(ParameterStore):
         dense: Mapping[str, F32] | None = None,
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
     ) -> Pending[None]:
         """One message per server."""
         wanted = self._calls.wanted(fresh)
-        messages = self._calls.messages("push", self._calls.step_items(sparse, dense), steps=steps, wanted=wanted)
+        messages = self._calls.messages(
+            "push", self._calls.step_items(sparse, dense), steps=steps, marks=marks, wanted=wanted
+        )
         return self._calls.send("push of a step", messages, wanted.fill)
 
     def push_and_pull(
@@ -145,13 +148,14 @@ class RemoteStore(ParameterStore):
         asked: Mapping[str, U64],
         *,
         steps: int = 0,
+        marks: Sequence[Mark] = (),
         fresh: Mapping[str, F32] | None = None,
     ) -> Pending[dict[str, F32]]:
         """One message per server."""
         calls = self._calls
         wanted, pulled = calls.wanted(fresh), [calls.row_item(table, keys, None) for table, keys in asked.items()]
         items = calls.step_items(sparse, dense)
-        messages = calls.messages("push", items, steps=steps, wanted=wanted, asked=pulled)
+        messages = calls.messages("push", items, steps=steps, marks=marks, wanted=wanted, asked=pulled)
 
         def rows(frames: list[Frame]) -> dict[str, F32]:
             ends = [frame.body.nbytes - 4 * floats_there(pulled, server) for server, frame in enumerate(frames)]
