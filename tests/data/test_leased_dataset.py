@@ -14,8 +14,9 @@ import pytest
 import sparsefleet as sf
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.data.leased import LeasedDataset
-from sparsefleet.data.leases import Lease, Leases
+from sparsefleet.core.leases import Lease, Leases
+from sparsefleet.data.formats.base import Unit
+from sparsefleet.data.leased import LeasedDataset, digest
 
 SCHEMA = sf.Schema(dense=(), slots=(sf.Slot("key"),))
 
@@ -153,3 +154,10 @@ def test_what_cannot_be_leased_is_refused(tmp_path: Path) -> None:
     dropping = LeasedDataset([str(files[0])], cut.format, 7, drop_last=True)
     with pytest.raises(ConfigError, match="drop_last=True does not go with leased=True"):
         dropping.lend_by(BookLender(Book(), "a"))
+
+
+def test_the_digest_is_of_files_pieces_and_marks() -> None:
+    unit, files = Unit("a", 0, 10), [["a", 10]]
+    assert digest([unit], files, {}) == digest([Unit("a", 0, 10)], [["a", 10]], {})
+    assert digest([unit], files, {}) != digest([unit], [["a", 11]], {})
+    assert digest([unit], files, {}) != digest([unit], files, {0: Mark(0, 1, 5, False)})

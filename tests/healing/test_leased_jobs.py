@@ -18,7 +18,8 @@ def rows_of(job: Job) -> list[int]:
     return [int(job._last_rows(worker)[0].split()[1]) for worker in range(job.workers)]
 
 
-@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 def test_a_checkpoint_within_an_epoch_is_resumed_by_another_number_of_trainers(tmp_path: Path, mode: str) -> None:
     saves = tmp_path / "saves"
     first = Job(tmp_path, mode, restarts=0, pace=0.0, options=["leased", f"save={saves}"])

@@ -64,7 +64,7 @@ class StepGradients:
     dense: F32
     """Flat, as long as the dense block. Only valid during the call that hands it in."""
     marks: tuple[Mark, ...] = ()
-    """How far pieces of leased data are with this step (`data/leases.py`)."""
+    """How far pieces of leased data are with this step (`core/leases.py`)."""
 
 
 def marks_of(parts: Sequence[StepGradients]) -> list[Mark]:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from sparsefleet.data.leases import Lender, Progress
+from sparsefleet.core.leases import Lender, Progress
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@
 reader = open_reader(list_files("data/train"), schema, leased=True)      # the same in every trainer
 trainer.fit(model, reader)
 ```
-Nobody's share is fixed beforehand: `fit` asks the job's servers for one piece after the other (`data/leases.py`). In
+Nobody's share is fixed beforehand: `fit` asks the job's servers for one piece after the other (`core/leases.py`). In
 one process by itself, and wherever nobody lends, it is a QueueDataset.
 
 What was consumed is known to whoever lends, not here: a batch's marks go to the servers with the step that it makes.
@@ -12,15 +12,17 @@ What was consumed is known to whoever lends, not here: a batch's marks go to the
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.leases import Lender, Progress, to_progress
 from sparsefleet.data.file_reader import unit_lengths
 from sparsefleet.data.formats.base import Unit
-from sparsefleet.data.leases import Lender, Progress, digest, to_progress
 from sparsefleet.data.passes import Claim, Groups, Pass, Position, new_position
 from sparsefleet.data.queue_dataset import QueueDataset
 from sparsefleet.data.readahead import Stream, Together
@@ -141,3 +143,9 @@ class LeasedPass(UnitPass):
 
     def share(self) -> float:
         return self._lender.share()
+
+
+def digest(units: Sequence[Unit], files: Sequence[Sequence[Any]], marks: Mapping[int, Mark]) -> str:
+    """The same for all trainers that read the same files in the same pieces from the same place on."""
+    said = json.dumps([[[u.file, u.start, u.stop] for u in units], list(files), to_progress(marks.values())])
+    return hashlib.sha256(said.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""LeaseBook: server 0's part in handing out data (`data/leases.py`): who has which piece, and how far each is.
+"""LeaseBook: server 0's part in handing out data (`core/leases.py`): who has which piece, and how far each is.
 
 A pass over the data has a name (which call of `fit`, which epoch). Trainers open it, all with the same plan, and take
 pieces. A step that is applied brings its marks along (`Ledger.on_marks`), so that tables and leases change together,
@@ -18,8 +18,7 @@ from typing import Any
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import Disagreement, StoreError
-from sparsefleet.data.leases import Leases
-from sparsefleet.data.units import marks_of
+from sparsefleet.core.leases import Leases
 from sparsefleet.server.ledger import Account, Ledger
 from sparsefleet.server.meetings import Meetings
 from sparsefleet.server.rounds import Rounds
@@ -63,7 +62,9 @@ class LeaseBook:
         """`wanted` in the answer: nobody has said yet what is read; open it again with a `position`."""
         if not 0 <= pieces <= MAX_PIECES:
             raise WireError(f"{pieces} pieces; 0 to {MAX_PIECES} are taken")
-        marks = marks_of({"progress": progress}, pieces)
+        marks = {mark.unit: mark for mark in read_marks(progress)}
+        if marks and max(marks) >= pieces:
+            raise WireError(f"a mark of piece {max(marks)}; there are {pieces}")
         with self._sessions.changed:
             self._sessions.check(worker, incarnation)
             crew, fixed = self._crew(), self._sessions.mode == "sync"

@@ -177,7 +177,7 @@ class ParameterStore(ABC):
         """Apply gradients of several tables and blocks as one step; missing rows are created first.
 
         steps: how many batches they are of; a cut finds out by it which batches are in the store.
-        marks: how far the pieces of leased data are once the step is applied (`data/leases.py`).
+        marks: how far the pieces of leased data are once the step is applied (`core/leases.py`).
         fresh: by block, arrays to fill with its values after the step, as `pull_dense` does.
         """
 

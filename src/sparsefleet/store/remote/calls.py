@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from sparsefleet.core.batch import F32, U64, Mark
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import U32, KeyedRows
-from sparsefleet.data.leases import to_progress
+from sparsefleet.core.leases import to_progress
 from sparsefleet.store.base import Pending
 from sparsefleet.store.remote.callers import Joined, Message
 from sparsefleet.store.remote.connection import Connection

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparsefleet.core.batch import Mark
+from sparsefleet.core.leases import Lease, to_progress
 from sparsefleet.crew.base import LeaseState
-from sparsefleet.data.leases import Lease, to_progress
 from sparsefleet.store.remote.link import ServerLink
 
 LAP_ENDS = ": nothing left to take"

@@ -16,15 +16,12 @@ Legend: a `holder` is one life of a trainer; its `number` is the trainer's, whic
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.data.formats.base import Unit
 
 Progress = list[list[Any]]
 """Marks as plain data: [piece, samples, offset, done], by piece."""
@@ -126,7 +123,7 @@ class Lender(Protocol):
     def open(
         self, plan: str, pieces: int, marks: Mapping[int, Mark], position: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """Begin the pass, or take part in it: all trainers say the same. `plan` is `digest` of what is read; `position`
+        """Begin the pass, or take part in it: all trainers say the same. `plan` is a digest of what is read; `position`
         tells all of it, for trainers that come later."""
         ...
 
@@ -141,12 +138,6 @@ class Lender(Protocol):
     def share(self) -> float:
         """Share of the pieces, 0 to 1, that somebody has taken, as far as this trainer knows."""
         ...
-
-
-def digest(units: Sequence[Unit], files: Sequence[Sequence[Any]], marks: Mapping[int, Mark]) -> str:
-    """The same for all trainers that read the same files in the same pieces from the same place on."""
-    said = json.dumps([[[u.file, u.start, u.stop] for u in units], list(files), to_progress(marks.values())])
-    return hashlib.sha256(said.encode()).hexdigest()[:32]
 
 
 def to_progress(marks: Iterable[Mark]) -> Progress:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.data.formats.base import Unit
-from sparsefleet.data.leases import Lease, Leases, digest
+from sparsefleet.core.leases import Lease, Leases
 
 SAMPLES = 5
 """Of each piece."""
@@ -130,10 +129,3 @@ def test_a_trainer_says_nothing_of_pieces_that_are_not_its_own_any_more() -> Non
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match="pieces=-1 must be 0 or above"):
         Leases(-1)
-
-
-def test_the_digest_is_of_files_pieces_and_marks() -> None:
-    unit, files = Unit("a", 0, 10), [["a", 10]]
-    assert digest([unit], files, {}) == digest([Unit("a", 0, 10)], [["a", 10]], {})
-    assert digest([unit], files, {}) != digest([unit], [["a", 11]], {})
-    assert digest([unit], files, {}) != digest([unit], files, {0: Mark(0, 1, 5, False)})
