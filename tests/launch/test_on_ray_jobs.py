@@ -97,6 +97,8 @@ def test_ctrl_c_lets_trainers_save_and_leaves_nothing(cluster: RunningCluster, d
         job.process.send_signal(signal.SIGINT)
         assert job.ended() == 130, job.output
         assert f"go on with: --resume {tmp_path / 'model'} (checkpoint step-" in job.output
+        assert "did not end within" not in job.output
+        assert "not saved" not in job.log("workerlog.0")
         assert roles_of(tmp_path) == []
 
 
@@ -157,6 +159,8 @@ def test_ray_job_stop_lets_trainers_save_and_leaves_nothing(
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     said = run(submit(cluster, "logs", "to-be-stopped"), tmp_path, cluster.environment).stdout
     assert f"go on with: --resume {model} (checkpoint step-" in said
+    assert "did not end within" not in said
+    assert "not saved" not in log()
     assert roles_of(tmp_path) == []
 
 

@@ -131,7 +131,12 @@ class RoleActor:
             self.end(at_once=True)
             self._former.append(self._process)
         self._listened = False
-        self._process = RoleProcess(role, [program, *words], own, self._output, again=again)
+        # Ray blocks SIGINT in all processes that it starts, and their children inherit that.
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        try:
+            self._process = RoleProcess(role, [program, *words], own, self._output, again=again)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self._guard.watch(self._process.pid)
         if not again:
             threading.Thread(target=self._show, name="role-output", daemon=True).start()
@@ -162,6 +167,8 @@ class RoleActor:
         """As `RoleProcess.interrupt`."""
         if self._process is not None:
             self._process.look()
+            if number == signal.SIGINT and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+                number = signal.SIGTERM  # the cluster was started where it is ignored, and so does the role
             if self._process.running:
                 self._process.interrupt(signal.Signals(number))
 
@@ -194,8 +201,8 @@ class RoleActor:
         with contextlib.suppress(OSError, ValueError), open(self._output, "rb") as file:
             while True:
                 if text := file.read(REPORT_BYTES):
-                    sys.stdout.write(decoder.decode(text))
-                    sys.stdout.flush()
+                    sys.stderr.write(decoder.decode(text))  # what the dashboard's page of an actor opens with
+                    sys.stderr.flush()
                 else:
                     time.sleep(LOOK_SECONDS)
 
