@@ -226,10 +226,15 @@ def test_work_of_clients_that_have_gone_is_dropped(trained):
     head = f"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(long)}\r\n\r\n".encode()
     with serving(trained.bundles[0], "--threads", "1", "--queue-rows", "1000000") as server:
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
-        with contextlib.ExitStack() as stack:
-            for _ in range(12):
-                raw = stack.enter_context(socket.create_connection(address, timeout=20))
-                raw.sendall(head + long)
+        with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(12) as pool:
+            clients = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(12)]
+            sent = [pool.submit(raw.sendall, head + long) for raw in clients]
+            # On a busy machine the one thread may be quicker than they send: leave when some of them wait.
+            wait_until(lambda: _metric(server, "waiting_rows") > 2 * 9000, 60, "requests that wait")
+            for raw in clients:
+                raw.shutdown(socket.SHUT_RDWR)
+            for one in sent:
+                one.exception(timeout=60)
         # All have gone. What was not under way is dropped, and counted.
         wait_until(lambda: _metric(server, "dropped_rows_total") > 0, 30, "dropped rows")
         wait_until(lambda: _metric(server, "waiting_rows") == 0, 30, "an empty queue")

@@ -13,22 +13,6 @@ namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
-// Counts in bytes, so that one instruction compares and adds 16 or more of them; std::count adds up 64-bit
-// numbers, which takes twenty times as long. A byte can count to 255.
-std::size_t count_byte(const unsigned char* data, std::size_t size, unsigned char byte) {
-    constexpr std::size_t kLanes = 64;
-    std::size_t total = 0, at = 0;
-    while (size - at >= kLanes) {
-        unsigned char sums[kLanes] = {};
-        for (int round = 0; round < 255 && size - at >= kLanes; ++round, at += kLanes)
-            for (std::size_t i = 0; i < kLanes; ++i)
-                sums[i] = static_cast<unsigned char>(sums[i] + (data[at + i] == byte));
-        for (const unsigned char sum : sums) total += sum;
-    }
-    for (; at < size; ++at) total += data[at] == byte;
-    return total;
-}
-
 void bind_parser(nb::module_& m) {
     nb::class_<RequestParser>(m, "RequestParser")
         .def("__init__",

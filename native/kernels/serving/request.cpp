@@ -9,6 +9,22 @@
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
+// Counts in bytes, so that one instruction compares and adds 16 or more of them; a byte can count to 255. It
+// stands here because bindings are compiled for size, and a request waits for it on the event loop.
+std::size_t count_byte(const unsigned char* data, std::size_t size, unsigned char byte) {
+    constexpr std::size_t kLanes = 64;
+    std::size_t total = 0, at = 0;
+    while (size - at >= kLanes) {
+        unsigned char sums[kLanes] = {};
+        for (int round = 0; round < 255 && size - at >= kLanes; ++round, at += kLanes)
+            for (std::size_t i = 0; i < kLanes; ++i)
+                sums[i] = static_cast<unsigned char>(sums[i] + (data[at + i] == byte));
+        for (const unsigned char sum : sums) total += sum;
+    }
+    for (; at < size; ++at) total += data[at] == byte;
+    return total;
+}
+
 RequestParser::RequestParser(std::vector<std::string> names, std::string label, std::vector<double> minimum,
                              std::vector<double> diff, const std::vector<std::string>& prefixes,
                              std::vector<bool> takes_keys, std::uint64_t seed, std::uint64_t dim,

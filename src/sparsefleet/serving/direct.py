@@ -27,13 +27,19 @@ from sparsefleet.serving.versions import Versions
 
 JSON = {"content-type": "application/json"}
 LISTS = re.compile(rb'"rows"\s*:\s*\[\s*\[')
+USUAL = b'{"rows"'
 HEAD = 4096
 """Where a request's list of rows begins, unless it is a strange one."""
 
 
 def most_samples(body: bytes) -> int:
     """The most samples that a JSON request can hold: all are objects or all are lists, within one more of that kind."""
-    return max(1, count_byte(body, b"[" if LISTS.search(body, 0, HEAD) else b"{") - 1)
+    if body.startswith(USUAL):  # no need to look further than the first bracket
+        at = body.find(b"[", len(USUAL), HEAD)
+        lists = at > 0 and body[at + 1 : at + 64].lstrip()[:1] == b"["
+    else:
+        lists = LISTS.search(body, 0, HEAD) is not None
+    return max(1, count_byte(body, b"[" if lists else b"{") - 1)
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sparsefleet.serving import arrow_body
 from sparsefleet.serving.answers import Answer, HttpError, refusal
-from sparsefleet.serving.direct import DirectRequest, most_samples
+from sparsefleet.serving.direct import JSON, DirectRequest, most_samples
 from sparsefleet.serving.http import LARGE_BODY, Service, seconds_of
 from sparsefleet.serving.log import tell_seldom
 from sparsefleet.serving.request_log import UNLOGGED
@@ -34,6 +34,9 @@ OTHERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"te", b"traile
 ARROW = arrow_body.CONTENT_TYPE.encode()
 STRANGE = re.compile(rb"[^A-Z]|[A-Z]+[^A-Z ]")
 """What no request begins with: a parser that knows all of HTTP should say so at once."""
+JSON_BYTES = [(name.encode(), value.encode()) for name, value in JSON.items()]
+_USUAL: list[Any] = [None, b""]
+"""uvicorn's headers of this second, and with ours the bytes that they make: of nearly every answer."""
 NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 
 
@@ -113,6 +116,9 @@ class PredictionConnection(asyncio.Protocol):
         self._beginning = b""
         """Of a request whose head is not complete."""
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = self._due = 0.0
+        """When the timer wakes us, and when it is time for `_then`: mostly later, see `_set_timer`."""
+        self._then: Callable[[], None] | None = None
         self._chunks: list[bytes] = []
         """Of a request whose body is not complete: `_missing` bytes are to come, the body starts at `_start`."""
         self._missing = self._start = self._length = 0
@@ -136,14 +142,14 @@ class PredictionConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
         self._service.connections.closed(self)
-        self._stop_timer()
+        self._end_timer()
         if self._request is not None:
             self._service.direct.abandon(self._request)
             self._request = None
 
     def close_idle(self) -> None:
         self._state.connections.discard(self)
-        self._stop_timer()
+        self._end_timer()
         self._transport.abort()  # whoever fills our room gets no time to be told
 
     def data_received(self, data: bytes) -> None:
@@ -182,7 +188,7 @@ class PredictionConnection(asyncio.Protocol):
             data, self._beginning = self._beginning + data, b""
         end = data.find(b"\r\n\r\n", 0, MAX_HEAD)
         if end < 0 and len(data) < MAX_HEAD and not STRANGE.match(data):
-            if self._timer is None or not self._heading:
+            if self._then is None or not self._heading:
                 self._set_timer(self._service.config.header_timeout, self._no_head)
                 self._heading = True
             self._beginning = data
@@ -227,16 +233,24 @@ class PredictionConnection(asyncio.Protocol):
             return
         status, body, headers = answer
         self._ending |= headers.get("connection") == "close" or self._service.draining
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-length: {len(body)}\r\n".encode()]
-        lines += [b"%b: %b\r\n" % header for header in self._state.default_headers]
-        lines += [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
-        lines += [b"x-request-id: %b\r\n" % self._head.request_id] if self._head.request_id else []
-        lines += [b"connection: close\r\n"] if self._ending and "connection" not in headers else []
-        self._transport.write(b"".join((*lines, b"\r\n", body)))
+        self._transport.write(self._head_bytes(status, len(body), headers) + body)
         if self._ending:
             self._transport.close()
         elif not self._choked:
             self._go_on()
+
+    def _head_bytes(self, status: int, length: int, headers: dict[str, str]) -> bytes:
+        given = self._state.default_headers  # uvicorn makes them anew every second
+        if headers is JSON and status == 200 and not self._ending and not self._head.request_id:
+            if _USUAL[0] is not given:
+                _USUAL[:] = given, b"\r\n" + b"".join(b"%b: %b\r\n" % header for header in (*given, *JSON_BYTES))
+            return b"HTTP/1.1 200 OK\r\ncontent-length: %d%b\r\n" % (length, _USUAL[1])
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-length: {length}\r\n".encode()]
+        lines += [b"%b: %b\r\n" % header for header in given]
+        lines += [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
+        lines += [b"x-request-id: %b\r\n" % self._head.request_id] if self._head.request_id else []
+        lines += [b"connection: close\r\n"] if self._ending and "connection" not in headers else []
+        return b"".join((*lines, b"\r\n"))
 
     def _go_on(self) -> None:
         self._transport.resume_reading()
@@ -249,7 +263,7 @@ class PredictionConnection(asyncio.Protocol):
             self._service.connections.became_idle(self)
 
     def _hand_over(self, data: bytes) -> None:
-        self._stop_timer()
+        self._end_timer()
         self._state.connections.discard(self)
         other = self._other()
         self._service.connections.handed_over(self, other)
@@ -273,10 +287,32 @@ class PredictionConnection(asyncio.Protocol):
         self._answer(self._service.direct.too_slow(seconds))
 
     def _set_timer(self, seconds: float, what: Callable[[], None]) -> None:
-        self._stop_timer()
-        self._timer = self._loop.call_later(seconds, what)
+        """In place of the one before. A request sets two, and nearly none is ever due: so the event loop gets a timer
+        only where there is none that wakes us before."""
+        self._due, self._then = self._loop.time() + seconds, what
+        if self._timer is None or self._due < self._timer_at:
+            self._wake_at(self._due)
 
     def _stop_timer(self) -> None:
+        self._then = None
+
+    def _end_timer(self) -> None:
+        self._then = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _wake_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at, self._timer = when, self._loop.call_at(when, self._woken)
+
+    def _woken(self) -> None:
+        self._timer, then = None, self._then
+        if then is None:
+            return
+        if self._loop.time() < self._due:
+            self._wake_at(self._due)
+            return
+        self._then = None
+        then()

@@ -50,6 +50,10 @@ MAX_ID = 200
 """Characters of a request_id."""
 FIRST_ID = re.compile(rb'\s*\{\s*"request_id"\s*:\s*("(?:[^"\\\x00-\x1f]|\\.){0,400}"|-?(?:0|[1-9]\d{0,18}))\s*,')
 
+NO_LABELS: F32 = np.full(4096, np.nan, np.float32)
+"""A request has none. Shared by batches, so nobody may write to it."""
+NO_LABELS.flags.writeable = False
+
 Column = Sequence[Any]
 
 
@@ -120,7 +124,9 @@ class SampleParser:
         if found is None or (self._ready and not self._no_text(body, len(found[0]))):
             return None
         dense, keys, offsets = found
-        return Batch.trusted(np.full(len(dense), np.nan, np.float32), dense, keys, offsets, self._slots)
+        count = len(dense)
+        labels = NO_LABELS[:count] if count <= len(NO_LABELS) else np.full(count, np.nan, np.float32)
+        return Batch.trusted(labels, dense, keys, offsets, self._slots)
 
     def _no_text(self, body: bytes, samples: int) -> bool:
         """Whether a plain body surely holds no text but the names of fields: the native parser would hash it."""

@@ -18,6 +18,8 @@
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
+std::size_t count_byte(const unsigned char* data, std::size_t size, unsigned char byte);
+
 class RequestParser {
   public:
     struct Limits {
