@@ -1,12 +1,12 @@
 // Compiled with -ffp-contract=off (CMakeLists.txt): see rules.h on equal bits.
 #include "sparsefleet/rules.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
-#include <vector>
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 namespace {
@@ -111,8 +111,6 @@ void follow_others(const Rule& rule, float* __restrict w, float* __restrict s, s
     }
 }
 
-constexpr std::size_t kShortRow = 64;
-
 // The widths that people use get a loop of known length; the compiler unrolls it and leaves no remainder to
 // test for.
 template <typename F>
@@ -206,29 +204,9 @@ void RuleStep::visit(Visitor&& visitor) const {
 
 void RuleStep::update_rows(float* const* rows, const float* const* grads, std::size_t count,
                            std::size_t dim) const {
-    if (notes_) return update_noting_rows(rows, grads, count, dim);
     visit([&](const auto& rule) {
         with_dim(dim, [&](auto width) {
             for (std::size_t i = 0; i < count; ++i) rule(rows[i], rows[i] + width, grads[i], width, width);
-        });
-    });
-}
-
-void RuleStep::update_noting_rows(float* const* rows, const float* const* grads, std::size_t count,
-                                  std::size_t dim) const {
-    const std::size_t own = own_width(dim);
-    float short_row[kShortRow];
-    std::vector<float> long_row(dim > kShortRow ? dim : 0);
-    float* __restrict before = dim > kShortRow ? long_row.data() : short_row;
-    visit([&](const auto& rule) {
-        with_dim(dim, [&](auto width) {
-            for (std::size_t i = 0; i < count; ++i) {
-                float* __restrict w = rows[i];
-                float* __restrict noted = w + width + own;
-                for (std::size_t d = 0; d < width; ++d) before[d] = w[d];
-                rule(rows[i], rows[i] + width, grads[i], width, width);
-                for (std::size_t d = 0; d < width; ++d) noted[d] += w[d] - before[d];
-            }
         });
     });
 }
@@ -238,9 +216,11 @@ void RuleStep::rebase_rows(float* const* rows, const float* const* there, std::s
     const std::size_t own = own_width(dim);
     visit([&](const auto& rule) {
         for (std::size_t i = 0; i < count; ++i) {
-            const float *base = there[i], *noted = rows[i] + dim + own;
+            const float* base = there[i];
+            float* told = rows[i] + dim + own;
             follow_others(rule, rows[i], rows[i] + dim, dim, dim,
-                          [=](std::size_t d, float) { return base[d] + noted[d]; });
+                          [=](std::size_t d, float value) { return base[d] + (value - told[d]); });
+            std::copy_n(base, dim, told);
         }
     });
 }

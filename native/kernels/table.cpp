@@ -301,7 +301,7 @@ std::uint32_t RowTable::find_or_create(Shard& shard, std::uint64_t place, std::u
     init_row(init_, key, values, layout_.dim);
     float *state = values + layout_.dim, *end = state + layout_.state_width;
     std::fill(state, notes_ ? end - layout_.dim : end, initial_state_);
-    if (notes_) std::fill(end - layout_.dim, end, 0.0f);
+    if (notes_) std::copy_n(values, layout_.dim, end - layout_.dim);
     return number;
 }
 
@@ -361,19 +361,20 @@ void RowTable::take(const std::uint64_t* keys, std::size_t count, float shares, 
         [&](Shard& shard, std::size_t first, const Item* items, std::size_t n, const std::uint32_t* rows) {
             for (std::size_t i = 0; i < n; ++i) {
                 float* to = out + (first + items[i].position) * dim;
-                std::uint32_t& told = occurrences[first + items[i].position];
+                std::uint32_t& counted = occurrences[first + items[i].position];
                 if (rows[i] == Shard::kNone) {
                     std::fill(to, to + dim, 0.0f);
-                    told = 0;
+                    counted = 0;
                     continue;
                 }
                 std::byte* row = shard.row(rows[i]);
-                told = *row_seen(row);
+                counted = *row_seen(row);
                 *row_seen(row) = 0;
-                float* noted = row_values(row) + layout_.state_width;  // the last of the row
+                const float* values = row_values(row);
+                float* told = row_values(row) + layout_.state_width;  // the last of the row
                 for (std::size_t d = 0; d < dim; ++d) {
-                    to[d] = noted[d] / shares;
-                    noted[d] -= to[d];
+                    to[d] = (values[d] - told[d]) / shares;
+                    told[d] += to[d];
                 }
             }
         });

@@ -1,4 +1,4 @@
-"""Rows that note what was changed: `take` and `rebase`, native against the NumPy twin, and what they promise."""
+"""Rows that note what others know of them: `take` and `rebase`, native against the twin, and what they promise."""
 
 from __future__ import annotations
 
@@ -102,25 +102,32 @@ def test_a_rule_that_notes_moves_rows_as_the_plain_one_does(kernels, kind, dim):
 @pytest.mark.parametrize("kind", NOTED)
 def test_state_stays_when_others_change_a_row(kernels, kind):
     table, keys = make(kernels, 4, kind), u64([3])
+    began = pulled(table, keys)
     table.push(keys, np.ones((1, 4), np.float32), kind, 0.1, hyper(kind), 1)
-    before = np.frombuffer(all_rows(table)[3][1], np.float32)
+    before, change = np.frombuffer(all_rows(table)[3][1], np.float32), pulled(table, keys) - began
     rebase(table, keys, np.full((1, 4), 7, np.float32), False, kind)
     after = np.frombuffer(all_rows(table)[3][1], np.float32)
+    np.testing.assert_array_equal(before[-4:], began[0])
+    np.testing.assert_array_equal(after[-4:], 7)
+    np.testing.assert_allclose(pulled(table, keys), 7 + change, rtol=1e-6)
+    before, after = before[:-4], after[:-4]
     if kind == NOTING_FTRL:  # but for z, which the next step makes the value of
         table.push(keys, np.zeros((1, 4), np.float32), kind, 0.05, hyper(kind), 2)
-        np.testing.assert_allclose(pulled(table, keys), 7 + before[-4:][None], rtol=1e-5)
+        np.testing.assert_allclose(pulled(table, keys), 7 + change, rtol=1e-5)
         before, after = before[4:], after[4:]
     np.testing.assert_array_equal(after, before)
 
 
 @BOTH
-def test_state_begins_as_told_and_what_is_noted_at_nothing(kernels):
+def test_state_begins_as_told_and_others_know_how_a_row_begins(kernels):
     table = make(kernels, 3, NOTING_ADAGRAD, 0.1)
     pulled(table, u64([1]))
     rebase(table, u64([2]), np.ones((1, 3), np.float32), True, NOTING_ADAGRAD)
     for key in (1, 2):
         state = np.frombuffer(all_rows(table)[key][1], np.float32)
-        np.testing.assert_array_equal(state, np.array([0.1] * 3 + [0] * 3, np.float32))
+        np.testing.assert_array_equal(state[:3], np.float32(0.1))
+        np.testing.assert_array_equal(state[3:], pulled(table, u64([key]))[0])
+    assert (taken(table, u64([1, 2]), 1) == 0).all()
 
 
 @BOTH

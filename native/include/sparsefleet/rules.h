@@ -13,9 +13,9 @@
 //                                                           w = |z| <= l1 ? 0
 //                                                             : (sign(z) l1 - z) / ((beta+sqrt(n))/lr + l2)
 //
-// kind + 16, any of them, notes what it does: p += the change of w, where p is D floats behind the rule's own
-// state. That is for a trainer's own copy of rows (RowTable::take, rebase): p is what nobody else knows of
-// yet.
+// kind + 16 is the same rule for rows that note what others know of them: told, D floats behind the rule's
+// own state. That is for a trainer's own copy of rows (RowTable::take, rebase): w - told is what nobody else
+// knows of yet. A step changes w alone, so that noting costs it nothing.
 //
 // All arithmetic on rows is IEEE float32 in the order written in rules.cpp, compiled without contraction to
 // fused multiply-adds, but that denormals are zero, operands and results (float_mode.h; the caller sets it):
@@ -51,9 +51,9 @@ class RuleStep {
     void update_block(float* values, float* state, const float* grads, std::size_t n,
                       std::size_t segment) const;
 
-    // Others have changed the values. Rows of a rule that notes become there[i] plus what they have noted; a
-    // block grows by deltas. State stays, but where values are made of it alone: then it becomes what gives
-    // them.
+    // Others have changed the values. Rows of a rule that notes become there[i] plus w - told, and told
+    // becomes there[i]; a block grows by deltas. State stays, but where values are made of it alone: then it
+    // becomes what gives them.
     void rebase_rows(float* const* rows, const float* const* there, std::size_t count, std::size_t dim) const;
     void shift_block(float* values, float* state, const float* deltas, std::size_t n,
                      std::size_t segment) const;
@@ -65,8 +65,6 @@ class RuleStep {
     template <typename Visitor>
     void visit(Visitor&& visitor) const;
     std::size_t own_width(std::size_t dim) const;  // without what is noted
-    void update_noting_rows(float* const* rows, const float* const* grads, std::size_t count,
-                            std::size_t dim) const;
 
     RuleKind kind_;
     bool notes_;

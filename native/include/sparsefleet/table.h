@@ -6,7 +6,7 @@
 // counts how often the key was met in training and stops at the largest count. `touched` is the clock of the
 // last push, or of the row's creation: whoever calls gives it, in a unit of his own (a table's step, a
 // server's record number), modulo 2^32, so it is compared by difference. `take` and `rebase` leave it.
-// In a table that notes, the last D floats of the state are p, what was changed and not yet told (rules.h).
+// In a table that notes, the last D floats of the state are told, what others know of the values (rules.h).
 //
 // In an exact table (idle.h) every step moves every row, and `touched` is the step that a row's values and
 // state are of, or at which it came to rest: whatever reads rows catches them up first. There every clock is
@@ -53,9 +53,9 @@ class RowTable {
   public:
     static constexpr std::size_t kShards = 64;
 
-    // notes: the last `dim` floats of state are what rules that note have changed; they begin at 0, all other
-    // state at `initial_state`. idle: makes the table exact; null: rows that a step does not name stay as
-    // they are.
+    // notes: the last `dim` floats of state are told, what others know of the values; it begins as they do,
+    // all other state at `initial_state`. idle: makes the table exact; null: rows that a step does not name
+    // stay as they are.
     RowTable(std::size_t dim, std::size_t state_width, const Initializer& init, float initial_state,
              bool notes, std::unique_ptr<IdleSteps> idle = nullptr);
     ~RowTable();
@@ -84,13 +84,13 @@ class RowTable {
     void insert(const std::uint64_t* keys, std::size_t count, const float* values, const float* state,
                 const std::uint32_t* seen, const std::uint32_t* touched);
 
-    // For a copy of rows that are kept elsewhere, with p, what was changed here and not yet told there; both
-    // throw std::invalid_argument where the table does not note. take: out[U, D] = p / shares, and p loses
-    // it; occurrences[U] = seen, which becomes 0: here it counts what was not yet told either. Zeros where
-    // there is no row.
+    // For a copy of rows that are kept elsewhere, with told, what is known of them there; both throw
+    // std::invalid_argument where the table does not note. take: out[U, D] = (w - told) / shares, which told
+    // grows by; occurrences[U] = seen, which becomes 0: here it counts what was not yet told either. Zeros
+    // where there is no row.
     void take(const std::uint64_t* keys, std::size_t count, float shares, float* out,
               std::uint32_t* occurrences);
-    // rebase: a row becomes what it is there plus p, and its state what `rule` makes of that
+    // rebase: a row becomes what it is there plus w - told, and its state what `rule` makes of that
     // (RuleStep::rebase_rows). Missing rows are created, or with create = false left out.
     void rebase(const std::uint64_t* keys, std::size_t count, const float* values, bool create,
                 const RuleStep& rule);

@@ -3,7 +3,7 @@
 For a row and for the dense block alike, with `old` = what the server had when we last spoke:
     send    delta = (local - old) / trainers;  old += delta
     receive local += server - old;  old = server
-Rows keep local - old, what has not been sent, in place of `old` (`table/working_copy.py`): it is the same.
+A row of the local copy has its `old` beside it (`table/working_copy.py`).
 So what is touched all the time goes out little by little, 1/trainers of what is left each time: trainers learn much of
 it alike, and their sum would go too far. A row not touched since the last exchange sends the whole rest that it
 holds back: else a rare feature, met by one trainer, would keep only 1/trainers of what was learnt. At the end of an

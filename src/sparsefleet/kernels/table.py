@@ -21,8 +21,7 @@ U32 = npt.NDArray[np.uint32]
 Bools = npt.NDArray[np.bool_]
 
 NOTING = 16
-"""Added to a rule's kind: the rule does the same and notes each change at the end of the row's state, for
-`RowTable.take`."""
+"""Added to a rule's kind: the same rule, for rows that note at the end of their state what others know of them."""
 
 
 class Scanned(NamedTuple):
@@ -85,7 +84,7 @@ class RowTable:
         notes: bool = False,
         idle: tuple[int, F64] | None = None,
     ) -> None:
-        """notes: the last `dim` floats of the state, which begin at 0, are what rules of `NOTING` have changed.
+        """notes: the last `dim` floats of the state, which begin as the values do, are what others know of the values.
 
         idle: kind and hyperparameters of a rule whose steps move all rows (native idle.h). Then `note_steps` tells the
         table of each step first, clocks are steps, and what reads rows catches them up to its clock.
@@ -129,14 +128,14 @@ class RowTable:
         self._native.insert(keys, values, state, seen, touched)
 
     def take(self, keys: U64, shares: float, out: F32, counts: U32) -> None:
-        """Fill `out` [U, D] with one of so many shares of the changes noted, which lose it; zeros where no row is.
+        """Fill `out` [U, D] with one of so many shares of what others do not know yet; zeros where no row is.
 
         `counts` [U] becomes the rows' `seen`, which becomes 0: all of it counts as told.
         """
         self._native.take(keys, shares, out, counts)
 
     def rebase(self, keys: U64, values: F32, create: bool, kind: int, lr: float, hyper: F64, step: int) -> None:
-        """Rows become `values` [U, D] plus the changes noted; missing ones are created, or else left out.
+        """Rows become `values` [U, D] plus what others do not know yet; missing ones are created, or else left out.
 
         Their state stays, but where the rule (`kind`, of `NOTING`) makes values of its state alone, FTRL's: then it
         becomes what gives these values.

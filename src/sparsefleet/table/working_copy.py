@@ -1,9 +1,10 @@
-"""WorkingCopy: a trainer's own copy of a server's rows, that notes what was changed and not yet told to the server.
+"""WorkingCopy: a trainer's own copy of a server's rows, that notes what the server knows of them.
 
 Legend: U keys, D values a row.
 
-A row here is always what the server had when we last heard of it plus what was changed here since and not sent: so
-neither needs to be kept beside it. The rule's state of a row is this trainer's alone: made of its own gradients, never
+A row keeps, behind the rule's state, its values as the server knows them: what it had when we last heard of the row,
+plus what was sent since. The difference is what is still to be sent. A step does not touch it, so that it costs one
+nothing; only an exchange does. The rule's state of a row is this trainer's alone: made of its own gradients, never
 sent, and left as it is when others change the row's values (but for FTRL's z, which values are made of: it becomes what
 gives the new ones). Safe for many threads at once.
 """

@@ -100,9 +100,7 @@ def _update(kind: int, lr: float, hyper: F64, step: int, w: F32, s: F32, g: F32)
     _check(kind, step)
     with flushed():
         if kind & NOTING:
-            before, own, noted = w.copy(), s[:, : s.shape[1] - w.shape[1]], s[:, s.shape[1] - w.shape[1] :]
-            _update(kind & ~NOTING, lr, hyper, step, w, own, g)
-            noted += w - before
+            _update(kind & ~NOTING, lr, hyper, step, w, s[:, : s.shape[1] - w.shape[1]], g)
         elif kind == ADAM:
             _adam(w, s, g, lr, hyper, step)
         else:
@@ -281,7 +279,7 @@ class RowTable:
         values = init_rows(seed, np.array([key], np.uint64), self.dim, kind, a, b)
         state = np.full((1, self.state_width), self.initial_state, np.float32)
         if self._notes:
-            state[:, -self.dim :] = 0
+            state[:, -self.dim :] = values
         return self._rows.setdefault(key, _Row(values, state, 0, clock if self._idle is None else 0))
 
     def pull(self, keys: U64, out: F32, create: bool, clock: int = 0) -> int:
@@ -337,10 +335,11 @@ class RowTable:
                 out[i] = counts[i] = 0
                 if key in self._rows:
                     counts[i], self._rows[key].seen = self._rows[key].seen, 0
-                    noted = self._rows[key].state[:, -self.dim :]
+                    row = self._rows[key]
+                    told = row.state[:, -self.dim :]
                     with flushed():
-                        out[i] = noted[0] / np.float32(shares)
-                        noted[0] -= out[i]
+                        out[i] = (row.values[0] - told[0]) / np.float32(shares)
+                        told[0] += out[i]
 
     def rebase(self, keys: U64, values: F32, create: bool, kind: int, lr: float, hyper: F64, step: int) -> None:
         self._expect_noted()
@@ -351,8 +350,9 @@ class RowTable:
                 if create or key in self._rows:
                     row = self._row(key, 0)
                     with flushed():
-                        target = values[i : i + 1] + row.state[:, -self.dim :]
+                        target = values[i : i + 1] + (row.values - row.state[:, -self.dim :])
                         _follow(kind, lr, hyper, row.values, row.state, target)
+                    row.state[:, -self.dim :] = values[i : i + 1]
 
     def _expect_noted(self) -> None:
         if not self._notes:
