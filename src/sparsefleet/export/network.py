@@ -92,7 +92,8 @@ def export_network(model: nn.Module, slots: tuple[str, ...], dense_features: int
     wrapped = _FromPooled(model, [module for _, module in named], slots).eval()
     names = [f"pooled_{index}" for index in range(len(named))]
     widths = [module.width for _, module in named]
-    labels = label_names(model) or ()
+    # A model with probabilities of its own says itself what they are, and there is one.
+    labels = (label_names(model) or ()) if not hasattr(model, "probabilities") else ()
     outputs = [OUTPUT, *(f"{OUTPUT}_{index}" for index in range(1, len(labels)))]
     proto = _traced(wrapped, names, widths, dense_features, outputs)
     used = {entry.name for entry in proto.graph.input}

@@ -116,7 +116,7 @@ class MicroBatcher:
         (`check_room`): a request that is parsed is not refused any more.
         """
         if not len(batch):
-            return Scores(np.empty(0, np.float32), 0, 0)
+            return predictor.no_scores()
         long = len(batch) > SMALL_SAMPLES
         pieces = [
             _Piece(
@@ -304,7 +304,7 @@ class MicroBatcher:
         else:
             self._metrics.scored(group[0].predictor.version, batch, len(group), scores)
             stops = np.cumsum([len(piece.batch) for piece in group]).tolist()
-            parts = [Scores(scores.probabilities[a:b], 0, 0) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
+            parts = [scores.part(a, b) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
             self._tell(_succeed, [piece.answer for piece in group], parts)
 
     def _tell(self, what: Callable[..., None], answers: list[asyncio.Future[Any]], outcome: object) -> None:
