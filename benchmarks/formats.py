@@ -1,4 +1,4 @@
-"""Reading CSV and JSON lines beside pyarrow's readers plus hashing; and what a schema's transforms cost.
+"""Reading CSV and JSON lines beside pyarrow's readers plus hashing; what transforms cost; and libsvm and libffm.
 
     python benchmarks/formats.py [--rows 200000]
 
@@ -30,8 +30,10 @@ from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.formats.base import BadSamples, Format, Unit
 from sparsefleet.data.formats.csv import CsvFormat
 from sparsefleet.data.formats.jsonl import JsonLinesFormat
+from sparsefleet.data.formats.libffm import LibffmFormat
+from sparsefleet.data.formats.libsvm import LibsvmFormat
 
-NUMBERS, CATEGORIES, TURNS = 9, 14, 5
+NUMBERS, CATEGORIES, FEATURES, TURNS = 9, 14, 30, 5
 SCHEMA = Schema(
     dense=tuple(DenseFeature(f"n{i}", 0.0, 100.0) for i in range(NUMBERS)),
     slots=tuple(Slot(f"c{i}") for i in range(CATEGORIES)),
@@ -47,6 +49,16 @@ TRANSFORMED = replace(
         Slot("c12", column="n0", buckets=(1.0, 10.0, 100.0)),
         Slot("c13", cross=("c0", "c1")),
     ),
+)
+LIBSVM = Schema(
+    dense=tuple(DenseFeature(f"n{i}", column=str(10**6 + i)) for i in range(NUMBERS)),
+    slots=(Slot("features", keys=True),),
+    sparse_feature_dim=0,
+)
+LIBFFM = Schema(
+    dense=tuple(DenseFeature(f"n{i}", column=f"{i}:value") for i in range(NUMBERS)),
+    slots=tuple(Slot(f"c{i}", column=str(NUMBERS + i), keys=True) for i in range(FEATURES)),
+    sparse_feature_dim=0,
 )
 
 
@@ -67,6 +79,20 @@ def write(folder: Path, rows: int) -> tuple[str, str]:
         pa_csv.write_csv(table, file, pa_csv.WriteOptions(include_header=False, quoting_style="none"))
     (folder / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
     return str(folder / "f.csv"), str(folder / "f.jsonl")
+
+
+def write_features(folder: Path, rows: int) -> tuple[str, str]:
+    """Lines of 30 features and 9 numbers, as Criteo's are often kept."""
+    draw = np.random.default_rng(2)
+    features = (1e6 * draw.random((rows, FEATURES)) ** 3).astype(np.int64).tolist()
+    numbers = np.round(draw.random((rows, NUMBERS)), 3).tolist()
+    with (folder / "f.svm").open("w") as svm, (folder / "f.ffm").open("w") as ffm:
+        for row, (found, values) in enumerate(zip(features, numbers, strict=True)):
+            pairs = [(at, 10**6 + at, value) for at, value in enumerate(values)]
+            pairs += [(NUMBERS + at, feature, 1) for at, feature in enumerate(found)]
+            svm.write(" ".join([str(row % 2), *(f"{feature}:{value}" for _, feature, value in pairs)]) + "\n")
+            ffm.write(" ".join([str(row % 2), *(f"{at}:{feature}:{value}" for at, feature, value in pairs)]) + "\n")
+    return str(folder / "f.svm"), str(folder / "f.ffm")
 
 
 def ours(form: Format, file: str) -> int:
@@ -111,6 +137,7 @@ def main() -> None:
     pa.set_cpu_count(1)
     with tempfile.TemporaryDirectory() as folder:
         csv_file, json_file = write(Path(folder), rows)
+        svm_file, ffm_file = write_features(Path(folder), rows // 2)
         speeds = in_turns(
             {
                 "csv": lambda: ours(CsvFormat(SCHEMA), csv_file),
@@ -118,6 +145,8 @@ def main() -> None:
                 "csv, with transforms": lambda: ours(CsvFormat(TRANSFORMED), csv_file),
                 "jsonl": lambda: ours(JsonLinesFormat(SCHEMA), json_file),
                 "jsonl, pyarrow and hashing": lambda: peer_json(json_file),
+                "libsvm, 39 features": lambda: ours(LibsvmFormat(LIBSVM), svm_file),
+                "libffm, 39 features": lambda: ours(LibffmFormat(LIBFFM), ffm_file),
             }
         )
     for name, speed in speeds.items():

@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -52,6 +53,11 @@ RecordPlan plan_of(const nb::dict& from) {
         slot.missing = text_of(get<nb::bytes>(one, "missing"));
         slot.buckets = get<std::vector<double>>(one, "buckets");
         slot.cross = get<std::vector<std::size_t>>(one, "cross");
+        slot.filtered = get<bool>(one, "filtered");
+        const auto kept = get<In<std::uint64_t, 1>>(one, "kept");
+        slot.kept.assign(kept.data(), kept.data() + kept.shape(0));
+        slot.has_rare = get<bool>(one, "has_rare");
+        slot.rare = text_of(get<nb::bytes>(one, "rare"));
         expect(slot.kind != kCross || slot.cross.size() == 2 || slot.cross.size() == 3,
                "a cross of two or three");
         for (const std::size_t part : slot.cross) expect(part < slots.size(), "a cross of no slot");
@@ -218,6 +224,31 @@ void bind_records(nb::module_& m) {
             Bound<JsonLinesParser>{shape, JsonLinesParser(std::move(made), std::move(names), max_line)};
     });
     bind_parse(json);
+
+    nb::class_<Bound<SvmParser>> svm(m, "SvmParser");
+    svm.def(
+        "__init__",
+        [](Bound<SvmParser>* self, const nb::dict& plan, bool triples, std::int64_t label, std::int64_t group,
+           std::int64_t features, const std::vector<std::pair<std::uint64_t, std::size_t>>& numbers,
+           const std::vector<std::pair<std::uint64_t, std::size_t>>& slots, std::size_t max_line) {
+            expect(max_line <= kLongestLine, "max_line is above 2^30");
+            RecordPlan made = plan_of(plan);
+            SvmParser::Places places;
+            places.triples = triples;
+            places.label = label;
+            places.group = group;
+            places.features = features;
+            const auto fields = static_cast<std::int64_t>(made.fields);
+            for (const std::int64_t at : {label, group, features})
+                expect(at >= -1 && at < fields, "a field out of the plan");
+            for (const auto* list : {&numbers, &slots})
+                for (const auto& [number, at] : *list) expect(at < made.fields, "a field out of the plan");
+            places.numbers.insert(numbers.begin(), numbers.end());
+            places.slots.insert(slots.begin(), slots.end());
+            const Shape shape(made);
+            new (self) Bound<SvmParser>{shape, SvmParser(std::move(made), std::move(places), max_line)};
+        });
+    bind_parse(svm);
 
     const auto array = nb::arg().noconvert();
     const auto maybe = nb::arg().none().noconvert();

@@ -156,16 +156,36 @@ bool parse_time(const char* p, std::size_t size, int format, std::int64_t* secon
     return true;
 }
 
+void HashSet::fill(const std::vector<std::uint64_t>& hashes) {
+    std::size_t size = 4;
+    while (size < 2 * hashes.size()) size *= 2;
+    table_.assign(size, 0);
+    mask_ = size - 1;
+    for (const std::uint64_t hash : hashes) {
+        if (hash == 0) {
+            zero_ = true;
+            continue;
+        }
+        std::uint64_t at = hash & mask_;
+        while (table_[at] != 0 && table_[at] != hash) at = (at + 1) & mask_;
+        table_[at] = hash;
+    }
+}
+
 Assembler::Assembler(RecordPlan plan) : plan_(std::move(plan)), fold_(plan_.dim) {
     const std::size_t slots = plan_.slots.size();
     known_.resize(slots);
+    kept_.resize(slots);
     missing_.resize(slots);
+    rare_.resize(slots);
     start_.resize(slots);
     count_.resize(slots);
     for (std::size_t s = 0; s < slots; ++s) {
         const SlotPlan& slot = plan_.slots[s];
         hashes_.emplace_back(slot.prefix, plan_.seed);
         missing_[s] = hashes_[s].any(slot.missing.data(), slot.missing.size());
+        rare_[s] = hashes_[s].any(slot.rare.data(), slot.rare.size());
+        kept_[s].fill(slot.kept);
         const std::size_t values = slot.kind == kBuckets   ? slot.buckets.size() + 1
                                    : slot.kind == kHour    ? 24
                                    : slot.kind == kWeekday ? 7
@@ -174,7 +194,8 @@ Assembler::Assembler(RecordPlan plan) : plan_(std::move(plan)), fold_(plan_.dim)
             const std::string text = std::to_string(v);
             known_[s].push_back(hashes_[s].any(text.data(), text.size()));
         }
-        plain_.push_back(slot.kind == kHashed && !slot.lower && !slot.split && !slot.length);
+        plain_.push_back(slot.kind == kHashed && !slot.lower && !slot.split && !slot.length &&
+                         !slot.filtered);
         if (slot.kind != kCross) order_.push_back(s);
     }
     for (std::size_t s = 0; s < slots; ++s)
@@ -250,6 +271,20 @@ void Assembler::text_value(const char* p, std::size_t size, std::size_t index) {
     keys_.push_back(hashes_[index].padded(p, size));
 }
 
+// Of the slot's keys, which begin at `start`: those that are too rare become one, or go.
+void Assembler::drop_rare(std::size_t start, std::size_t index) {
+    const HashSet& kept = kept_[index];
+    const bool has_rare = plan_.slots[index].has_rare;
+    std::size_t to = start;
+    for (std::size_t k = start; k < keys_.size(); ++k) {
+        if (kept.has(keys_[k]))
+            keys_[to++] = keys_[k];
+        else if (has_rare)
+            keys_[to++] = rare_[index];
+    }
+    keys_.resize(to);
+}
+
 bool Assembler::text_values(const Field& field, std::size_t index) {
     const SlotPlan& plan = plan_.slots[index];
     const std::size_t start = keys_.size();
@@ -271,6 +306,7 @@ bool Assembler::text_values(const Field& field, std::size_t index) {
         if (value.size == 0 && plan.has_missing) continue;
         text_value(value.data, value.size, index);
     }
+    if (plan.filtered) drop_rare(start, index);
     if (keys_.size() == start && plan.has_missing) keys_.push_back(missing_[index]);
     return true;
 }

@@ -18,6 +18,7 @@ from sparsefleet.data.open import open_reader
 from sparsefleet.datasets.events import COLUMNS, EventsModel, synth_events
 from sparsefleet.datasets.inspect import Inspection, inspect
 from sparsefleet.datasets.prepare import PrepareSpec
+from sparsefleet.datasets.raw_table import read_table
 from sparsefleet.datasets.split_table import split_table
 from sparsefleet.datasets.synth import SynthSpec, synth
 
@@ -194,3 +195,63 @@ def test_splits_that_cannot_be(events: Path, tmp_path: Path) -> None:
         split_table(events / "train", tmp_path / "o", schema, PrepareSpec(), split="user")
     with pytest.raises(ConfigError, match="--split time needs a column"):
         split_table(events / "train", tmp_path / "o", replace(schema, time=None), PrepareSpec(), split="time")
+
+
+# -- what strangers bring ----------------------------------------------------------------------------------------------
+
+
+def test_lines_with_another_number_of_fields_are_told(tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("a,b,click\n1,2,0\n1,2\n3,4,1,9\n5,6,1\n")
+    found = inspect(tmp_path / "f.csv")
+    assert (found.table.rows, found.table.ragged) == (2, 2)
+
+
+def test_a_first_line_longer_than_the_head_that_formats_look_at(tmp_path: Path) -> None:
+    wide = 8000
+    lines = [",".join([str(row % 2), *(str(10**9 + row * at) for at in range(wide - 1))]) for row in range(4)]
+    (tmp_path / "f.csv").write_text("\n".join(lines) + "\n")
+    table = read_table([str(tmp_path / "f.csv")], "auto", 100)
+    assert (len(table.columns), table.rows, table.ragged) == (wide, 4, 0)
+    assert table.dialect is not None
+    assert not table.dialect.header
+
+
+def test_numbers_of_things_are_categories_and_lists_count_by_their_values(tmp_path: Path) -> None:
+    rows = [{"user": 7 * (i % 60), "tags": [f"t{i % 3}", "x"], "price": i / 3, "click": i % 2} for i in range(200)]
+    del rows[5]["tags"]
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = inspect(tmp_path / "f.jsonl")
+    assert kinds(found) == {"user": "category", "tags": "list", "price": "number", "click": "label"}
+    tags = next(column for column in found.columns if column.name == "tags")
+    assert (tags.distinct, tags.top) == (4, "x")
+    assert found.schema.group == "user"
+
+
+@pytest.mark.parametrize("name", ["libsvm", "libffm"])
+def test_libsvm_and_libffm(name: str, tmp_path: Path) -> None:
+    lines = []
+    for i in range(300):
+        label = "-1" if i % 3 else "+1"
+        parts = [(0, i % 7, "1"), (1, 100 + i % 5, "1"), (2, 500, f"{i / 10}")]
+        if i % 4 == 0:
+            parts.append((1, 90, "1"))
+        words = [f"{a}:{b}:{v}" if name == "libffm" else f"{b}:{v}" for a, b, v in parts]
+        lines.append(" ".join([label, *words]))
+    (tmp_path / "f").write_text("\n".join(lines) + "\n")
+    found = inspect(tmp_path / "f")
+    (tmp_path / "schema.toml").write_text(found.text())
+    schema = Schema.load(tmp_path / "schema.toml")
+    assert found.table.format == name
+    assert schema.sparse_feature_dim == 0
+    assert all(slot.keys for slot in schema.slots)
+    if name == "libsvm":
+        assert schema.slot_names == ("features",)
+        assert [(f.name, f.column) for f in schema.dense] == [("value_500", "500")]
+    else:
+        assert [(slot.name, slot.column) for slot in schema.slots] == [("field_0", "0"), ("field_1", "1")]
+        assert [(f.name, f.column) for f in schema.dense] == [("value_2", "2:value")]
+    report = split_table(tmp_path / "f", tmp_path / "out", schema, PrepareSpec(0.1, 2))
+    assert (report.train_rows, report.test_rows) == (270, 30)
+    assert {file.name for file in (tmp_path / "out" / "train").iterdir()} == {f"part-0.{name}", f"part-1.{name}"}
+    with open_reader(tmp_path / "out" / "train", schema, batch_size=500).epoch() as epoch:
+        assert len(next(epoch.streams[0])) == 270

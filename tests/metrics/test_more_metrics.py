@@ -210,3 +210,88 @@ def test_what_a_schema_and_a_user_ask_for():
     assert ads.to_dict()["names"][str(key)] == "a2"
     with pytest.raises(ConfigError, match="no slot 'usr'; did you mean user"):
         metrics_of(schema, segments=("usr",))
+
+
+@pytest.mark.parametrize("make", [GroupAUC, lambda: Calibration(4), lambda: Segments("ad", {3: "three"})])
+def test_a_sample_of_weight_two_counts_as_two_of_them_within_groups_too(make):
+    batch, outputs = drawn(groups=40)
+    times = np.random.default_rng(3).integers(0, 4, len(batch))
+    weighed = Batch(
+        batch.labels,
+        batch.dense,
+        batch.keys,
+        batch.offsets,
+        batch.slots,
+        groups=batch.groups,
+        weights=times.astype(np.float32),
+    )
+    places = np.repeat(np.arange(len(batch)), times)
+    repeated, probabilities = batch.take(places), {"probability": outputs["probability"][places]}
+    mine, plain = make(), make()
+    half = len(batch) // 2
+    for a, b in ((0, half), (half, len(batch))):
+        mine.update(weighed.samples(a, b), {"probability": outputs["probability"][a:b]})
+    plain.update(repeated, probabilities)
+    again = type(mine).from_dict(json.loads(json.dumps(mine.to_dict())))
+    for found in (mine, again):
+        assert found.values() == pytest.approx(plain.values(), rel=1e-5)
+    if isinstance(mine, Segments):
+        for one, other in zip(mine.details(), plain.details(), strict=True):
+            assert one.keys() == other.keys()
+            for name in ("key", "rows", "clicks", "auc", "logloss", "click_ratio"):
+                assert one[name] == pytest.approx(other[name], rel=1e-5)
+    # Parts with and without weights go together: a sample without one counts 1.
+    twice = make()
+    twice.update(batch, outputs)
+    twice.merge(make_ones(make, batch, outputs))
+    alone = make()
+    for _ in range(2):
+        alone.update(batch, outputs)
+    assert twice.values() == pytest.approx(alone.values(), rel=1e-5)
+
+
+def make_ones(make, batch, outputs):
+    ones = Batch(
+        batch.labels,
+        batch.dense,
+        batch.keys,
+        batch.offsets,
+        batch.slots,
+        groups=batch.groups,
+        weights=np.ones(len(batch), np.float32),
+    )
+    metric = make()
+    metric.update(ones, outputs)
+    return metric
+
+
+def test_a_segment_is_called_as_the_data_has_it():
+    slots = (
+        Slot("tags", lower=True, length=3, split="|"),
+        Slot("range", column="price", buckets=(0.0, 10.0)),
+        Slot("hour", column="ts", derive="hour"),
+        Slot("shop", keys=True),
+        Slot("site"),
+        Slot("both", cross=("site", "shop")),
+    )
+    schema = Schema((), slots, time="ts", sparse_feature_dim=0)
+
+    def names(text):
+        return next(iter(metrics_of(schema, segments=(text,)))).to_dict()["names"]
+
+    def key(slot, text):
+        return str(feature_key(text, slots[slot].prefix, 0, 0))
+
+    assert names("tags=SPORTS,spo,b") == {key(0, b"spo"): "SPORTS, spo", key(0, b"b"): "b"}
+    assert names("range=-3,5,1e3") == {key(1, b"0"): "-3", key(1, b"1"): "5", key(1, b"2"): "1e3"}
+    assert names("hour=13") == {key(2, b"13"): "13"}
+    assert names("shop=77") == {"77": "77"}
+    for text, said in (
+        ("tags=a|b", "'a|b' is several values; name values one by one"),
+        ("range=cheap", "'cheap' is no value of slot range: not a number"),
+        ("shop=x", "'x' is no value of slot shop"),
+        ("both=a", "both is a cross, whose values have no names; say --segment both"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            metrics_of(schema, segments=(text,))
+        assert said in str(error.value)

@@ -53,6 +53,10 @@ struct SlotPlan {
     std::string missing;
     std::vector<double> buckets;
     std::vector<std::size_t> cross;  // slots
+    bool filtered = false;           // values whose hash is not in `kept` are too rare
+    std::vector<std::uint64_t> kept;
+    bool has_rare = false;  // what stands for a rare value; without it, it is left out
+    std::string rare;
 };
 
 struct LabelPlan {
@@ -70,6 +74,24 @@ struct RecordPlan {
     int time_format = kAuto;
     std::uint64_t seed = 0, dim = 0;
     bool text_keys = false;  // decimal text may be a ready-made key: CSV, which has nothing but text
+};
+
+// Hashes, which are spread evenly as they are.
+class HashSet {
+  public:
+    void fill(const std::vector<std::uint64_t>& hashes);
+    bool has(std::uint64_t hash) const {
+        if (__builtin_expect(hash == 0, 0)) return zero_;
+        for (std::uint64_t at = hash & mask_;; at = (at + 1) & mask_) {
+            if (table_[at] == hash) return true;
+            if (table_[at] == 0) return false;
+        }
+    }
+
+  private:
+    std::vector<std::uint64_t> table_{0};  // 0: free; at most half of it is used
+    std::uint64_t mask_ = 0;
+    bool zero_ = false;
 };
 
 // Seconds since 1970; false where it is no time.
@@ -95,6 +117,7 @@ class Assembler {
     bool slot(const Field* fields, std::size_t index);
     bool text_values(const Field& field, std::size_t index);
     void text_value(const char* p, std::size_t size, std::size_t index);
+    void drop_rare(std::size_t start, std::size_t index);
     void cross(const SlotPlan& plan, const PrefixHash& hash);
 
     RecordPlan plan_;
@@ -102,6 +125,8 @@ class Assembler {
     std::vector<char> plain_;  // per slot: a value is hashed as it stands
     std::vector<PrefixHash> hashes_;
     std::vector<std::uint64_t> missing_;             // per slot: the key of its value for missing
+    std::vector<std::uint64_t> rare_;                // per slot: the key of its value for rare ones
+    std::vector<HashSet> kept_;                      // per slot
     std::vector<std::vector<std::uint64_t>> known_;  // per slot: keys of buckets, hours or weekdays
     std::vector<std::size_t> order_;                 // slots, crosses last
     Fold fold_;
@@ -138,6 +163,37 @@ class CsvParser final : public LineParser {
     std::vector<Field> fields_;
     std::vector<Value> cells_;  // per column, of a line with quotes
     std::vector<char> text_;    // what quoted fields say
+};
+
+// libsvm: `label index:value …`; libffm: `label field:feature:value …`. `qid:n` and a comment behind # may be
+// there.
+class SvmParser final : public LineParser {
+  public:
+    // Which field of the plan something goes to; -1: none.
+    struct Places {
+        bool triples = false;  // libffm
+        std::int64_t label = -1, group = -1;
+        std::int64_t features = -1;  // libsvm: the indices whose values are no numbers of their own
+        std::unordered_map<std::uint64_t, std::size_t> numbers;  // values, by index (libffm: by field)
+        std::unordered_map<std::uint64_t, std::size_t> slots;    // libffm: features, by field
+    };
+
+    SvmParser(RecordPlan plan, Places places, std::size_t max_line);
+
+  protected:
+    Refusal read_line(const char* line, const LineScan& scan, const Columns& out, std::size_t sample,
+                      bool* full) override;
+    std::size_t tab_capacity() const override { return 0; }
+
+  private:
+    Refusal entry(const char* line, const char* p, const char* end);
+    void put(std::int64_t field, const Value& value, bool list);
+
+    Assembler assembler_;
+    Places places_;
+    std::vector<Field> fields_;
+    std::vector<std::vector<Value>> values_;  // per field
+    std::vector<std::size_t> touched_;        // fields with values
 };
 
 // A JSON object a line.

@@ -39,6 +39,8 @@ enum Reason : int {
     kTime,
     kWeight,
     kTooManyValues,
+    kPair,
+    kNotOne,
     kReasons,
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -93,12 +94,14 @@ def _synth_events(out: Path, spec: SynthSpec, overwrite: bool) -> None:
 @app.command("inspect")
 @errors_to_exit
 def inspect_command(
-    files: Annotated[list[str], typer.Argument(help="Files, folders or patterns: CSV, TSV, JSON lines or Parquet.")],
+    files: Annotated[
+        list[str], typer.Argument(help="Files, folders or patterns: CSV, TSV, JSON lines, libsvm, libffm or Parquet.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Write the schema that this suggests to this .toml file, to be edited.")
     ] = None,
     label: Annotated[str | None, typer.Option(help="The column that holds the label. [default: guessed]")] = None,
-    format: Annotated[str, typer.Option(help="auto, csv, jsonl or parquet.")] = "auto",
+    format: Annotated[str, typer.Option(help="auto, csv, jsonl, libsvm, libffm or parquet.")] = "auto",
     rows: Annotated[int, typer.Option(help="How many rows to look at, of all files together.")] = 100_000,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --out.")] = False,
 ) -> None:
@@ -111,10 +114,11 @@ def inspect_command(
     if out is not None and out.exists() and not overwrite:
         raise ConfigError(f"--out {out} exists; give another name, or --overwrite to replace it")
     found = inspect(files, label=label, format=format, rows=rows)
-    show_inspection(found)
-    if out is not None:
+    if out is not None:  # first: who looks at the head of a long table closes the pipe
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(found.text())
+    show_inspection(found)
+    if out is not None:
         print(f"schema  {out}")
 
 
@@ -122,11 +126,12 @@ def inspect_command(
 @errors_to_exit
 def prepare_command(
     raw: Annotated[
-        Path, typer.Argument(help="A raw Criteo file, or a folder of them; .gz too. With --schema, any table.")
+        str, typer.Argument(help="A raw Criteo file, or a folder of them; .gz too. With --schema, any table, or a URI.")
     ],
     out: Annotated[Path, typer.Option(help="Folder to write train/, test/ and the schema to.")],
     schema: Annotated[
-        Path | None, typer.Option(help="Schema of CSV, JSON lines or Parquet files, as data inspect writes it.")
+        Path | None,
+        typer.Option(help="Schema of CSV, JSON lines, libsvm, libffm or Parquet files, as data inspect writes it."),
     ] = None,
     split: Annotated[
         str, typer.Option(help="With --schema: random, time (the latest) or group (whole groups).")
@@ -134,6 +139,9 @@ def prepare_command(
     test_share: Annotated[float, typer.Option(help="Share of the rows to hold out.")] = 0.1,
     parts: Annotated[int, typer.Option(help="Training part files.")] = 8,
     seed: Annotated[int, typer.Option(help="Decides which rows are held out.")] = 1,
+    workers: Annotated[
+        int, typer.Option(help="With --schema: processes that share the work; the result is the same for any number.")
+    ] = 1,
     keep_constants: Annotated[
         bool,
         typer.Option("--keep-constants", help="Write the usual fixed constants into the schema, not measured ones."),
@@ -141,14 +149,21 @@ def prepare_command(
     on_bad_row: BadRowPolicy = OnBadRow.error,
     overwrite: Overwrite = False,
 ) -> None:
-    """Check rows and split them into train and test parts; of raw Criteo rows, measure the normalisation too."""
+    """Check rows and split them into train and test parts.
+
+    Measures on the way what the schema needs: of raw Criteo rows the normalisation, else the values that a min_count
+    keeps.
+    """
     from sparsefleet.datasets.prepare import PrepareReport, PrepareSpec, prepare
 
     if schema is not None:
         if keep_constants:
             raise ConfigError("--keep-constants is for Criteo's lines; with --schema the schema says what is done")
-        _split_table(raw, out, schema, split, PrepareSpec(test_share, parts, seed, False, on_bad_row.value), overwrite)
+        spec = PrepareSpec(test_share, parts, seed, False, on_bad_row.value)
+        _split_table(raw, out, schema, split, spec, overwrite, workers)
         return
+    if workers != 1:
+        raise ConfigError("--workers needs --schema FILE; Criteo's lines without one are prepared by one process")
     if split != "random":
         raise ConfigError(f"--split {split} needs --schema FILE, which names the column")
 
@@ -172,26 +187,32 @@ def prepare_command(
     summary(report)
 
 
-def _split_table(raw: Path, out: Path, schema: Path, split: str, spec: PrepareSpec, overwrite: bool) -> None:
+def _split_table(
+    raw: str, out: Path, schema: Path, split: str, spec: PrepareSpec, overwrite: bool, workers: int
+) -> None:
     from sparsefleet.datasets.split_table import split_table
 
     with progress("prepare", "bytes") as update:
         report = split_table(
-            str(raw),
+            raw,
             out,
             Schema.load(schema),
             spec,
             split=split,
             schema_file=schema,
             overwrite=overwrite,
+            workers=workers,
             on_progress=update,
         )
     print(f"training rows  {report.train_rows:,} in {out / 'train'}")
     print(f"test rows      {report.test_rows:,}" + (f" in {out / 'test'}" if report.test_rows else ""))
     if report.from_time is not None:
-        print(f"test rows are those from {report.from_time} on (seconds since 1970)")
+        when = datetime.fromtimestamp(report.from_time, UTC)
+        print(f"test rows are those from {when:%Y-%m-%d %H:%M:%S} UTC on ({report.from_time} seconds since 1970)")
     for reason, count in report.skipped.items():
         print(f"skipped        {count:,}: {reason}")
+    for slot, count in report.kept.items():
+        print(f"kept values    {count:,} of {slot}")
     print(f"schema         {out / 'schema.toml'}")
 
 

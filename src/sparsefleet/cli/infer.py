@@ -59,7 +59,8 @@ def infer(
     segment: Annotated[
         list[str] | None,
         typer.Option(
-            help="Also measure by value of this slot; SLOT=VALUE,VALUE calls these values by name. May be given again."
+            help="Also measure by value of this slot; SLOT=VALUE,VALUE calls these values, as the data has them, by "
+            "name. May be given again."
         ),
     ] = None,
     precision: Annotated[str, typer.Option(help="float32 or bf16, for the dense network.")] = "float32",

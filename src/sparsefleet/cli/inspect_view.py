@@ -8,6 +8,8 @@ from sparsefleet.cli.console import add_figures, figures, results
 from sparsefleet.core.schema import DELIMITERS
 from sparsefleet.datasets.inspect import Column, Inspection
 
+SHOWN = 500
+"""Columns."""
 _STYLES = {"label": "bold green", "number": "cyan", "list": "magenta", "time": "yellow", "left out": "dim"}
 
 
@@ -23,7 +25,7 @@ def show_inspection(found: Inspection) -> None:
     labels = ", ".join(found.schema.labels)
     out.print(f"label {labels}: {100 * found.label_rate:.2f} % are 1", markup=False)
     view = figures("column", "kind", ">missing", ">distinct", "most frequent", ">5 %", ">half", ">95 %", ">relation")
-    for column in found.columns:
+    for column in found.columns[:SHOWN]:
         add_figures(
             view,
             column.name,
@@ -35,6 +37,14 @@ def show_inspection(found: Inspection) -> None:
             "" if column.relation is None else f"{100 * column.relation:.2f} %",
         )
     out.print(view)
+    if len(found.columns) > SHOWN:
+        out.print(f"and {len(found.columns) - SHOWN:,} columns more, which the schema of --out has too")
+    if table.ragged:
+        out.print(
+            f"{table.ragged:,} lines have another number of fields, and were passed over; "
+            "readers refuse such rows (--on-bad-row skip counts them)",
+            style="yellow",
+        )
     out.print("relation: how much of the label's entropy the column takes away by itself, beyond chance", style="dim")
 
 

@@ -51,7 +51,11 @@ def _verdict(check: Check) -> Text:
 def _show_worst(console: Console, report: Report) -> None:
     console.print(f"The {len(report.worst)} worst rows, and where they part (--json has them in full):", style="bold")
     for row in report.worst:
-        scores = ", ".join(f"{place} {score:.8g}" for place, score in row["scores"].items())
+        by_label = row.get("scores_by_label") or {place: {"": score} for place, score in row["scores"].items()}
+        scores = ", ".join(
+            f"{place} " + ", ".join(f"{label} {score:.8g}".strip() for label, score in found.items())
+            for place, found in by_label.items()
+        )
         say(f"{row['where']}: {scores}", markup=False, to=console)
         for line in _parting(row):
             say(f"    {line}", markup=False, to=console)

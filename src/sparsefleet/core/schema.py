@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.kept_values import check_kept, kept_hashes
 
 FORMAT = "sparsefleet-schema"
 VERSION = 2
@@ -119,6 +120,12 @@ class Slot:
     """hour or weekday of a timestamp, or ln2 of a number."""
     cross: tuple[str, ...] | None = None
     """Two or three slots: every combination of their values is a value."""
+    min_count: int | None = None
+    """Values that occur fewer times in the training rows are rare; `sparsefleet data prepare` counts."""
+    rare: str | None = None
+    """The value that stands for all rare ones; None: a rare value is missing."""
+    kept: str | None = field(default=None, repr=False)
+    """The values that are not rare, as `core/kept_values.py` writes them; None: nobody has counted yet."""
 
     def __post_init__(self) -> None:
         _require_name("slot: name", self.name)
@@ -134,7 +141,7 @@ class Slot:
             not isinstance(self.split, str) or len(self.split) != 1 or not " " <= self.split <= "~"
         ):
             raise ConfigError(f"{what}: split={self.split!r} must be one printable ASCII character, such as '|'")
-        for limit in ("first", "length"):
+        for limit in ("first", "length", "min_count"):
             value = getattr(self, limit)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{what}: {limit}={value!r} must be a whole number, 1 or above")
@@ -154,7 +161,12 @@ class Slot:
                 raise ConfigError(f"{what}: cross={self.cross!r} must name two or three slots")
             for name in self.cross:
                 _require_name(f"{what}: cross", name)
+        if self.rare is not None:
+            _require_text(f"{what}: rare", self.rare)
         self._check_together(what)
+        if self.kept is not None:
+            _require_text(f"{what}: kept", self.kept)
+            kept_hashes(self.kept, what)
 
     def _check_together(self, what: str) -> None:
         numeric = [name for name in ("buckets", "derive", "cross", "keys") if getattr(self, name)]
@@ -166,6 +178,13 @@ class Slot:
             given = [name for name in given if getattr(self, name) not in (None, False)]
             if given:
                 raise ConfigError(f"{what}: {given[0]} is for values of text; it does not go with {numeric[0]}")
+        if numeric and self.min_count:
+            raise ConfigError(
+                f"{what}: min_count is for values of text; it does not go with {numeric[0]}"
+                + (": give it to the slots that are crossed" if self.cross else "")
+            )
+        if self.min_count is None and (self.rare is not None or self.kept is not None):
+            raise ConfigError(f"{what}: {'rare' if self.rare is not None else 'kept'} is for slots with min_count")
         if self.keys and (self.lower or self.length or self.missing is not None):
             raise ConfigError(f"{what}: keys are taken as they are: no lower, length or missing beside them")
 
@@ -182,6 +201,13 @@ class Slot:
     def plain(self) -> bool:
         """Whether the values of the column of its name are hashed (or are keys), and nothing more."""
         return self == Slot(self.name, self.hash_prefix, self.keys)
+
+    def made_by(self) -> str:
+        """Its transforms in words; which values are kept is not one of them."""
+        left_out = ("name", "hash_prefix", "kept")
+        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
+        words = [f"{name} {value}" for name, value in told.items() if value is not None and value is not False]
+        return ", ".join(words) or "no transforms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +287,10 @@ class Schema:
 
     def __post_init__(self) -> None:
         _require_name("label", self.label)
-        for field in ("sparse_feature_dim", "hash_seed"):
-            value = getattr(self, field)
+        for name in ("sparse_feature_dim", "hash_seed"):
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"{field}={value!r} is mistyped: it must be a whole number")
+                raise ConfigError(f"{name}={value!r} is mistyped: it must be a whole number")
         if not 0 <= self.sparse_feature_dim < 2**64:
             raise ConfigError(
                 f"sparse_feature_dim={self.sparse_feature_dim} must be 0 (keep 64 bits) or above, and fit 64 bits"
@@ -272,9 +298,9 @@ class Schema:
         if not 0 <= self.hash_seed < 2**64:
             raise ConfigError(f"hash_seed={self.hash_seed} must fit 64 bits")
         _require_different("schema names", [*self.dense_names, *self.slot_names, *self.labels])
-        for field in ("weight", "group", "time"):
-            if getattr(self, field) is not None:
-                _require_name(field, getattr(self, field))
+        for name in ("weight", "group", "time"):
+            if getattr(self, name) is not None:
+                _require_name(name, getattr(self, name))
         _require_choice("time_format", self.time_format, TIME_FORMATS)
         for number, extra in enumerate(self.more_labels):
             if extra.where is not None and extra.where not in self.labels[: number + 1]:
@@ -290,6 +316,8 @@ class Schema:
                         f"slot {slot.name!r}: cross has {name!r}, which is no slot of the schema that is not "
                         f"a cross itself; there is {', '.join(crossable)}"
                     )
+        for slot in self.slots:
+            check_kept(slot, self.hash_seed)
         leaking = sorted({*self.fields} & {*self.labels})
         if leaking:
             raise ConfigError(f"the label {leaking[0]!r} is used as a feature too; leave it out of dense and slots")
@@ -342,6 +370,11 @@ class Schema:
         return all(feature.plain for feature in self.dense) and all(slot.plain for slot in self.slots)
 
     @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Slots with a min_count whose values nobody has counted yet."""
+        return tuple(slot.name for slot in self.slots if slot.min_count is not None and slot.kept is None)
+
+    @property
     def simple(self) -> bool:
         """Whether a sample is one label and plain features, and nothing more: what every format can hold."""
         return self.plain and not any((self.more_labels, self.weight, self.group, self.time))
@@ -361,12 +394,17 @@ class Schema:
         keep: dict[str, tuple[str, ...]] = {"dense": ("minimum", "diff"), "slots": ("hash_prefix",)}
         for name, kept in keep.items():
             document[name] = [_as_plain(part, ("name", *kept)) for part in getattr(self, name)]
+        kept_values = {slot.name: slot.kept for slot in self.slots if slot.kept is not None}
+        for part in document["slots"]:
+            part.pop("kept", None)
         document["more_labels"] = [_as_plain(extra, ("name",)) for extra in self.more_labels]
         if not self.more_labels:
             del document["more_labels"]
         if self.csv is not None:
             document["csv"] = _as_plain(self.csv, ("delimiter", "header"))
         document["version"] = self.version
+        if kept_values:
+            document["kept"] = kept_values
         return document
 
     @staticmethod
@@ -383,7 +421,7 @@ class Schema:
             parts: dict[str, Any] = {
                 "label": given["label"],
                 "dense": _parts(DenseFeature, given["dense"], "dense"),
-                "slots": _parts(Slot, given["slots"], "slots"),
+                "slots": _with_kept(_parts(Slot, given["slots"], "slots"), given.pop("kept", {})),
                 "more_labels": _parts(Label, given.get("more_labels", []), "more_labels"),
             }
             if given.get("csv") is not None:
@@ -419,17 +457,17 @@ class Schema:
 def _as_plain(part: Any, always: tuple[str, ...]) -> dict[str, Any]:
     """The fields of a dataclass as JSON has them; without those that have their default."""
     plain = {}
-    for field in fields(part):
-        value = getattr(part, field.name)
-        if field.name in always or field.default is MISSING or value != field.default:
-            plain[field.name] = list(value) if isinstance(value, tuple) else value
+    for each in fields(part):
+        value = getattr(part, each.name)
+        if each.name in always or each.default is MISSING or value != each.default:
+            plain[each.name] = list(value) if isinstance(value, tuple) else value
     return plain
 
 
 def _part(kind: type[T], given: Any, where: str) -> T:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{_WRONG}: {where} must be a table of settings, not {given!r:.60}")
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     surplus = [str(name) for name in given if name not in known]
     if surplus:
         raise ConfigError(f"{_WRONG}: {where} has {surplus[0]!r}; there is {', '.join(known)}")
@@ -440,6 +478,16 @@ def _parts(kind: type[T], given: Any, where: str) -> tuple[T, ...]:
     if not isinstance(given, list | tuple):
         raise ConfigError(f"{_WRONG}: {where} must be a list, not {given!r:.60}")
     return tuple(_part(kind, one, f"{where}[{index}]") for index, one in enumerate(given))
+
+
+def _with_kept(slots: tuple[Slot, ...], given: Any) -> tuple[Slot, ...]:
+    """Kept values stand behind everything else in a document, by slot: nobody edits them."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{_WRONG}: kept must be a table of slots, not {given!r:.60}")
+    unknown = [name for name in given if name not in [slot.name for slot in slots]]
+    if unknown:
+        raise ConfigError(f"kept has values of {unknown[0]!r}, which is no slot; take it out, or put the slot back")
+    return tuple(replace(slot, kept=given[slot.name]) if slot.name in given else slot for slot in slots)
 
 
 def _check_version_1(given: Mapping[str, Any]) -> None:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from sparsefleet.core.schema import Schema
 
 
+_COUNTED = "# Counted by `sparsefleet data prepare`: the values that min_count keeps."
+
+
 def parse_schema_text(text: str | bytes, where: str) -> Any:
     if not where.partition("?")[0].endswith(".toml"):
         try:
@@ -36,7 +39,7 @@ def _toml(plain: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     if lines:
         lines.append("")
     for name, value in plain.items():
-        if name in ("dense", "slots", "more_labels") or value is None:
+        if name in ("dense", "slots", "more_labels", "kept") or value is None:
             continue
         if name in comments:
             lines += [f"# {line}" for line in comments[name].splitlines()]
@@ -56,7 +59,28 @@ def _toml(plain: Mapping[str, Any], comments: Mapping[str, str]) -> str:
         lines.append("]")
     if "#left out" in comments:
         lines += ["", *(f"# {line}" for line in comments["#left out"].splitlines())]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + kept_section(plain.get("kept", {}))
+
+
+def kept_section(kept: Mapping[str, str]) -> str:
+    """The end of a TOML schema: kept values by slot. It can be put behind a file that has none."""
+    if not kept:
+        return ""
+    lines = [f"{_value(name)} = {_value(text)}" for name, text in kept.items()]
+    return "\n".join(["", _COUNTED, "[kept]", *lines, ""])
+
+
+def without_kept(text: str) -> str:
+    """A TOML schema without the section of kept values, as it was before they were counted."""
+    if "[kept]" not in text:
+        return text
+    lines, left = [], False
+    for line in text.splitlines(keepends=True):
+        if line.startswith("["):
+            left = line.strip() == "[kept]"
+        if not left and line.strip() != _COUNTED:
+            lines.append(line)
+    return "".join(lines).rstrip("\n") + "\n"
 
 
 def _value(value: Any) -> str:

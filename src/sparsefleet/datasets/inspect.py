@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import DenseFeature, Label, Schema, Slot
 from sparsefleet.core.schema_text import schema_text
 from sparsefleet.data.files import Path, list_files
+from sparsefleet.data.formats.libffm import VALUE
+from sparsefleet.data.formats.libsvm import FEATURES, QID
 from sparsefleet.datasets.raw_table import RawTable, is_number, read_table
 
 ROWS = 100_000
@@ -29,6 +31,12 @@ GROUPS = re.compile(r"^(user|uid|user_?id|member_?id|session_?id|device_id|query
 WEIGHTS = re.compile(r"^(weight|sample_weight|importance)$", re.I)
 TIMES = re.compile(r"(time|date|timestamp|^ts$|_ts$|_at$|^hour$|^day$)", re.I)
 CODES = re.compile(r"(^|_)(id|code|type|zip|category|cat|class|cluster|no|number|C\d+)$|^(id|C\d+)|_id_", re.I)
+THINGS = re.compile(
+    r"(^|_)(user|uid|member|visitor|session|query|item|ad|advert|creative|campaign|advertiser|product|sku|goods|shop|store|"
+    r"seller|brand|page|site|publisher|app|channel|device|author|video|movie|song|article|city|region|country)$",
+    re.I,
+)
+"""Names of things: whole numbers under them are their numbers, and no quantities."""
 ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d(:?\d\d)?)?)?$")
 SEPARATORS = ("|", ";", " ", ",")
 FEW = 50
@@ -84,8 +92,13 @@ def inspect(
         column = _look(name, values, table.rows)
         if name == chosen:
             column.kind = "label"
+        elif table.format in ("libsvm", "libffm"):
+            _place_svm(column, values)
+            _look_into(column, values)
+            column.relation = _relation(column, values, truth)
         else:
             _place(column, values, table, chosen)
+            _look_into(column, values)
             column.relation = _relation(column, values, truth)
         columns.append(column)
     schema = _schema(columns, table, chosen)
@@ -130,6 +143,18 @@ def _look(name: str, values: Sequence[Any], rows: int) -> Column:
     shown = Counter(str(value) for value in present)
     top, count = shown.most_common(1)[0] if shown else ("", 0)
     return Column(name, "category", rows, rows - len(present), len(shown), top, count / rows)
+
+
+def _look_into(column: Column, values: Sequence[Any]) -> None:
+    """Of lists it is their values that count."""
+    if column.kind != "list":
+        return
+    bags = (value if isinstance(value, list) else str(value or "").split(column.separator) for value in values)
+    shown = Counter(str(one) for bag in bags for one in dict.fromkeys(bag) if one is not None and one != "")
+    column.distinct = len(shown)
+    if shown:
+        column.top, count = shown.most_common(1)[0]
+        column.top_share = count / column.rows
 
 
 def _place(column: Column, values: Sequence[Any], table: RawTable, label: str) -> None:
@@ -178,13 +203,28 @@ def _place(column: Column, values: Sequence[Any], table: RawTable, label: str) -
         return
     if not numeric:
         return
-    if not fractions and (column.distinct <= FEW or CODES.search(name)):
+    if not fractions and (column.distinct <= FEW or CODES.search(name) or THINGS.search(name)):
         column.kind = "category"
         return
     if any(abs(float(text)) > 1e30 for text in texts):
         return
     column.kind = "number"
     column.quantiles = tuple(np.quantile(np.array(texts, np.float64), [0, 0.05, 0.5, 0.95, 1]).tolist())
+
+
+def _place_svm(column: Column, values: Sequence[Any]) -> None:
+    """The format says what a column is."""
+    present = [value for value in values if value is not None]
+    if column.name == QID:
+        column.kind = "category"
+        column.note = "the group"
+    elif isinstance(present[0], list):
+        column.kind = "list"
+        if column.distinct == 1:
+            _leave(column, "always the same feature")
+    else:
+        column.kind = "number"
+        column.quantiles = tuple(np.quantile(np.array(present, np.float64), [0, 0.05, 0.5, 0.95, 1]).tolist())
 
 
 def _leave(column: Column, why: str) -> None:
@@ -264,7 +304,34 @@ def _entropy(counts: np.ndarray[Any, Any]) -> float:
     return float(-(shares * np.log2(shares)).sum())
 
 
+def _svm_name(column: str, kind: str) -> str:
+    """Of the feature that is made of a column of libsvm or libffm."""
+    if kind == "number":
+        return f"value_{column.removesuffix(VALUE)}"
+    return column if kind != "list" or column == FEATURES else f"field_{column}"
+
+
+def _svm_schema(columns: Sequence[Column], label: str) -> Schema:
+    """libsvm and libffm: features have numbers already, which are taken as keys; names begin with a letter."""
+    dense = []
+    slots = []
+    for column in columns:
+        if column.left_out:
+            continue
+        name, named = column.name, _svm_name(column.name, column.kind)
+        if column.kind == "list":
+            slots.append(Slot(named, keys=True, column=None if named == name else name))
+        elif column.kind == "number":
+            dense.append(replace(_number(column), name=named, column=name))
+    if not slots:
+        raise ConfigError("all features have values other than 0 and 1: a model here needs at least one slot")
+    group = QID if any(column.name == QID and not column.left_out for column in columns) else None
+    return Schema(tuple(dense), tuple(slots), label, sparse_feature_dim=0, group=group)
+
+
 def _schema(columns: Sequence[Column], table: RawTable, label: str) -> Schema:
+    if table.format in ("libsvm", "libffm"):
+        return _svm_schema(columns, label)
     dense: list[DenseFeature] = []
     slots: list[Slot] = []
     more: list[Label] = []
@@ -325,6 +392,7 @@ def _comments(found: Inspection) -> dict[str, str]:
         f"have {found.schema.label} = 1.\nEdit it: take lines out, or add settings. Commands take it by --schema.",
         "dense": 'Numbers: clip = [low, high], function = "log1p" or "ln2", then (x - minimum) / diff; missing = x.',
         "slots": 'Categories: lower = true, length = n, split = "|", first = n, missing = "x", keys = true;\n'
+        'min_count = n, rare = "x" (data prepare counts);\n'
         'also { name = "a_b", cross = ["a", "b"] }, { name = "price_range", column = "price", buckets = [1, 10] }.',
         "group": "group AUC is measured within it",
         "time_format": "auto: ISO 8601, or seconds since 1970; UTC",
@@ -334,7 +402,8 @@ def _comments(found: Inspection) -> dict[str, str]:
         if column.left_out:
             left.append(f"left out: {column.name} ({column.note})")
         else:
-            comments[column.name] = _describe(column)
+            name = column.name if table.format not in ("libsvm", "libffm") else _svm_name(column.name, column.kind)
+            comments[name] = _describe(column)
     if left:
         comments["#left out"] = "\n".join(left)
     return comments

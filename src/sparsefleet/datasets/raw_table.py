@@ -12,11 +12,17 @@ from typing import Any
 
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.core.schema import CsvDialect
-from sparsefleet.data.formats.base import Head
+from sparsefleet.data.formats.base import HEAD_BYTES, Head, beginning
 from sparsefleet.data.formats.csv import GUESSED_DELIMITERS
+from sparsefleet.data.formats.libffm import VALUE, LibffmFormat
+from sparsefleet.data.formats.libsvm import FEATURES, QID, Entry, LibsvmFormat, entries, looks_like
 from sparsefleet.data.formats.records import BOM, is_object, open_text
 
-FORMATS = ("csv", "jsonl", "parquet")
+FORMATS = ("csv", "jsonl", "libsvm", "libffm", "parquet")
+MOST_HEAD = 1 << 24
+"""Bytes of a file's first lines."""
+MOST_NUMBERS = 1000
+"""Features of libsvm whose values are numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +34,30 @@ class RawTable:
     whole: bool
     """All rows of all files are here."""
     dialect: CsvDialect | None
+    ragged: int = 0
+    """Lines of CSV that were passed over: they have another number of fields than the header. Readers refuse them."""
 
 
 def read_table(files: Sequence[str], format: str, most: int) -> RawTable:
     head = Head.of(files[0])
     if format == "auto":
-        format = "parquet" if head.data.startswith(b"PAR1") else "jsonl" if is_object(head) else "csv"
+        format = _guessed(head)
     if format not in FORMATS:
         raise ConfigError(f"format={format!r}: data inspect reads {', '.join(FORMATS)} (Criteo's lines as csv)")
     dialect = None
     if format == "csv":
         if not head.is_text:
             raise DataError(f"{files[0]}: this is neither text nor Parquet; unpack or convert it first")
-        dialect = guess_dialect(head.data)
+        dialect = guess_dialect(_first_lines(head))
+    if format in ("libsvm", "libffm"):
+        return _svm_table(files, format, most)
     columns: dict[str, list[Any]] = {}
     rows = 0
     whole = True
     share = -(-most // len(files))
+    ragged: list[int] = []
     for file in files:
-        for taken, record in enumerate(_records(file, format, dialect)):
+        for taken, record in enumerate(_records(file, format, dialect, ragged)):
             if taken == share or rows == most:
                 whole = False
                 break
@@ -57,11 +68,84 @@ def read_table(files: Sequence[str], format: str, most: int) -> RawTable:
                 column.append(record.get(name))
             rows += 1
     if not rows:
+        told = f"; {len(ragged)} lines have another number of fields than the first" if ragged else ""
+        raise DataError(f"{files[0]}: there are no rows to look at{told}")
+    return RawTable(format, columns, rows, whole, dialect, len(ragged))
+
+
+def _first_lines(head: Head) -> bytes:
+    """The head, or more where lines are long: thousands of columns."""
+    size = len(head.data)
+    while size >= HEAD_BYTES and head.data.count(b"\n") < 3 and size < MOST_HEAD:
+        size *= 4
+        head = Head(head.file, beginning(head.file, size))
+        if len(head.data) < size:
+            break
+    return head.data
+
+
+def _guessed(head: Head) -> str:
+    if head.data.startswith(b"PAR1"):
+        return "parquet"
+    if is_object(head):
+        return "jsonl"
+    for kind in (LibsvmFormat, LibffmFormat):
+        if looks_like(kind.line, head):
+            return kind.name
+    return "csv"
+
+
+def _svm_table(files: Sequence[str], format: str, most: int) -> RawTable:
+    """Columns as a schema names them: see `data/formats/libsvm.py` and `data/formats/libffm.py`."""
+    samples: list[tuple[Any, list[Entry], str | None]] = []
+    whole, share = True, -(-most // len(files))
+    for file in files:
+        with open_text(file) as text:
+            for number, line in enumerate(text, 1):
+                if number > share or len(samples) == most:
+                    whole = False
+                    break
+                samples.append(_svm_sample(line, file, number, format))
+    if not samples:
         raise DataError(f"{files[0]}: there are no rows to look at")
-    return RawTable(format, columns, rows, whole, dialect)
+    # Whose values are numbers: features of libsvm, fields of libffm.
+    numbers = sorted({at for _, found, _ in samples for at, _, value in found if float(value) not in (0, 1)})
+    if len(numbers) > MOST_NUMBERS:
+        raise ConfigError(
+            f"{files[0]}: {len(numbers):,} features have values other than 0 and 1; up to {MOST_NUMBERS:,} can be "
+            "dense features, and a slot holds no weights: this data needs another model, or values made into categories"
+        )
+    columns: dict[str, list[Any]] = {"label": [label for label, _, _ in samples]}
+    if any(query is not None for _, _, query in samples):
+        columns[QID] = [query for _, _, query in samples]
+    if format == "libsvm":
+        taken = set(numbers)
+        features = [[at for at, _, value in found if at not in taken and float(value)] for _, found, _ in samples]
+        columns[FEATURES] = [each or None for each in features]
+        suffix = ""
+    else:
+        for field in sorted({at for _, found, _ in samples for at, _, _ in found}):
+            mine = (
+                [feature for at, feature, value in found if at == field and float(value)] for _, found, _ in samples
+            )
+            columns[str(field)] = [each or None for each in mine]
+        suffix = VALUE
+    for at in numbers:
+        columns[f"{at}{suffix}"] = [next((value for a, _, value in found if a == at), None) for _, found, _ in samples]
+    return RawTable(format, columns, len(samples), whole, None)
 
 
-def _records(file: str, format: str, dialect: CsvDialect | None) -> Iterator[dict[str, Any]]:
+def _svm_sample(line: str, file: str, number: int, format: str) -> tuple[Any, list[Entry], str | None]:
+    try:
+        label, found = entries(line)
+        assert (format == "libffm") == any(word.count(":") == 2 for word in line.split()) or not found
+        query = next((word[4:] for word in line.split() if word.startswith(f"{QID}:")), None)
+        return (None if label is None else "0" if float(label) == -1 else f"{float(label):g}"), found, query
+    except (ValueError, IndexError, AssertionError):
+        raise DataError(f"{file}, line {number}: not a line of {format}: {line[:60]!r}") from None
+
+
+def _records(file: str, format: str, dialect: CsvDialect | None, ragged: list[int]) -> Iterator[dict[str, Any]]:
     if format == "parquet":
         yield from _parquet(file)
         return
@@ -72,7 +156,7 @@ def _records(file: str, format: str, dialect: CsvDialect | None) -> Iterator[dic
                     yield _object(line, file, number)
             return
         assert dialect is not None
-        yield from _csv(text, dialect, file)
+        yield from _csv(text, dialect, file, ragged)
 
 
 def _object(line: str, file: str, number: int) -> dict[str, Any]:
@@ -85,7 +169,7 @@ def _object(line: str, file: str, number: int) -> dict[str, Any]:
     return record
 
 
-def _csv(text: io.TextIOWrapper, dialect: CsvDialect, file: str) -> Iterator[dict[str, Any]]:
+def _csv(text: io.TextIOWrapper, dialect: CsvDialect, file: str, ragged: list[int]) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(1 << 24)
     marks: dict[str, Any] = {"quotechar": dialect.quote} if dialect.quote else {"quoting": csv.QUOTE_NONE}
     reader = csv.reader(text, delimiter=dialect.delimiter, **marks)
@@ -94,8 +178,10 @@ def _csv(text: io.TextIOWrapper, dialect: CsvDialect, file: str) -> Iterator[dic
     if twice:
         raise DataError(f"{file}: column {twice[0]!r} stands twice in the header; rename one of them")
     for cells in reader:
-        if len(cells) == len(names):  # others are bad rows, which readers refuse or count
+        if len(cells) == len(names):
             yield {name: cell if cell else None for name, cell in zip(names, cells, strict=True)}
+        else:
+            ragged.append(reader.line_num)
 
 
 def _parquet(file: str) -> Iterator[dict[str, Any]]:

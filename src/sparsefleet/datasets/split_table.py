@@ -8,42 +8,46 @@ they came; CSV parts get the header of their file. Rows are dealt to the parts i
 - random: of every ten rows (for a test share of 0.1), one at a random place;
 - time: the latest rows. This reads the files twice;
 - group: whole groups (all rows of a user), drawn by a hash of the group.
+
+For slots with a `min_count`, the values of the training rows are counted on the way (`value_counts.py`), and the schema
+that is written says which ones are kept. The input is split in items (`split_job.py`), by as many processes as are
+asked for (`split_workers.py`); the result depends on the input and the seed, not on them.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Sequence
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from itertools import compress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.core.kept_values import MOST, kept_text
 from sparsefleet.core.schema import TOML_NAME, Schema
-from sparsefleet.core.schema_text import schema_text
+from sparsefleet.core.schema_text import kept_section, schema_text, without_kept
 from sparsefleet.data.files import file_size, list_files
-from sparsefleet.data.formats import format_for
-from sparsefleet.data.formats.base import BadSamples, Unit
+from sparsefleet.data.formats import format_for, guess_format
 from sparsefleet.data.formats.csv import CsvFormat
-from sparsefleet.data.formats.parquet import ParquetFormat, open_parquet
-from sparsefleet.data.formats.records import RecordFormat
+from sparsefleet.data.formats.parquet import ParquetFormat
+from sparsefleet.data.formats.records import BOM, RecordFormat
 from sparsefleet.data.formats.source import open_source
-from sparsefleet.datasets.planted import mix64
-from sparsefleet.datasets.prepare import PREPARE_FILE, PrepareSpec, is_test_sample
+from sparsefleet.datasets.prepare import PREPARE_FILE, PrepareSpec
 from sparsefleet.datasets.progress import OnProgress, ignore_progress
+from sparsefleet.datasets.split_job import ITEM_BYTES, Job, counting_schema, cut_into_items
+from sparsefleet.datasets.split_workers import Crew
 from sparsefleet.datasets.staging import check_space, staged
+from sparsefleet.datasets.value_counts import frequent_values
 
 SPLITS = ("random", "time", "group")
-Mask = npt.NDArray[np.bool_]
+WORK = "work"
+SUFFIXES = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl", "libsvm": ".libsvm", "libffm": ".libffm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class SplitReport:
     from_time: int | None = None
     """By time: test rows begin here, in seconds since 1970."""
     skipped: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    """Of each slot with a min_count, how many different values occur so often in the training rows."""
 
 
 def split_table(
@@ -70,92 +76,85 @@ def split_table(
     format_name: str = "auto",
     schema_file: str | Path | None = None,
     overwrite: bool = False,
+    workers: int = 1,
     on_progress: OnProgress = ignore_progress,
+    item_bytes: int = ITEM_BYTES,
 ) -> SplitReport:
-    """`schema_file`: where the schema stands; TOML is copied as it is, with its comments. Progress is in bytes."""
+    """`schema_file`: where the schema stands; TOML is copied as it is, with its comments. Progress is in bytes.
+
+    `workers`: processes; the result is the same for any number. `item_bytes`: how much input is split at a time, on
+    which the result depends.
+    """
     if split not in SPLITS:
         raise ConfigError(f"--split {split} is not a way to split; choose {', '.join(SPLITS)}")
     for way, column in (("time", schema.time), ("group", schema.group)):
         if split == way and column is None:
             raise ConfigError(f"--split {way} needs a column: say {way} = NAME in the schema")
+    if workers < 1:
+        raise ConfigError(f"--workers {workers} must be 1 or above")
     files = list_files(raw)
-    format = format_for(format_name, schema, files=files)
+    counting = counting_schema(schema)
+    name = guess_format(files[0], counting) if format_name == "auto" else format_name
+    format = format_for(name, counting)
     if not isinstance(format, RecordFormat | ParquetFormat):
-        raise ConfigError("with --schema, data prepare splits CSV, JSON lines and Parquet; without it, Criteo's lines")
+        raise ConfigError(
+            "with --schema, data prepare splits CSV, JSON lines, libsvm, libffm and Parquet; without it, Criteo's lines"
+        )
     if schema.csv is not None and schema.csv.multiline:
         raise ConfigError("data prepare cannot split CSV whose fields hold line ends (csv.multiline); write it without")
-    sizes = [file_size(file) for file in files]
-    passes = 2 if split == "time" else 1
-    total = passes * sum(sizes)
-    check_space(out, sum(sizes))
-    before = 0
-    from_time: int | None = None
-    on_progress(0, total)
-    if split == "time":
-        times = []
-        for file, size in zip(files, sizes, strict=True):
-            times += [chunk.batch.times for chunk in format.read(Unit(file), BadSamples(spec.on_bad_row))]
-            before += size
-            on_progress(before, total)
-        joined = np.sort(np.concatenate([each for each in times if each is not None]))
-        place = min(len(joined) - 1, round((1 - spec.test_share) * len(joined)))
-        from_time = int(joined[place])
-    bad_samples = BadSamples(spec.on_bad_row)
-    seen = 0
+    head = _head_of(files, format)
+    items = cut_into_items(files, format, item_bytes)
+    counted = [at for at, slot in enumerate(schema.slots) if slot.min_count is not None]
+    job = Job(items, counting.to_dict(), name, asdict(spec), split, counted)
+    total = sum(file_size(file) for file in files)
+    check_space(out, total)
+    progress = _Progress(on_progress, total * (2 if split == "time" else 1), len(items))
     with staged(out, ("train", "test", PREPARE_FILE, TOML_NAME), overwrite=overwrite) as stage:
+        work = stage / WORK
+        work.mkdir()
+        crew = Crew(work, workers)
+        if split == "time":
+            job = replace(job, from_time=_time_of_the_split(crew, job, work, spec, progress.next_pass()))
+        tell = progress.next_pass()
+        train, test, skipped = 0, 0, Counter[str]()
         with ExitStack() as stack:
-            train = _Parts(stage / "train", spec.parts, stack)
-            test = _Parts(stage / "test", spec.test_parts, stack)
-            for file, size in zip(files, sizes, strict=True):
-                for batch, rows, done in _rows(file, format, bad_samples):
-                    held = _held_out(batch, seen, spec, split, from_time)
-                    seen += len(batch)
-                    train.deal(rows, ~held)
-                    test.deal(rows, held)
-                    on_progress(before + min(done, size), total)
-                before += size
-                on_progress(before, total)
-        if not seen:
-            raise DataError(f"{files[0]}: no usable rows ({bad_samples.counts})")
-        if not train.rows:
+            parts = {
+                "train": _Parts(stage / "train", spec.parts, SUFFIXES[name], head, stack),
+                "test": _Parts(stage / "test", spec.test_parts, SUFFIXES[name], head, stack),
+            }
+            for item, done in crew.each(job, "split", tell):
+                train, test = train + done.train, test + done.test
+                skipped.update(done.skipped)
+                for side, to in parts.items():
+                    to.take(work / f"item-{item}.{side}")
+        if not train + test:
+            raise DataError(f"{files[0]}: no usable rows ({dict(skipped)})")
+        if not train:
             raise DataError("all rows went to the test set; ask for a smaller --test-share")
-        counts = train.rows, test.rows, split, spec.seed, from_time
-        report = SplitReport(len(files), *counts, dict(bad_samples.counts))
+        measured = _with_kept(schema, counted, work)
+        kept = {schema.slots[at].name: _kept_values(measured, at) for at in counted}
+        report = SplitReport(len(files), train, test, split, spec.seed, job.from_time, dict(skipped), kept)
         (stage / PREPARE_FILE).write_text(json.dumps(asdict(report), indent=1) + "\n")
-        edited = schema_file is not None and str(schema_file).endswith(".toml")
-        text = Path(str(schema_file)).read_text() if edited else schema_text(schema, toml=True)
-        (stage / TOML_NAME).write_text(text)
+        (stage / TOML_NAME).write_text(_schema_text(schema_file, measured))
     return report
 
 
-class _Rows:
-    """Rows as they stand in a file: lines behind a head, or a table."""
-
-    def __init__(self, suffix: str, lines: Sequence[bytes] = (), head: bytes = b"", table: Any = None) -> None:
-        self.suffix, self.lines, self.head, self.table = suffix, lines, head, table
-
-
-def _rows(file: str, format: Any, bad_samples: BadSamples) -> Iterator[tuple[Batch, _Rows, int]]:
-    """Batches with their rows, and how many bytes of the file are read."""
-    if isinstance(format, ParquetFormat):
-        yield from _parquet_rows(file, format, bad_samples)
-        return
-    head = b""
-    if isinstance(format, CsvFormat):
+def _head_of(files: Sequence[str], format: Any) -> bytes:
+    """The header that all parts get."""
+    if not isinstance(format, CsvFormat):
+        return b""
+    heads = {}
+    for file in files:
         size, lines = format.preamble(file)
-        with_head = open_source(file)
+        source = open_source(file)
         try:
-            head = bytes(_read(with_head, size)).removeprefix(b"\xef\xbb\xbf") if lines else b""
+            heads[bytes(_read(source, size)).removeprefix(BOM) if lines else b""] = file
         finally:
-            with_head.close()
-    source = open_source(file)
-    for chunk in format.read_raw(source, bad_samples, file):
-        assert chunk.text is not None
-        yield (
-            chunk.batch,
-            _Rows(".csv" if head or isinstance(format, CsvFormat) else ".jsonl", chunk.text, head),
-            source.on_disk,
-        )
+            source.close()
+    if len({head.rstrip(b"\r\n") for head in heads}) > 1:
+        raise DataError("the files' headers differ; bring the columns of all of them into one order first")
+    head = next(iter(heads))
+    return head if not head or head.endswith(b"\n") else head + b"\n"
 
 
 def _read(source: Any, size: int) -> bytearray:
@@ -165,76 +164,106 @@ def _read(source: Any, size: int) -> bytearray:
     return data
 
 
-def _parquet_rows(file: str, format: ParquetFormat, bad_samples: BadSamples) -> Iterator[tuple[Batch, _Rows, int]]:
-    with open_parquet(file) as opened:
-        count, size, read = opened.metadata.num_rows, os.path.getsize(file) if os.path.exists(file) else 0, 0
-        tables = opened.iter_batches(8192)
-        waiting: list[pa.RecordBatch] = []
-        start = 0
-        for chunk in format.read(Unit(file), bad_samples):
-            last = int(chunk.lines[-1])
-            while start + sum(map(len, waiting)) < last:
-                waiting.append(next(tables))
-            table = pa.Table.from_batches(waiting)
-            taken = table.take(pa.array(chunk.lines - 1 - start))
-            read = last
-            keep = table.slice(last - start)
-            waiting, start = keep.to_batches(), last
-            yield chunk.batch, _Rows(".parquet", table=taken), size * read // max(count, 1)
+def _time_of_the_split(crew: Crew, job: Job, work: Path, spec: PrepareSpec, tell: Callable[[int, int], None]) -> int:
+    found = [np.empty(0, np.int64)]
+    for item, _ in crew.each(job, "times", tell):
+        file = work / f"item-{item}.times.npy"
+        found.append(np.load(file))
+        file.unlink()
+    joined = np.sort(np.concatenate(found))
+    if not len(joined):
+        raise DataError(f"{job.items[0][0][0]}: no usable rows")
+    return int(joined[min(len(joined) - 1, round((1 - spec.test_share) * len(joined)))])
 
 
-def _held_out(batch: Batch, seen: int, spec: PrepareSpec, split: str, from_time: int | None) -> Mask:
-    if split == "time":
-        assert batch.times is not None
-        assert from_time is not None
-        return np.asarray(batch.times >= from_time, np.bool_) & (spec.test_share > 0)
-    if split == "group":
-        assert batch.groups is not None
-        drawn = mix64(batch.groups ^ np.uint64(mix64(np.array([spec.seed], np.uint64))[0]))
-        return np.asarray(drawn.astype(np.float64) / 2.0**64 < spec.test_share, np.bool_)
-    return is_test_sample(np.arange(seen, seen + len(batch)), spec)
+def _with_kept(schema: Schema, counted: Sequence[int], work: Path) -> Schema:
+    slots, total = list(schema.slots), 0
+    for at in counted:
+        slot = replace(slots[at], kept=None)
+        assert slot.min_count is not None
+        hashes = frequent_values(work, at, slot.min_count)
+        total += len(hashes)
+        if total > MOST:
+            raise ConfigError(
+                f"slot {slot.name!r}: {len(hashes):,} values occur at least {slot.min_count} times; a schema, which "
+                f"travels with every checkpoint, holds at most {MOST:,} kept values in all: raise min_count"
+            )
+        slots[at] = replace(slot, kept=kept_text(slot, schema.hash_seed, hashes))
+    return replace(schema, slots=tuple(slots))
+
+
+def _kept_values(schema: Schema, at: int) -> int:
+    from sparsefleet.core.kept_values import kept_hashes
+
+    slot = schema.slots[at]
+    return len(kept_hashes(slot.kept or "", f"slot {slot.name!r}"))
+
+
+def _schema_text(schema_file: str | Path | None, measured: Schema) -> str:
+    if schema_file is None or not str(schema_file).endswith(".toml"):
+        return schema_text(measured, toml=True)
+    text = without_kept(Path(str(schema_file)).read_text())
+    return text + kept_section({slot.name: slot.kept for slot in measured.slots if slot.kept is not None})
+
+
+class _Progress:
+    """Bytes of all items, of one pass or two."""
+
+    def __init__(self, on_progress: OnProgress, total: int, items: int) -> None:
+        self._on_progress, self._total, self._items = on_progress, total, items
+        self._before, self._done = 0, [0] * items
+        on_progress(0, total)
+
+    def next_pass(self) -> Callable[[int, int], None]:
+        self._before += sum(self._done)
+        self._done = [0] * self._items
+
+        def tell(item: int, done: int) -> None:
+            self._done[item] = done
+            self._on_progress(min(self._total, self._before + sum(self._done)), self._total)
+
+        return tell
 
 
 class _Parts:
-    """Part files of one folder; each is opened when its first row comes, so none is empty."""
+    """Part files of one folder; each is begun when its first row comes, so none is empty."""
 
-    def __init__(self, folder: Path, parts: int, stack: ExitStack) -> None:
-        self._folder, self._stack = folder, stack
+    def __init__(self, folder: Path, parts: int, suffix: str, head: bytes, stack: ExitStack) -> None:
+        self._folder, self._suffix, self._head, self._stack = folder, suffix, head, stack
         self._files: list[BinaryIO | None] = [None] * parts
-        self._heads: list[bytes] = [b""] * parts
         self._tables: list[pq.ParquetWriter | None] = [None] * parts
-        self.rows = 0
 
-    def deal(self, rows: _Rows, mine: Mask) -> None:
-        parts = len(self._files)
-        count = int(mine.sum())
-        if rows.table is not None:
-            chosen = rows.table.filter(pa.array(mine))
-            for offset in range(min(parts, count)):
-                part = (self.rows + offset) % parts
-                self._table(part, chosen.schema).write_table(chosen.take(pa.array(range(offset, count, parts))))
-        else:
-            lines = list(compress(rows.lines, mine.tolist()))
-            for offset in range(min(parts, count)):
-                part = (self.rows + offset) % parts
-                self._file(part, rows).write(b"\n".join([*lines[offset::parts], b""]))
-        self.rows += count
+    def take(self, stem: Path) -> None:
+        """The rows of one item, which are then gone from there."""
+        for part in range(len(self._files)):
+            file = stem.with_name(f"{stem.name}-{part}")
+            if not file.exists():
+                continue
+            if self._suffix == ".parquet":
+                self._take_table(part, file)
+            else:
+                with file.open("rb") as rows:
+                    shutil.copyfileobj(rows, self._file(part), 1 << 20)
+            file.unlink()
 
-    def _file(self, part: int, rows: _Rows) -> BinaryIO:
+    def _path(self, part: int) -> Path:
+        self._folder.mkdir(exist_ok=True)
+        return self._folder / f"part-{part}{self._suffix}"
+
+    def _file(self, part: int) -> BinaryIO:
         file = self._files[part]
         if file is None:
-            self._folder.mkdir(exist_ok=True)
-            file = self._stack.enter_context((self._folder / f"part-{part}{rows.suffix}").open("wb"))
-            file.write(rows.head)
-            self._files[part], self._heads[part] = file, rows.head
-        elif self._heads[part] != rows.head:
-            raise DataError("the files' headers differ; bring the columns of all of them into one order first")
+            file = self._files[part] = self._stack.enter_context(self._path(part).open("wb"))
+            file.write(self._head)
         return file
 
-    def _table(self, part: int, schema: pa.Schema) -> pq.ParquetWriter:
-        writer = self._tables[part]
-        if writer is None:
-            self._folder.mkdir(exist_ok=True)
-            writer = self._stack.enter_context(pq.ParquetWriter(self._folder / f"part-{part}.parquet", schema))
-            self._tables[part] = writer
-        return writer
+    def _take_table(self, part: int, file: Path) -> None:
+        with pq.ParquetFile(file) as rows:
+            writer = self._tables[part]
+            if writer is None:
+                writer = pq.ParquetWriter(self._path(part), rows.schema_arrow)
+                self._tables[part] = self._stack.enter_context(writer)
+            elif not writer.schema.equals(rows.schema_arrow):
+                raise DataError("the files' columns differ in names or types; bring them into one shape first")
+            for group in range(rows.num_row_groups):
+                writer.write_table(rows.read_row_group(group))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsefleet.core.batch import F32
@@ -36,7 +36,10 @@ def open_session(graph: bytes, threads: int = 1, optimization: str = "all") -> A
 
 
 def run_session(session: Any, output: str, inputs: Mapping[str, F32]) -> F32:
+    return run_outputs(session, [output], inputs)[0]
+
+
+def run_outputs(session: Any, outputs: Sequence[str], inputs: Mapping[str, F32]) -> list[F32]:
     with flushed():  # the calling thread does its part of the work
-        (values,) = session.run([output], inputs)
-    result: F32 = values
-    return result
+        values: list[F32] = session.run(outputs, inputs)
+    return values

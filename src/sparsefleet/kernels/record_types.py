@@ -5,7 +5,9 @@ Legend: B samples, S slots, n dense features, L labels, F fields (columns of the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as made_by
 from enum import IntEnum
 from typing import Any
 
@@ -82,6 +84,13 @@ class SlotPlan:
     buckets: list[float]
     cross: list[int]
     """Numbers of slots."""
+    filtered: bool = False
+    """Values whose hash is not in `kept` are too rare."""
+    kept: U64 = made_by(default_factory=lambda: np.empty(0, np.uint64))
+    """Hashes before folding."""
+    has_rare: bool = False
+    """`rare` stands for a rare value; without it, it is left out."""
+    rare: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +174,19 @@ class TextColumn:
     """[values] `ValueKind`"""
     lists: U8
     """[B] 1 where the row has a list: its texts are not split."""
+
+
+@dataclass(frozen=True, slots=True)
+class SvmPlaces:
+    """Which field of the plan a part of a libsvm or libffm line goes to; -1: none."""
+
+    triples: bool
+    """libffm: field:feature:value."""
+    label: int = -1
+    group: int = -1
+    features: int = -1
+    """libsvm: the indices whose values are no numbers of their own."""
+    numbers: Mapping[int, int] = made_by(default_factory=dict)
+    """Values as numbers: by index, of libffm by field."""
+    slots: Mapping[int, int] = made_by(default_factory=dict)
+    """libffm: features by field."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparsefleet.kernels.levels import native as _native
-from sparsefleet.kernels.record_types import MAX_RECORD, RecordColumns, RecordPlan, TextColumn
+from sparsefleet.kernels.record_types import MAX_RECORD, RecordColumns, RecordPlan, SvmPlaces, TextColumn
 from sparsefleet.kernels.text_types import Block, Columns, Parsed
 
 
@@ -53,6 +53,17 @@ class JsonLinesParser(_Parser):
 
     def __init__(self, plan: RecordPlan, max_line: int = MAX_RECORD) -> None:
         self._native = _native.JsonLinesParser(plan.native(), list(plan.fields), max_line)
+
+
+class SvmParser(_Parser):
+    """libsvm or libffm: numbers of features with their values. Keeps scratch space: one per thread."""
+
+    def __init__(self, plan: RecordPlan, places: SvmPlaces, max_line: int = MAX_RECORD) -> None:
+        p = places
+        self._native = _native.SvmParser(
+            plan.native(),
+            *(p.triples, p.label, p.group, p.features, list(p.numbers.items()), list(p.slots.items()), max_line),
+        )
 
 
 class Assembler:

@@ -46,6 +46,8 @@ class Reason(IntEnum):
     TIME = 22
     WEIGHT = 23
     TOO_MANY_VALUES = 24
+    PAIR = 25
+    NOT_ONE = 26
 
     @property
     def text(self) -> str:
@@ -78,6 +80,8 @@ _TEXT = {
     Reason.TIME: "not a time",
     Reason.WEIGHT: "weight is not a number, 0 or above",
     Reason.TOO_MANY_VALUES: "too many values in a sample",
+    Reason.PAIR: "not a feature and its value",
+    Reason.NOT_ONE: "value of a feature is not 1",
 }
 
 

@@ -16,7 +16,7 @@ from sparsefleet.metrics.labels import first_label
 
 
 class Calibration(Metric):
-    """Samples in so many parts of equal size, by their predictions, the lowest first.
+    """Samples in so many parts of equal size, by their predictions, the lowest first; with weights, of equal weight.
 
     `calibration_1` … : predicted ÷ actual clicks of each part; 1 is right, NaN where a part has no click.
     `calibration_error`: how far predicted and actual rates of the parts are apart, in the mean over samples.
@@ -34,7 +34,7 @@ class Calibration(Metric):
     def update(self, batch: Batch, outputs: Outputs) -> None:
         # One group, which is never left out: the sums of each bucket of predictions.
         one = np.zeros(len(batch), np.uint64)
-        self._sums.count(one, outputs[PROBABILITY], first_label(batch.labels))
+        self._sums.count(one, outputs[PROBABILITY], first_label(batch.labels), batch.weights)
 
     def merge(self, other: Self) -> None:
         if self._parts != other._parts:

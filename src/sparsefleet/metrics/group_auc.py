@@ -15,6 +15,8 @@ from sparsefleet.metrics.labels import first_label
 class GroupAUC(Metric):
     """The mean of the groups' AUCs, weighted by their samples, over groups with clicks and others (`Batch.groups`).
 
+    Where samples have weights, they count by them.
+
     `gauc`, and `gauc_groups`, the groups that it is the mean of. Exact but for ties of predictions closer than 0.6 %
     of their odds, and for inputs of more than `most` pairs of group and bucket: see `metrics/grouped.py`.
     """
@@ -27,7 +29,8 @@ class GroupAUC(Metric):
 
     def update(self, batch: Batch, outputs: Outputs) -> None:
         if batch.groups is not None:
-            self._sums.count(batch.groups, outputs[PROBABILITY], first_label(batch.labels), ranks_only=True)
+            labels = first_label(batch.labels)
+            self._sums.count(batch.groups, outputs[PROBABILITY], labels, batch.weights, ranks_only=True)
 
     def merge(self, other: Self) -> None:
         self._sums.merge(other._sums)

@@ -2,10 +2,11 @@
 
 Legend: E entries, each a (group, bucket) that was met.
 
-An entry counts samples without and with a click, predicted probabilities and log losses, all as whole numbers. So parts
-of a data set, of threads and of processes, merge exactly, in any order. Memory grows with the entries. Where they are
-more than `most`, half of the groups are left out, chosen by a hash of the group: what is left is a fair sample of all
-groups, each of them complete, and the same one whoever counted which part.
+An entry counts samples without and with a click, predicted probabilities and log losses, all as whole numbers; samples
+with weights count by them, in parts of a weight of 1. So parts of a data set, of threads and of processes, merge
+exactly, in any order. Memory grows with the entries. Where they are more than `most`, half of the groups are left out,
+chosen by a hash of the group: what is left is a fair sample of all groups, each of them complete, and the same one
+whoever counted which part.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.kernels.rows import CLICK_PARTS
+from sparsefleet.metrics.weighted import PARTS
 
 MOST = 2_000_000
 """Entries; each takes 42 bytes in memory, and in a message about 17, or 4 where only ranks are counted."""
@@ -32,6 +34,7 @@ PENDING = 200_000
 
 _NEGATIVE, _POSITIVE, _PREDICTED, _LOSS = range(4)
 U16 = npt.NDArray[np.uint16]
+F64 = npt.NDArray[np.float64]
 
 
 class GroupedClicks:
@@ -43,27 +46,37 @@ class GroupedClicks:
         self.most = most
         self.halvings = 0
         """Of 2**halvings groups one is counted."""
+        self.unit = 1
+        """What a sample without a weight counts: 1, or `PARTS` once samples had weights."""
         self._groups: U64 = np.empty(0, np.uint64)
         self._buckets: U16 = np.empty(0, np.uint16)
         self._sums: I64 = np.empty((0, 4), np.int64)
         self._pending: list[tuple[U64, U16, I64]] = []
         self._waiting = 0
 
-    def count(self, groups: U64, probabilities: F32, labels: F32, *, ranks_only: bool = False) -> None:
-        """[B] each. Samples without a label, or whose prediction is no probability, are left out.
+    def count(
+        self, groups: U64, probabilities: F32, labels: F32, weights: F32 | None = None, *, ranks_only: bool = False
+    ) -> None:
+        """[B] each. A sample of weight 2 counts as two of them. Samples without a label, or whose prediction is no
+        probability, are left out.
 
         ranks_only: for AUCs alone, without sums of predictions and losses, whose digits make messages long.
         """
         good = (probabilities >= 0) & (probabilities <= 1) & ((labels == 0) | (labels == 1))
+        if weights is not None:
+            good &= np.isfinite(weights) & (weights >= 0)
+            self._count_in(PARTS)
         if self.halvings:
             good &= _kept(groups, self.halvings)
         p = probabilities[good].astype(np.float64)
+        exact = np.ones(len(p)) if weights is None else weights[good].astype(np.float64)
+        parts = np.rint(exact * self.unit).astype(np.int64)
         clicked = labels[good] == 1
         q = np.clip(p, 1e-7, 1 - 1e-7)
         sums = np.empty((len(p), 4), np.int64)
-        sums[:, _NEGATIVE], sums[:, _POSITIVE] = ~clicked, clicked
-        sums[:, _PREDICTED] = 0 if ranks_only else np.rint(p * CLICK_PARTS)
-        sums[:, _LOSS] = 0 if ranks_only else np.rint(-np.log(np.where(clicked, q, 1 - q)) * CLICK_PARTS)
+        sums[:, _NEGATIVE], sums[:, _POSITIVE] = ~clicked * parts, clicked * parts
+        sums[:, _PREDICTED] = 0 if ranks_only else np.rint(p * exact * CLICK_PARTS)
+        sums[:, _LOSS] = 0 if ranks_only else np.rint(-np.log(np.where(clicked, q, 1 - q)) * exact * CLICK_PARTS)
         odds = np.log(q) - np.log1p(-q)
         steps = np.clip((odds + REACH) * (BUCKETS / (2 * REACH)), 0, BUCKETS - 1).astype(np.uint16)
         self._add(groups[good].copy(), steps, sums)
@@ -71,11 +84,21 @@ class GroupedClicks:
     def merge(self, other: GroupedClicks) -> None:
         if self.most != other.most:
             raise ConfigError(f"sums of at most {self.most} and {other.most} entries cannot be merged")
+        unit = max(self.unit, other.unit)
+        self._count_in(unit)
+        other._count_in(unit)
         other._sum_up()
         while self.halvings < other.halvings:
             self._halve()
         chosen = _kept(other._groups, self.halvings) if self.halvings else slice(None)
         self._add(other._groups[chosen].copy(), other._buckets[chosen].copy(), other._sums[chosen].copy())
+
+    def _count_in(self, unit: int) -> None:
+        """From now on; what was counted before counts the same."""
+        if unit != self.unit:
+            self._sum_up()
+            self._sums[:, [_NEGATIVE, _POSITIVE]] *= unit // self.unit
+            self.unit = unit
 
     def _add(self, groups: U64, buckets: U16, sums: I64) -> None:
         self._pending.append((groups, buckets, sums))
@@ -124,16 +147,20 @@ class GroupedClicks:
         wins = np.add.reduceat(won, starts) if len(starts) else np.empty(0)
         pairs = totals[:, _NEGATIVE].astype(np.float64) * totals[:, _POSITIVE]
         auc = np.divide(wins, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
-        return GroupTable(groups[starts], totals, auc)
+        return GroupTable(groups[starts], totals, auc, self.unit)
 
-    def by_bucket(self) -> tuple[I64, I64, npt.NDArray[np.float64]]:
-        """Samples, clicks and the sum of predictions of each bucket that was met, the lowest first; of all groups."""
+    def by_bucket(self) -> tuple[F64, F64, F64]:
+        """Samples, clicks and the sum of predictions of each bucket that was met, the lowest first; of all groups.
+
+        Where samples have weights, by weight.
+        """
         self._sum_up()
         order = np.argsort(self._buckets, kind="stable")
         buckets, sums = self._buckets[order], self._sums[order]
         starts = np.flatnonzero(np.concatenate([[True], buckets[1:] != buckets[:-1]])) if len(buckets) else _NONE
         totals = np.add.reduceat(sums, starts, axis=0) if len(starts) else np.empty((0, 4), np.int64)
-        return totals[:, _NEGATIVE] + totals[:, _POSITIVE], totals[:, _POSITIVE], totals[:, _PREDICTED] / CLICK_PARTS
+        samples, clicks = (totals[:, _NEGATIVE] + totals[:, _POSITIVE]) / self.unit, totals[:, _POSITIVE] / self.unit
+        return samples, clicks, totals[:, _PREDICTED] / CLICK_PARTS
 
     def to_dict(self) -> dict[str, Any]:
         self._sum_up()
@@ -145,6 +172,7 @@ class GroupedClicks:
             "entries": base64.b64encode(zlib.compress(raw, 1)).decode(),
             "most": self.most,
             "halvings": self.halvings,
+            **({} if self.unit == 1 else {"unit": self.unit}),
         }
 
     @classmethod
@@ -152,10 +180,11 @@ class GroupedClicks:
         try:
             made = cls(int(data["most"]))
             made.halvings = int(data["halvings"])
+            made.unit = int(data.get("unit", 1))
             raw = zlib.decompress(base64.b64decode(data["entries"]))
             entries = len(raw) // 42
-            if len(raw) != entries * 42 or not 0 <= made.halvings <= 64:
-                raise ValueError(f"{len(raw)} bytes, {made.halvings} halvings")
+            if len(raw) != entries * 42 or not 0 <= made.halvings <= 64 or made.unit not in (1, PARTS):
+                raise ValueError(f"{len(raw)} bytes, {made.halvings} halvings, unit {made.unit}")
             made._groups = np.frombuffer(raw, "<u8", entries).astype(np.uint64)
             made._buckets = np.frombuffer(raw, "<u2", entries, 8 * entries).astype(np.uint16)
             made._sums = np.frombuffer(raw, "<i8", 4 * entries, 10 * entries).reshape(4, entries).T.astype(np.int64)
@@ -168,12 +197,12 @@ _NONE: npt.NDArray[np.intp] = np.empty(0, np.intp)
 
 
 class GroupTable:
-    """What groups came to: an entry of each array is a group's."""
+    """What groups came to: an entry of each array is a group's. Samples and clicks by weight, where they have one."""
 
-    def __init__(self, groups: U64, totals: I64, auc: npt.NDArray[np.float64]) -> None:
+    def __init__(self, groups: U64, totals: I64, auc: F64, unit: int = 1) -> None:
         self.groups, self.auc = groups, auc
-        self.samples = totals[:, _NEGATIVE] + totals[:, _POSITIVE]
-        self.clicks = totals[:, _POSITIVE]
+        self.samples = (totals[:, _NEGATIVE] + totals[:, _POSITIVE]) / unit
+        self.clicks = totals[:, _POSITIVE] / unit
         self.predicted = totals[:, _PREDICTED] / CLICK_PARTS
         self.log_loss = totals[:, _LOSS] / CLICK_PARTS
         """Summed."""
@@ -181,7 +210,7 @@ class GroupTable:
     def mean_auc(self) -> float:
         """Of the groups that have both kinds of samples, weighted by their samples; NaN where none has."""
         both = ~np.isnan(self.auc)
-        samples = self.samples[both].astype(np.float64)
+        samples = self.samples[both]
         return float((self.auc[both] * samples).sum() / samples.sum()) if both.any() else math.nan
 
 

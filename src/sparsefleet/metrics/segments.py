@@ -20,7 +20,8 @@ class Segments(Metric):
     """By value of one slot. A sample with several values counts for each of them, one with none for none.
 
     `segment_C1_auc`: the mean of the values' AUCs, weighted by samples; `segment_C1_values`: how many values there are.
-    `details` tells of each value by itself.
+    `details` tells of each value by itself. Samples with weights count by them: `rows` and `clicks` are then sums of
+    weights.
     """
 
     in_training = False
@@ -35,7 +36,8 @@ class Segments(Metric):
         keys, offsets = batch.slot(self.slot)
         sample = np.repeat(np.arange(len(batch)), np.diff(offsets))
         labels = first_label(batch.labels)
-        self._sums.count(keys, outputs[PROBABILITY][sample], labels[sample])
+        weights = None if batch.weights is None else batch.weights[sample]
+        self._sums.count(keys, outputs[PROBABILITY][sample], labels[sample], weights)
 
     def merge(self, other: Self) -> None:
         self._sums.merge(other._sums)
@@ -62,18 +64,23 @@ class Segments(Metric):
         rest = [i for i in order.tolist()[: most + len(named)] if int(table.groups[i]) not in self._names]
         told = []
         for index in (*named, *rest[: max(0, most - len(named))]):
-            samples, clicks, auc = int(table.samples[index]), int(table.clicks[index]), float(table.auc[index])
+            samples, clicks, auc = float(table.samples[index]), float(table.clicks[index]), float(table.auc[index])
             key = int(table.groups[index])
             told.append(
                 {
                     "slot": self.slot,
                     "value": self._names.get(key),
                     "key": key,
-                    "rows": samples,
-                    "clicks": clicks,
+                    "rows": _plain(samples),
+                    "clicks": _plain(clicks),
                     "auc": None if math.isnan(auc) else auc,
-                    "logloss": float(table.log_loss[index]) / samples,
+                    "logloss": float(table.log_loss[index]) / samples if samples else None,
                     "click_ratio": float(table.predicted[index]) / clicks if clicks else None,
                 }
             )
         return told
+
+
+def _plain(number: float) -> int | float:
+    """Of samples without weights, a whole number."""
+    return int(number) if number == int(number) else round(number, 6)

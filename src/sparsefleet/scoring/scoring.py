@@ -68,7 +68,7 @@ class Scoring:
 
     def together(self, parts: Iterable[Mapping[str, Any]]) -> MetricSet:
         """The metrics of several processes, each as `MetricSet.to_dict` said them."""
-        schema = saved_model(self.checkpoint)[1]
+        schema = saved_model(self.checkpoint, self.model)[1]
         return MetricSet.together(parts, metrics_of(schema, self.calibration, self.segments))
 
     def nothing(self, schema: Schema) -> MetricSet:

@@ -12,6 +12,7 @@ from sparsefleet.core.errors import BundleError, SparseFleetError
 from sparsefleet.serving.batcher import LateError, OverloadedError
 from sparsefleet.serving.kernels.request import format_floats
 from sparsefleet.serving.log import tell_seldom
+from sparsefleet.serving.predictor import Scores
 from sparsefleet.serving.samples import RequestError
 from sparsefleet.serving.source import SourceError
 
@@ -26,12 +27,21 @@ class HttpError(Exception):
         self.facts = {name: value for name, value in facts.items() if value is not None}
 
 
-def answer_bytes(version: str, scores: F32, request_id: str | int | None = None) -> bytes:
+def answer_bytes(version: str, scores: Scores, request_id: str | int | None = None) -> bytes:
+    """`scores` of the first label; of a model for several labels, `scores_by_label` too."""
+    text = _numbers(version, scores.probabilities)
+    if scores.by_label:
+        listed = (json.dumps(name).encode() + b": " + _numbers(version, of) for name, of in scores.by_label.items())
+        text += b', "scores_by_label": {' + b", ".join(listed) + b"}"
+    echoed = b"" if request_id is None else b', "request_id": ' + json.dumps(request_id).encode()
+    return b'{"version": ' + json.dumps(version).encode() + b', "scores": ' + text + echoed + b"}"
+
+
+def _numbers(version: str, scores: F32) -> bytes:
     text = format_floats(scores)
     if text is None:
         raise HttpError(503, f"version {version} gave a score that is not a number", version=version)
-    echoed = b"" if request_id is None else b', "request_id": ' + json.dumps(request_id).encode()
-    return b'{"version": ' + json.dumps(version).encode() + b', "scores": ' + text + echoed + b"}"
+    return text
 
 
 def told(answer: Answer) -> Answer:

@@ -116,7 +116,7 @@ class MicroBatcher:
         (`check_room`): a request that is parsed is not refused any more.
         """
         if not len(batch):
-            return Scores(np.empty(0, np.float32), 0, 0)
+            return predictor.no_scores()
         long = len(batch) > SMALL_SAMPLES
         pieces = [
             _Piece(
@@ -307,7 +307,7 @@ class MicroBatcher:
             if scores.by_slot is not None and predictor.drift is not None:
                 predictor.drift.add(batch, scores.by_slot)
             stops = np.cumsum([len(piece.batch) for piece in group]).tolist()
-            parts = [Scores(scores.probabilities[a:b], 0, 0) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
+            parts = [scores.part(a, b) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
             self._tell(_succeed, [piece.answer for piece in group], parts)
 
     def _tell(self, what: Callable[..., None], answers: list[asyncio.Future[Any]], outcome: object) -> None:

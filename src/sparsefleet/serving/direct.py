@@ -152,7 +152,7 @@ class DirectRequests:
         for request in requests:
             stop = start + (len(request.batch) if request.batch is not None else 0)
             try:
-                body = answer_bytes(predictor.version, scores.probabilities[start:stop], request.request_id)
+                body = answer_bytes(predictor.version, scores.part(start, stop), request.request_id)
             except Exception as error:
                 self._refuse([request], error)
             else:

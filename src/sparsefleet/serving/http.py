@@ -18,7 +18,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sparsefleet.core.batch import F32
 from sparsefleet.serving import arrow_body
 from sparsefleet.serving.answers import HttpError, answer_bytes, refusal, told
 from sparsefleet.serving.batcher import MicroBatcher
@@ -30,7 +29,7 @@ from sparsefleet.serving.log import tell, tell_failure, tell_seldom
 from sparsefleet.serving.metrics import Metrics, drift_text
 from sparsefleet.serving.openapi import openapi
 from sparsefleet.serving.pointer import Pointer, follow
-from sparsefleet.serving.predictor import Predictor
+from sparsefleet.serving.predictor import Predictor, Scores
 from sparsefleet.serving.request_log import UNLOGGED, RequestLog
 from sparsefleet.serving.samples import parse_json, split_request_id
 from sparsefleet.serving.versions import Versions
@@ -109,15 +108,17 @@ class Service:
             self._log.add(answer, body)
         return answer
 
-    async def scored_rows(self, rows: list[dict[str, Any]], request_id: str | None, seconds: float) -> tuple[str, F32]:
-        """Version and probabilities of samples that are no JSON text: another protocol's."""
+    async def scored_rows(
+        self, rows: list[dict[str, Any]], request_id: str | None, seconds: float
+    ) -> tuple[str, Scores]:
+        """Version and scores of samples that are no JSON text: another protocol's."""
         deadline = time.monotonic() + seconds
         self.batcher.check_room(len(rows), deadline)
         with self.versions.hold(self.versions.chooses_canary(request_id)) as predictor:
             batch = await self.batcher.call(predictor.parser.samples, rows, samples=len(rows), deadline=deadline)
             scores = await self.batcher.score(predictor, batch, deadline)
             self.metrics.predicted(predictor.version)
-            return predictor.version, scores.probabilities
+            return predictor.version, scores
 
     async def _scored(self, body: bytes, samples: int, arrow: bool, deadline: float) -> bytes:
         request_id, text = (None, body) if arrow else split_request_id(body)
@@ -131,7 +132,7 @@ class Service:
             else:
                 batch = predictor.parser.body(text)
             scores = await self.batcher.score(predictor, batch, deadline)
-            answer = answer_bytes(predictor.version, scores.probabilities, request_id)
+            answer = answer_bytes(predictor.version, scores, request_id)
             self.metrics.predicted(predictor.version)
             return answer
 

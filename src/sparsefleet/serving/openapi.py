@@ -30,7 +30,7 @@ def openapi(bundle: Bundle, config: ServeConfig) -> dict[str, Any]:
             "description": f"Model version {bundle.name}.",
         },
         "paths": {
-            "/v1/predict": {"post": {**_predict(fields, config), "security": locked}},
+            "/v1/predict": {"post": {**_predict(fields, config, bundle), "security": locked}},
             "/v1/model": {"get": {**_get("What the model is, and what a request must hold."), "security": locked}},
             "/v1/reload": {"post": {**_reload(), "security": locked}},
             "/v1/rollback": {
@@ -65,7 +65,7 @@ def openapi(bundle: Bundle, config: ServeConfig) -> dict[str, Any]:
     }
 
 
-def _predict(fields: list[dict[str, Any]], config: ServeConfig) -> dict[str, Any]:
+def _predict(fields: list[dict[str, Any]], config: ServeConfig, bundle: Bundle) -> dict[str, Any]:
     row = {"$ref": "#/components/schemas/Row"}
     part = {"type": "object", "properties": {field["name"]: _value(field) for field in fields}}
     values = {"type": "array", "prefixItems": [_value(field) for field in fields], "minItems": len(fields)}
@@ -78,22 +78,23 @@ def _predict(fields: list[dict[str, Any]], config: ServeConfig) -> dict[str, Any
             ),
         ]
     }
-    answer = {
+    scores = {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}}
+    answer: dict[str, Any] = {
         "type": "object",
-        "properties": {
-            "version": TEXT,
-            "scores": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}},
-            "request_id": REQUEST_ID,
-        },
+        "properties": {"version": TEXT, "scores": scores, "request_id": REQUEST_ID},
         "required": ["version", "scores"],
     }
+    if labels := [name for name, _ in bundle.network.labels]:
+        by_label = {"type": "object", "properties": dict.fromkeys(labels, scores), "required": labels}
+        answer["properties"]["scores_by_label"] = by_label
+        answer["required"].append("scores_by_label")
     headers = [
         ("x-timeout-ms", {"type": "integer", "minimum": 1, "maximum": 99999999}, "The time that the answer may take."),
         ("x-log", {"type": "string", "enum": ["yes", "no"]}, "no: the request is not written to the log of requests."),
         ("x-request-id", {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,100}$"}, "Sent back with the answer."),
     ]
     return {
-        "summary": "The probability of a click for each row.",
+        "summary": "The probability of a click for each row; of a model for several labels, that of each.",
         "parameters": [
             {"name": name, "in": "header", "required": False, "schema": schema, "description": text}
             for name, schema, text in headers

@@ -1,4 +1,6 @@
-"""Predictor: a bundle in use. It turns raw samples or batches into click probabilities, without torch.
+"""Predictor: a bundle in use. It turns raw samples or batches into probabilities, without torch.
+
+A model for several labels has a probability of each, by name; where one is asked for, it is that of the first label.
 
 Legend: B samples, U unique keys, D values a row.
 """
@@ -7,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from sparsefleet.core.errors import BundleError, ConfigError
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import Found
 from sparsefleet.export.manifest import EmbeddingInput
-from sparsefleet.export.onnx_session import open_session, run_session
+from sparsefleet.export.onnx_session import open_session, run_outputs
 from sparsefleet.kernels.rows import I32, pool_forward, select_slots, unique_keys
 from sparsefleet.kernels.sequences import sequence_input
 from sparsefleet.serving.drift import InputDrift
@@ -35,13 +37,20 @@ CHUNK_SAMPLES = 4096
 @dataclass(frozen=True, slots=True)
 class Scores:
     probabilities: F32
-    """[B]"""
+    """[B]; of a model for several labels, those of the first."""
     keys: int
     """Distinct keys looked up."""
     unknown: int
     """Of these, the keys that no table held."""
     by_slot: tuple[I64, I64] | None = None
     """[S] values, and those of them without a row, in the schema's order; of one batch in `COUNTED`."""
+    by_label: Mapping[str, F32] = field(default_factory=dict)
+    """Of a model for several labels: [B] of each, the first one's too. Empty for a model of one label."""
+
+    def part(self, start: int, stop: int) -> Scores:
+        """Those of some of the samples; keys are not counted again."""
+        by_label = {name: values[start:stop] for name, values in self.by_label.items()}
+        return Scores(self.probabilities[start:stop], 0, 0, by_label=by_label)
 
     @staticmethod
     def joined(parts: Sequence[Scores]) -> Scores:
@@ -51,6 +60,7 @@ class Scores:
             np.concatenate([part.probabilities for part in parts]),
             sum(part.keys for part in parts),
             sum(part.unknown for part in parts),
+            by_label={name: np.concatenate([part.by_label[name] for part in parts]) for name in parts[0].by_label},
         )
 
 
@@ -94,9 +104,19 @@ class Predictor:
     def version(self) -> str:
         return self.bundle.name
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the model predicts, by name; the first is what `predict` tells."""
+        return tuple(name for name, _ in self.bundle.network.labels) or (self.bundle.schema.label,)
+
     def predict(self, rows: Sequence[Any]) -> F32:
         """Probabilities [B] of raw samples: dicts of field values, or lists of values in the schema's order."""
         return self.predict_batch(self.parser.samples(rows))
+
+    def predict_labels(self, rows: Sequence[Any]) -> dict[str, F32]:
+        """The same of every label, by name; for a model of one label that is one entry."""
+        scores = self.score(self.parser.samples(rows))
+        return dict(scores.by_label) or {self.labels[0]: scores.probabilities}
 
     def predict_candidates(self, context: dict[str, Any], candidates: Sequence[Any]) -> F32:
         """Probabilities [B] of candidates that share the fields of one context."""
@@ -112,12 +132,17 @@ class Predictor:
                 f"{', '.join(self._slots)} and {len(self.bundle.schema.dense)}"
             )
         if len(batch) <= CHUNK_SAMPLES:
-            return self._score(batch) if len(batch) else Scores(np.empty(0, np.float32), 0, 0)
+            return self._score(batch) if len(batch) else self.no_scores()
         parts = [
             self._score(batch.samples(start, min(start + CHUNK_SAMPLES, len(batch))))
             for start in range(0, len(batch), CHUNK_SAMPLES)
         ]
         return Scores.joined(parts)
+
+    def no_scores(self) -> Scores:
+        """Of no samples."""
+        none = np.empty(0, np.float32)
+        return Scores(none, 0, 0, by_label={name: none for name, _ in self.bundle.network.labels})
 
     def trouble(self) -> str:
         """Why this version cannot score at the moment; empty where it can.
@@ -127,7 +152,11 @@ class Predictor:
         warm_up = self.bundle.warm_up
         try:
             if warm_up is not None:
-                return warm_up.problem(self._score(warm_up.batch, self.source.probe).probabilities)
+                found = self._score(warm_up.batch, self.source.probe)
+                for label, values in found.by_label.items():  # the warm-up knows the first label's scores alone
+                    if not np.isfinite(values).all():
+                        return f"the warm-up's samples score {values.tolist()} for {label}, which are not all numbers"
+                return warm_up.problem(found.probabilities)
             names = self.bundle.schema.fields  # a bundle of an older release
             scores = self._score(self.parser.samples([dict.fromkeys(names)]), self.source.probe).probabilities
         except Exception as error:  # whatever it is: requests would meet it, too
@@ -162,7 +191,11 @@ class Predictor:
                 mean = embedding.pooling == "mean"
                 pool_forward(rows, inverse, offsets, len(table.slots), places, mean, pooled)
                 inputs[embedding.input] = pooled
-        return Scores(run_session(self._session, network.output, inputs), asked, missed, by_slot)
+        if not network.labels:
+            return Scores(run_outputs(self._session, [network.output], inputs)[0], asked, missed, by_slot)
+        found_L = run_outputs(self._session, [output for _, output in network.labels], inputs)
+        by_label = {name: values for (name, _), values in zip(network.labels, found_L, strict=True)}
+        return Scores(found_L[0], asked, missed, by_slot, by_label)
 
     def close(self) -> None:
         self.source.close()
@@ -218,6 +251,7 @@ def _open_session(bundle: Bundle, threads: int, optimization: str) -> Any:
             f"{where}: its inputs are {found}; network.json says {wanted} (values a row): files of two bundles?"
         )
     outputs = {entry.name: (entry.type, len(entry.shape)) for entry in session.get_outputs()}
-    if outputs.get(network.output) != ("tensor(float)", 1):
-        raise BundleError(f"{where}: its outputs are {outputs}; network.json says {network.output!r}, float32 [B]")
+    for output in [output for _, output in network.labels] or [network.output]:
+        if outputs.get(output) != ("tensor(float)", 1):
+            raise BundleError(f"{where}: its outputs are {outputs}; network.json says {output!r}, float32 [B]")
     return session

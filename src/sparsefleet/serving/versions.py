@@ -281,6 +281,8 @@ def schema_difference(old: Schema, new: Schema) -> str:
         for other in new.slots:
             if slot.name == other.name and slot.prefix != other.prefix:
                 found.append(f"hash prefix of slot {slot.name}: {slot.prefix!r}, now {other.prefix!r}")
+            elif slot.name == other.name and slot.made_by() != other.made_by():
+                found.append(f"slot {slot.name}: {slot.made_by()}, now {other.made_by()}")
     for feature in old.dense:
         for twin in new.dense:
             if feature.name == twin.name and feature != twin:
@@ -288,7 +290,7 @@ def schema_difference(old: Schema, new: Schema) -> str:
                     f"normalisation of {feature.name}: (x - {feature.minimum:g}) / {feature.diff:g}, now "
                     f"(x - {twin.minimum:g}) / {twin.diff:g}"
                 )
-    for field in ("sparse_feature_dim", "hash_seed", "label"):
+    for field in ("sparse_feature_dim", "hash_seed", "labels"):
         if getattr(old, field) != getattr(new, field):
             found.append(f"{field}: {getattr(old, field)}, now {getattr(new, field)}")
     return "; ".join(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from sparsefleet.core.batch import Batch
@@ -17,6 +18,7 @@ from sparsefleet.export.onnx_session import OPTIMIZATIONS
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.verify.differences import Spread, apart
 from sparsefleet.verify.offline import KnownRows, OfflineSource, torch_scores
+from sparsefleet.verify.places import by_label
 from sparsefleet.verify.report import Check, Question
 
 TITLE = "Is the pruned graph right?"
@@ -25,7 +27,7 @@ TITLE = "Is the pruned graph right?"
 def check_graph(
     bundle: Bundle, graph: Any, model: nn.Module, rows: dict[str, KnownRows], batch: Batch, tolerance: float
 ) -> Question:
-    checks = [_compared(bundle, model, rows, batch, tolerance), *_levels(bundle, rows, batch, tolerance)]
+    checks = [*_compared(bundle, model, rows, batch, tolerance), *_levels(bundle, rows, batch, tolerance)]
     return Question(TITLE, [*checks, _described(bundle, graph)])
 
 
@@ -33,28 +35,38 @@ def _levels(bundle: Bundle, rows: dict[str, KnownRows], batch: Batch, tolerance:
     """ONNX Runtime rewrites a graph before it runs it (fuses operators, say). Each level against the graph as it is."""
     source = OfflineSource(rows)
     try:
-        plain = Predictor(bundle, source=source, optimization="none").predict_batch(batch)
+        plain = Predictor(bundle, source=source, optimization="none").score(batch)
     except SparseFleetError as error:
         return [Check("the graph as it is, without optimization", False, str(error))]
     checks = []
     for level in OPTIMIZATIONS[1:]:
-        predicted = Predictor(bundle, source=source, optimization=level).predict_batch(batch)
-        spread = Spread.of(apart(plain, predicted))
+        predicted = by_label(Predictor(bundle, source=source, optimization=level).score(batch))
+        spread = Spread.of(np.concatenate([apart(each, predicted[label]) for label, each in by_label(plain).items()]))
         serves = " (what serves)" if level == OPTIMIZATIONS[-1] else ""
         what, figure = f"ONNX Runtime's optimization {level}{serves}", f"{spread.max:.2g} at most"
         checks.append(Check(what, spread.max <= tolerance, figure, f"{tolerance:g}", spread.to_dict()))
     return checks
 
 
-def _compared(bundle: Bundle, model: nn.Module, rows: dict[str, KnownRows], batch: Batch, tolerance: float) -> Check:
+def _compared(
+    bundle: Bundle, model: nn.Module, rows: dict[str, KnownRows], batch: Batch, tolerance: float
+) -> list[Check]:
     what, allowed = f"{len(batch):,} samples, torch against ONNX", f"{tolerance:g}"
     try:
-        predicted = Predictor(bundle, source=OfflineSource(rows)).predict_batch(batch)
+        predicted = by_label(Predictor(bundle, source=OfflineSource(rows)).score(batch))
     except SparseFleetError as error:
-        return Check(what, False, f"the bundle cannot score samples as training reads them: {error}", allowed)
-    spread = Spread.of(apart(torch_scores(model, rows, batch), predicted))
-    figure = f"{spread.max:.2g} at most, {spread.mean:.2g} on average"
-    return Check(what, spread.max <= tolerance, figure, allowed, spread.to_dict())
+        return [Check(what, False, f"the bundle cannot score samples as training reads them: {error}", allowed)]
+    trained = torch_scores(model, rows, batch)
+    if trained.keys() != predicted.keys():
+        figure = f"the bundle has outputs for {', '.join(predicted) or 'one label'}; the model for {', '.join(trained)}"
+        return [Check(what, False, figure, allowed)]
+    checks = []
+    for label, wanted in trained.items():
+        spread = Spread.of(apart(wanted, predicted[label]))
+        figure = f"{spread.max:.2g} at most, {spread.mean:.2g} on average"
+        of = f", label {label}" if label else ""
+        checks.append(Check(what + of, spread.max <= tolerance, figure, allowed, spread.to_dict()))
+    return checks
 
 
 def _described(bundle: Bundle, graph: Any) -> Check:
@@ -62,6 +74,7 @@ def _described(bundle: Bundle, graph: Any) -> Check:
     operators = Counter(node.op_type for node in graph.node)
     inputs = [entry.name for entry in graph.input]
     listed = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in operators.most_common())
-    figure = f"from {', '.join(inputs)} to {bundle.network.output}: {listed}"
+    outputs = ", ".join(output for _, output in bundle.network.labels) or bundle.network.output
+    figure = f"from {', '.join(inputs)} to {outputs}: {listed}"
     facts = {"inputs": inputs, "output": bundle.network.output, "operators": dict(operators)}
     return Check("what the graph holds", None, figure, facts=facts)

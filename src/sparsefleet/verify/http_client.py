@@ -9,14 +9,18 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import math
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 
 MAX_ANSWER = 1 << 28
+ONLY = ""
+"""Stands for the label of a model that has one: its scores have no name."""
 
 
 class PlaceError(SparseFleetError):
@@ -142,11 +146,23 @@ class _Reader(io.RawIOBase):
         return self._source.recv_into(buffer)
 
 
-def scores_of(answer: Any, rows: int, url: str) -> tuple[str, list[float]]:
-    """(version, scores) of an answer to a prediction."""
+def scores_of(answer: Any, rows: int, url: str) -> tuple[str, dict[str, list[float]]]:
+    """(version, scores by label) of an answer to a prediction; of a model of one label, under `ONLY`."""
     if isinstance(answer, dict):
-        version, scores = answer.get("version"), answer.get("scores")
-        numbers = isinstance(scores, list) and all(type(score) in (int, float) for score in scores)
-        if isinstance(version, str) and isinstance(scores, list) and numbers and len(scores) == rows:
-            return version, scores
+        version, found = answer.get("version"), labelled_scores(answer)
+        if isinstance(version, str) and found is not None and all(len(scores) == rows for scores in found.values()):
+            return version, found
     raise PlaceError(f'{url} did not answer {{"version": …, "scores": […]}} for {rows} rows: {str(answer)[:200]}')
+
+
+def labelled_scores(answer: Mapping[str, Any]) -> dict[str, list[float]] | None:
+    """The scores of an answer, or of a logged one, by label; None where they are no lists of finite numbers."""
+    scores, named = answer.get("scores"), answer.get("scores_by_label")
+    found = {ONLY: scores} if named is None else named
+    if not isinstance(found, dict) or not found or not all(_finite(each) for each in [scores, *found.values()]):
+        return None
+    return {name: [float(score) for score in each] for name, each in found.items()}
+
+
+def _finite(scores: Any) -> bool:
+    return isinstance(scores, list) and all(type(score) in (int, float) and math.isfinite(score) for score in scores)

@@ -1,20 +1,20 @@
 """A log of requests: JSON lines {"request": {…}, "scores": […]}, as `sparsefleet serve --log-requests` writes them.
 
 `request` is the body of POST /v1/predict: {"rows": […]} or {"context": {…}, "candidates": […]}. `scores` are the
-probabilities that were answered, in that order. `version` (text), where it is there, is the model's that answered.
-Other fields are not looked at.
+probabilities that were answered, in that order; of a model for several labels, `scores_by_label` has those of each.
+`version` (text), where it is there, is the model's that answered. Other fields are not looked at.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from sparsefleet.core.errors import DataError
+from sparsefleet.verify.http_client import labelled_scores
 
 MAX_LINE = 64 << 20
 
@@ -23,7 +23,8 @@ MAX_LINE = 64 << 20
 class Logged:
     line: int
     request: dict[str, Any]
-    scores: list[float]
+    scores: dict[str, list[float]]
+    """By label; of a model of one label, under `http_client.ONLY`."""
     version: str | None
 
     def row(self, index: int) -> Any:
@@ -71,15 +72,11 @@ def _parsed(number: int, raw: bytes) -> Logged | BadLine:
         return BadLine(number, f"not JSON: {error}")
     if not isinstance(entry, dict):
         return BadLine(number, 'not an object {"request": …, "scores": …}')
-    request, scores, version = entry.get("request"), entry.get("scores"), entry.get("version")
+    request, scores, version = entry.get("request"), labelled_scores(entry), entry.get("version")
     if not isinstance(request, dict):
         return BadLine(number, '"request" must be the body of a prediction, an object')
-    if not isinstance(scores, list) or not all(_is_score(score) for score in scores):
+    if scores is None:
         return BadLine(number, '"scores" must be a list of finite numbers')
     if version is not None and not isinstance(version, str):
         return BadLine(number, '"version" must be text')
-    return Logged(number, request, [float(score) for score in scores], version)
-
-
-def _is_score(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return Logged(number, request, scores, version)

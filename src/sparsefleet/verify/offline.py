@@ -17,9 +17,12 @@ from sparsefleet.core.table_rows import U32
 from sparsefleet.export.kernels.bundle_rows import Found, RowType
 from sparsefleet.export.manifest import BundleManifest
 from sparsefleet.export.rows_writer import as_kept
+from sparsefleet.metrics.base import PROBABILITY
+from sparsefleet.nn.objective import label_names
 from sparsefleet.serving.source import SourceError, SparseSource
 from sparsefleet.store.base import Done
 from sparsefleet.train.replica import Scorer
+from sparsefleet.verify.http_client import ONLY
 
 SCORED_TOGETHER = 1000
 
@@ -78,8 +81,11 @@ class OfflineSource(SparseSource):
         return self._rows[table].lookup(keys)
 
 
-def torch_scores(model: nn.Module, rows: Mapping[str, KnownRows], batch: Batch) -> F32:
-    """Probabilities [B] of the training network, computed as `sparsefleet infer` does."""
+def torch_scores(model: nn.Module, rows: Mapping[str, KnownRows], batch: Batch) -> dict[str, F32]:
+    """Probabilities [B] of the training network by label, computed as `sparsefleet infer` does."""
     scorer = Scorer(model, lambda table, keys: Done(rows[table].lookup(keys)[0]))
     starts = range(0, len(batch), SCORED_TOGETHER)
-    return np.concatenate([scorer(batch.samples(at, min(at + SCORED_TOGETHER, len(batch)))) for at in starts])
+    found = [scorer.outputs(batch.samples(at, min(at + SCORED_TOGETHER, len(batch)))) for at in starts]
+    labels = None if hasattr(model, "probabilities") else label_names(model)
+    named = {ONLY: PROBABILITY} if labels is None else {label: label for label in labels}
+    return {label: np.concatenate([part[output] for part in found]) for label, output in named.items()}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsefleet.core.batch import F32
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.serving.mmap import MappedSource
-from sparsefleet.serving.predictor import Predictor
+from sparsefleet.serving.predictor import Predictor, Scores
 from sparsefleet.serving.source import SparseSource
+from sparsefleet.verify.http_client import ONLY
 from sparsefleet.verify.samples import RawSample
+
+ByLabel = Mapping[str, F32]
+"""[B] of each label; of a model of one label, under `ONLY`."""
 
 CHECKPOINT, BUNDLE, HTTP, REDIS = "checkpoint", "bundle", "http", "redis"
 
@@ -20,8 +24,8 @@ class ScoringPlace(ABC):
     """A place that scores raw samples."""
 
     @abstractmethod
-    def scores(self, samples: Sequence[RawSample]) -> F32:
-        """Probabilities [B]."""
+    def scores(self, samples: Sequence[RawSample]) -> ByLabel:
+        """Probabilities [B] by label."""
 
 
 class PredictorPlace(ScoringPlace):
@@ -30,8 +34,12 @@ class PredictorPlace(ScoringPlace):
     def __init__(self, bundle: Bundle, source: SparseSource) -> None:
         self._predictor = Predictor(bundle, source=source)
 
-    def scores(self, samples: Sequence[RawSample]) -> F32:
-        return self._predictor.predict(samples)
+    def scores(self, samples: Sequence[RawSample]) -> ByLabel:
+        return by_label(self._predictor.score(self._predictor.parser.samples(samples)))
+
+
+def by_label(scores: Scores) -> ByLabel:
+    return dict(scores.by_label) or {ONLY: scores.probabilities}
 
 
 @dataclass(frozen=True, slots=True)

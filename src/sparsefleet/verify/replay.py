@@ -153,13 +153,18 @@ class _Senders:
         self._lock = threading.Lock()
         self._made: list[HttpClient] = []
 
-    def send(self, entry: Logged) -> tuple[str, list[float]]:
+    def send(self, entry: Logged) -> tuple[str, dict[str, list[float]]]:
         client = getattr(self._local, "client", None)
         if client is None:
             client = self._local.client = HttpClient(self._url, self._timeout)
             with self._lock:
                 self._made.append(client)
-        return scores_of(client.post("/v1/predict", entry.request), len(entry.scores), client.url)
+        rows = len(next(iter(entry.scores.values())))
+        version, found = scores_of(client.post("/v1/predict", entry.request), rows, client.url)
+        if found.keys() != entry.scores.keys():
+            mine, logged = (", ".join(names) or "one score" for names in (found, entry.scores))
+            raise PlaceError(f"{client.url}: version {version} answers {mine}; the log has {logged}")
+        return version, found
 
     def close(self) -> None:
         for client in self._made:
@@ -178,7 +183,7 @@ class _Collected:
         if len(self.result.bad_examples) < EXAMPLES:
             self.result.bad_examples.append({"line": entry.line, "reason": entry.reason})
 
-    def take(self, entry: Logged, answer: Future[tuple[str, list[float]]]) -> None:
+    def take(self, entry: Logged, answer: Future[tuple[str, dict[str, list[float]]]]) -> None:
         result = self.result
         result.requests += 1
         try:
@@ -189,19 +194,21 @@ class _Collected:
                 result.failures.append({"line": entry.line, "reason": str(error)})
             return
         result.versions[entry.version or "not logged", version] += 1
-        far = apart(entry.scores, scores)
-        self._differences.append(far)
-        for index in np.argsort(-far, kind="stable")[:WORST].tolist():
-            self._offer(float(far[index]), entry, index, scores[index], version)
+        for label, mine in scores.items():
+            far = apart(entry.scores[label], mine)
+            self._differences.append(far)
+            for index in np.argsort(-far, kind="stable")[:WORST].tolist():
+                self._offer(float(far[index]), entry, index, label, mine[index], version)
 
-    def _offer(self, difference: float, entry: Logged, index: int, score: float, version: str) -> None:
+    def _offer(self, difference: float, entry: Logged, index: int, label: str, score: float, version: str) -> None:
         if len(self._worst) == WORST and difference <= self._worst[0][0]:
             return
         facts = {
             "line": entry.line,
             "row": index,
+            **({"label": label} if label else {}),
             "difference": difference,
-            "logged": entry.scores[index],
+            "logged": entry.scores[label][index],
             "answered": score,
             "logged_version": entry.version,
             "answered_version": version,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sparsefleet.core.batch import F32
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.verify.differences import Spread, apart
-from sparsefleet.verify.places import ScoringPlace
+from sparsefleet.verify.http_client import ONLY
+from sparsefleet.verify.places import ByLabel, ScoringPlace
 from sparsefleet.verify.report import Check, Question
 from sparsefleet.verify.samples import RawSample
 
@@ -21,26 +21,32 @@ TITLE = "Are the scores the same, end to end?"
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """[B] scores of every place that could score the samples, and why the others could not."""
+    """Scores by label of every place that could score the samples, and why the others could not."""
 
-    trained: F32
+    trained: ByLabel
     """Of the checkpoint as it is."""
-    expected: F32
+    expected: ByLabel
     """Of the checkpoint with the export's options."""
-    online: Mapping[str, F32]
+    online: Mapping[str, ByLabel]
+    """All with the labels of `expected`."""
     failed: Mapping[str, str]
 
 
 def score_samples(
-    places: Mapping[str, ScoringPlace], samples: Sequence[RawSample], trained: F32, expected: F32
+    places: Mapping[str, ScoringPlace], samples: Sequence[RawSample], trained: ByLabel, expected: ByLabel
 ) -> Scored:
-    online: dict[str, F32] = {}
+    online: dict[str, ByLabel] = {}
     failed: dict[str, str] = {}
     for name, place in places.items():
         try:
-            online[name] = place.scores(samples)
+            found = place.scores(samples)
         except SparseFleetError as error:
             failed[name] = str(error)
+            continue
+        if found.keys() == expected.keys():
+            online[name] = found
+        else:
+            failed[name] = f"it scores {_labels(found)}, the checkpoint {_labels(expected)}"
     return Scored(trained, expected, online, failed)
 
 
@@ -49,16 +55,28 @@ def check_scores(scored: Scored, tolerance: float, options: str) -> Question:
     allowed = f"{tolerance:g}"
     checks = []
     for name, found in scored.online.items():
-        spread = Spread.of(apart(scored.expected, found))
-        checks.append(Check(f"scores of {name}", spread.max <= tolerance, _words(spread), allowed, spread.to_dict()))
+        for label, wanted in scored.expected.items():
+            spread = Spread.of(apart(wanted, found[label]))
+            what = f"scores of {name}{_of(label)}"
+            checks.append(Check(what, spread.max <= tolerance, _words(spread), allowed, spread.to_dict()))
     checks += [
         Check(f"scores of {name}", False, f"there are none: {reason}", allowed)
         for name, reason in scored.failed.items()
     ]
     if options:
-        cost = Spread.of(apart(scored.trained, scored.expected))
-        checks.append(Check(f"cost of the export's options ({options})", None, _words(cost), facts=cost.to_dict()))
+        for label, trained in scored.trained.items():
+            cost = Spread.of(apart(trained, scored.expected[label]))
+            what = f"cost of the export's options ({options}){_of(label)}"
+            checks.append(Check(what, None, _words(cost), facts=cost.to_dict()))
     return Question(TITLE, checks)
+
+
+def _of(label: str) -> str:
+    return f", label {label}" if label != ONLY else ""
+
+
+def _labels(scores: ByLabel) -> str:
+    return f"the labels {', '.join(scores)}" if ONLY not in scores else "one label"
 
 
 def _words(spread: Spread) -> str:

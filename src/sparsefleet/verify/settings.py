@@ -6,6 +6,7 @@ for each slot, so that a difference is told by its slot.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.core.kept_values import kept_hashes
 from sparsefleet.core.schema import Schema
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.exporting import inputs_of
@@ -88,6 +90,7 @@ def _schema_settings(schema: Schema) -> dict[str, Items]:
     return {
         "slots": _ordered(schema.slot_names),
         "dense features": _ordered(schema.dense_names),
+        "labels": _ordered(schema.labels),
         "hash seed": {"hash_seed": schema.hash_seed},
         "hash prefixes": {slot.name: slot.prefix.decode() for slot in schema.slots},
         "folding of keys": {"sparse_feature_dim": schema.sparse_feature_dim},
@@ -97,7 +100,14 @@ def _schema_settings(schema: Schema) -> dict[str, Items]:
             **{slot.name: str(slot) for slot in schema.slots if not slot.plain},
         }
         or {"transforms": "none"},
+        "kept values": {slot.name: _kept(slot.kept) for slot in schema.slots if slot.kept is not None}
+        or {"kept values": "all"},
     }
+
+
+def _kept(text: str) -> str:
+    count = len(kept_hashes(text, "kept values"))
+    return f"{count:,} values, {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _inputs_settings(told: Mapping[str, Any] | None) -> dict[str, Items]:

@@ -34,7 +34,8 @@ def worst_samples(
 ) -> list[dict[str, Any]]:
     if not scored.online:
         return []
-    far = np.max([apart(scored.expected, found) for found in scored.online.values()], axis=0)
+    pairs = ((wanted, found[label]) for found in scored.online.values() for label, wanted in scored.expected.items())
+    far = np.max([apart(wanted, found) for wanted, found in pairs], axis=0)
     chosen = worst(far, WORST)
     online = _parsed(samples, chosen, bundle)
     return [
@@ -73,14 +74,19 @@ def _sample(
     online: Batch | None,
 ) -> dict[str, Any]:
     trained = samples.batch.samples(index, index + 1)
-    scores = {CHECKPOINT: float(scored.trained[index])}
-    scores |= {name: float(found[index]) for name, found in scored.online.items()}
+    first, *more = scored.expected
+    everywhere = {CHECKPOINT: scored.trained, **scored.online}
+    scores = {name: float(found[first][index]) for name, found in everywhere.items()}
+    labelled = {
+        name: {label: float(each[index]) for label, each in found.items()} for name, found in everywhere.items()
+    }
     return {
         "row": index,
         "where": samples.where[index],
         "difference": difference,
         "scores": scores,
-        "expected": float(scored.expected[index]),
+        **({"scores_by_label": labelled} if more else {}),
+        "expected": float(scored.expected[first][index]),
         "input": samples.raw[index],
         "dense": _numbers(trained, online, bundle),
         "slots": [

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sparsefleet.data.formats.base import Format
 
 FORMATS: dict[str, str | type[Format]] = {
+    "libsvm": "sparsefleet.data.formats.libsvm:LibsvmFormat",
+    "libffm": "sparsefleet.data.formats.libffm:LibffmFormat",
     "csv": "sparsefleet.data.formats.csv:CsvFormat",
     "jsonl": "sparsefleet.data.formats.jsonl:JsonLinesFormat",
     "criteo": "sparsefleet.data.formats.criteo:CriteoFormat",
@@ -44,7 +46,7 @@ def file_formats() -> tuple[str, ...]:
 
 
 def format_help() -> str:
-    """The same for the help of an option: "auto, csv, jsonl, criteo, multislot or parquet."."""
+    """The same for the help of an option: "auto, libsvm, libffm, csv, jsonl, criteo, multislot or parquet."."""
     *most, last = file_formats()
     return f"{', '.join(most)} or {last}."
 

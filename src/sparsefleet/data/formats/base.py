@@ -104,7 +104,7 @@ class Head:
         check_file(file)
         try:
             if is_zstd(file):
-                return Head(file, _beginning(file, HEAD_BYTES))
+                return Head(file, beginning(file, HEAD_BYTES))
             packed = is_gzip(file)
             with open_file(file) as raw, gzip.GzipFile(fileobj=raw) if packed else raw as stream:
                 return Head(file, stream.read(HEAD_BYTES))
@@ -123,7 +123,8 @@ class Head:
         return 20 * (len(data) - len(data.translate(None, _CONTROLS))) <= len(data)
 
 
-def _beginning(file: str, size: int) -> bytes:
+def beginning(file: str, size: int) -> bytes:
+    """The first bytes of a file, unpacked where it is packed."""
     from sparsefleet.data.formats.source import open_source
 
     source, data = open_source(file), bytearray(size)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+import numpy as np
+
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.kept_values import kept_hashes
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.kernels.record_types import (
     DensePlan,
@@ -49,6 +52,12 @@ def record_plan(
         raise ConfigError(
             "the schema is of version 1, where a whole number in a slot is a feature key: for CSV, JSON lines and "
             "transforms make it version 2, where it is hashed as text unless the slot has keys = true"
+        )
+    if schema.uncounted:
+        name = schema.uncounted[0]
+        raise ConfigError(
+            f"slot {name!r} has a min_count, and its values are not counted yet: `sparsefleet data prepare FILES "
+            "--schema SCHEMA --out DIR` counts them and writes a schema that says which ones are kept"
         )
     names = list(schema.fields)
     if not features_only:
@@ -113,4 +122,8 @@ def _slot(slot: Slot, place: dict[str, int], schema: Schema) -> SlotPlan:
         missing=(slot.missing or "").encode(),
         buckets=[float(bound) for bound in slot.buckets or ()],
         cross=[schema.slot_names.index(name) for name in slot.cross or ()],
+        filtered=slot.min_count is not None,
+        kept=np.empty(0, np.uint64) if slot.kept is None else kept_hashes(slot.kept, f"slot {slot.name!r}"),
+        has_rare=slot.rare is not None,
+        rare=(slot.rare or "").encode(),
     )

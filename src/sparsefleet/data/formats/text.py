@@ -96,9 +96,7 @@ class TextFormat(Format):
             check_resume(unit, resume, size)
             source = PlainSource(unit.file, resume.offset, unit.start)
         else:
-            # One byte early: if that is a line feed, the unit's first byte starts a sample.
-            first = unit.start - 1 if unit.start else self.preamble(unit.file)[0]
-            source = PlainSource(unit.file, first, unit.start)
+            source = PlainSource(unit.file, *self._first_byte(unit))
         yield from self.samples_of(source, unit, bad_samples, resume)
 
     def samples_of(
@@ -119,6 +117,18 @@ class TextFormat(Format):
             yield from self._chunks(source, Unit(file), bad_samples, None, raw=True)
         finally:
             source.close()
+
+    def read_raw_unit(self, unit: Unit, bad_samples: BadSamples) -> Iterator[Chunk]:
+        """The same of a part of a file."""
+        source = packed_source(unit.file) or PlainSource(unit.file, *self._first_byte(unit))
+        try:
+            yield from self._chunks(source, unit, bad_samples, None, raw=True)
+        finally:
+            source.close()
+
+    def _first_byte(self, unit: Unit) -> tuple[int, int]:
+        # One byte early: if that is a line feed, the unit's first byte starts a sample.
+        return (unit.start - 1 if unit.start else self.preamble(unit.file)[0]), unit.start
 
     def _chunks(
         self, source: ByteSource, unit: Unit, bad_samples: BadSamples, resume: Mark | None, raw: bool = False

@@ -25,6 +25,7 @@ from sparsefleet.kernels.record_types import (
     RecordPlan,
     SlotOf,
     SlotPlan,
+    SvmPlaces,
     TextColumn,
     TimeFormat,
     ValueKind,
@@ -190,6 +191,9 @@ class Assembler:
                     if slot.first and len(found) >= slot.first:
                         break
                     found.append(self.key(part, kind, slot) if slot.kind == SlotOf.KEYS else key(shaped(part, slot)))
+            if slot.filtered:
+                kept, rare = set(slot.kept.tolist()), [key(slot.rare)] if slot.has_rare else []
+                found = [one for each in found for one in ([each] if each in kept else rare)]
             return found or missing
         value = one_text(field)
         if value is None:
@@ -334,6 +338,69 @@ class JsonLinesParser(LineParser):
             except UnicodeEncodeError:
                 raise Refused(Reason.UTF8, 0, 0, 0) from None
         raise Refused(Reason.VALUE_KIND, index + 1, 0, 0)
+
+
+class SvmParser(LineParser):
+    def __init__(self, plan: RecordPlan, places: SvmPlaces, max_line: int = MAX_RECORD) -> None:
+        super().__init__(max_line)
+        self.assembler, self.places = Assembler(plan), places
+
+    def sample(self, line: bytes, out: Columns) -> None:
+        assert isinstance(out, RecordColumns)
+        check_bytes(line, b" ")
+        record: list[Field] = [([], False) for _ in self.assembler.plan.fields]
+        words = re.split(rb"[ \t]+", line.partition(b"#")[0].strip(b" \t"))
+        if words == [b""]:
+            raise Refused(Reason.EMPTY_LINE, 1, 0, 0)
+        if b":" not in words[0]:
+            label = words.pop(0)
+            if self.places.label >= 0:
+                text = b"0" if label.startswith(b"-") and parse_decimal(label) == -1 else label.removeprefix(b"+")
+                record[self.places.label] = [(text, ValueKind.TEXT)], False
+        for word in words:
+            self.entry(word, record)
+        self.assembler.assemble(record, out)
+
+    def entry(self, word: bytes, record: list[Field]) -> None:
+        places = self.places
+        number, colon, rest = word.partition(b":")
+        if not places.triples and number == b"qid" and colon:
+            self.whole(rest)
+            if places.group >= 0:
+                record[places.group][0].append((self.plain(rest), ValueKind.WHOLE))
+            return
+        feature, second, text = rest.partition(b":") if places.triples else (number, colon, rest)
+        if not colon or not second:
+            raise Refused(Reason.PAIR, 0, 0, 0)
+        index = self.whole(number)
+        if places.triples:
+            self.whole(feature)
+        value = parse_decimal(text)
+        if value is None:
+            raise Refused(Reason.NUMBER, 0, 0, 0)
+        taken = places.numbers.get(index, -1)
+        if taken >= 0:
+            if record[taken][0]:
+                raise Refused(Reason.KEY_TWICE, taken + 1, 0, 0)
+            record[taken][0].append((text, ValueKind.WHOLE if INTEGER.fullmatch(text) else ValueKind.FRACTION))
+        to = places.slots.get(index, -1) if places.triples else places.features if taken < 0 else -1
+        if to < 0 or value == 0:
+            return
+        if value != 1 and taken < 0:
+            raise Refused(Reason.NOT_ONE, to + 1, 0, 0)
+        record[to] = [*record[to][0], (self.plain(feature), ValueKind.WHOLE)], True
+
+    def whole(self, text: bytes) -> int:
+        if not INTEGER.fullmatch(text):
+            raise Refused(Reason.KEY, 0, 0, 0)
+        if text.startswith(b"-"):
+            raise Refused(Reason.NEGATIVE_KEY, 0, 0, 0)
+        if int(text) >= 2**64:
+            raise Refused(Reason.KEY_OVERFLOW, 0, 0, 0)
+        return int(text)
+
+    def plain(self, text: bytes) -> bytes:
+        return b"%d" % int(text)
 
 
 class _Pairs(list[tuple[str, Any]]):

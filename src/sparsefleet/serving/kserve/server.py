@@ -15,7 +15,7 @@ from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.serving.answers import HttpError, refusal, told
 from sparsefleet.serving.http import Service
 from sparsefleet.serving.kserve.messages import METHODS, SERVICE, messages
-from sparsefleet.serving.kserve.tensors import KEYS, NUMBERS, OUTPUT, TEXT, ready_fields, rows_of
+from sparsefleet.serving.kserve.tensors import KEYS, NUMBERS, TEXT, outputs_of, ready_fields, rows_of, tensors_of
 from sparsefleet.serving.log import tell_failure
 
 THREADS = 8
@@ -86,27 +86,37 @@ class KServeServer:
             versions=[bundle.name],
             platform="sparsefleet_bundle",
             inputs=inputs,
-            outputs=[tensor(name=OUTPUT, datatype="FP32", shape=[-1])],
+            outputs=[tensor(name=name, datatype="FP32", shape=[-1]) for name in outputs_of(bundle)],
         )
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
         self._check_name(request.model_name, request.model_version)
-        for output in request.outputs:
-            if output.name != OUTPUT:
-                raise HttpError(400, f"the output {output.name!r:.80} is not one of the model's; it has {OUTPUT}")
         service = self._service
         with service.versions.hold() as predictor:  # all versions that answer take the same fields
+            known = outputs_of(predictor.bundle)
+            for output in request.outputs:
+                if output.name not in known:
+                    has = ", ".join(known)
+                    raise HttpError(400, f"the output {output.name!r:.80} is not one of the model's; it has {has}")
             rows = rows_of(request, predictor.bundle, service.config.max_rows)
         left = context.time_remaining()
         seconds = service.config.deadline if left is None else max(0.0, min(left, service.config.deadline))
         work = asyncio.run_coroutine_threadsafe(service.scored_rows(rows, request.id or None, seconds), self._loop)
         context.add_callback(work.cancel)  # the client has gone, or its time is up
         version, scores = work.result(seconds + 5)
-        tensor = self._types["InferTensor"](name=OUTPUT, datatype="FP32", shape=[len(scores)])
+        found = tensors_of(scores)
+        chosen = list(dict.fromkeys(output.name for output in request.outputs)) or list(found)
+        missing = [name for name in chosen if name not in found]  # a canary with other labels answered
+        if missing:
+            raise HttpError(409, f"version {version}, which answered, has no output {missing[0]!r:.80}")
+        tensor = self._types["InferTensor"]
         answer = self._types["ModelInferResponse"](
-            model_name=service.config.model_name, model_version=version, id=request.id, outputs=[tensor]
+            model_name=service.config.model_name,
+            model_version=version,
+            id=request.id,
+            outputs=[tensor(name=name, datatype="FP32", shape=[len(found[name])]) for name in chosen],
         )
-        answer.raw_output_contents.append(np.ascontiguousarray(scores, "<f4").tobytes())
+        answer.raw_output_contents.extend(np.ascontiguousarray(found[name], "<f4").tobytes() for name in chosen)
         return answer
 
     # -- details -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 - a dense feature is FP32 or FP64, [B] or [B, 1]; NaN is a missing number;
 - a slot is BYTES, [B] or [B, k]: k values of each sample, in UTF-8. A model that was trained on ready keys takes
   UINT64 or INT64 there, and no BYTES;
-- the answer is one tensor `scores`, FP32 [B].
+- the answer is a tensor `scores`, FP32 [B]; of a model for several labels that is the first one's, and there is a
+  tensor `scores_NAME` for each label.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from sparsefleet.core.batch import F32
 from sparsefleet.export.bundle import Bundle
+from sparsefleet.serving.predictor import Scores
 from sparsefleet.serving.samples import RequestError
 
 OUTPUT = "scores"
@@ -53,6 +56,15 @@ def ready_fields(bundle: Bundle) -> frozenset[str]:
     """Fields that hold ready-made keys."""
     trained = () if bundle.inputs is None else bundle.inputs.ready_slots
     return frozenset(slot.source for slot in bundle.schema.slots if slot.keys or slot.name in trained)
+
+
+def outputs_of(bundle: Bundle) -> tuple[str, ...]:
+    """The names of the tensors that answers have."""
+    return (OUTPUT, *(f"{OUTPUT}_{label}" for label, _ in bundle.network.labels))
+
+
+def tensors_of(scores: Scores) -> dict[str, F32]:
+    return {OUTPUT: scores.probabilities, **{f"{OUTPUT}_{label}": of for label, of in scores.by_label.items()}}
 
 
 def _column(tensor: Any, shape: tuple[int, ...], raw: bytes | None, bundle: Bundle) -> list[Any]:

@@ -1,0 +1,111 @@
+"""Scores of several labels, by name: from training to a served answer, and what compares them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import CommandLine
+from http_server import serving
+
+from sparsefleet.core.schema import Schema
+from sparsefleet.serving.predictor import Predictor
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["esmm", "mmoe"])
+def test_two_labels_from_training_to_a_server(shell: CommandLine, tmp_path: Path, model: str) -> None:
+    made = shell.run("data", "synth", "--kind", "events", "--rows", 4000, "--parts", 2, "--out", "data")
+    assert made.returncode == 0, made.stderr
+    trained = shell.run(
+        *("train", "--data", "data/train", "--save", "run", "--batch-size", 200, "--model", model),
+        *("--set", "hidden=8" if model == "esmm" else "experts=2", "--embedding-size", 4),
+    )
+    assert trained.returncode == 0, trained.stderr
+    told = shell.result("infer", "run", "--data", "data/test", "--output", "scores.csv")
+    assert {"auc", "buy_auc"} <= told.keys()
+    with (tmp_path / "scores.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    wanted = {label: [float(line[f"probability_{label}"]) for line in lines] for label in ("click", "buy")}
+    exported = shell.run("export", "run", "--out", "bundle")
+    assert exported.returncode == 0, exported.stderr
+
+    schema = Schema.load(tmp_path / "data" / "schema.toml")
+    files = sorted((tmp_path / "data" / "test").iterdir())
+    rows = [row for file in files for row in csv.DictReader(file.open())]
+    asked = [{name: row[name] or None for name in schema.fields} for row in rows[:300]]
+    predictor = Predictor(tmp_path / "bundle")
+    assert predictor.labels == ("click", "buy")
+    found = predictor.predict_labels(asked)
+    for label in wanted:
+        np.testing.assert_allclose(found[label], wanted[label][:300], atol=1e-5)
+    np.testing.assert_array_equal(predictor.predict(asked), found["click"])
+
+    log = tmp_path / "log.jsonl"
+    with serving(tmp_path / "bundle", "--log-requests", str(log), "--grpc-port", "0") as server:
+        for count in (1, 300):  # a short request, and one that goes in pieces
+            answer = server.post("/v1/predict", {"rows": asked[:count]}).json()
+            assert list(answer["scores_by_label"]) == ["click", "buy"]
+            for label in wanted:
+                np.testing.assert_allclose(answer["scores_by_label"][label], wanted[label][:count], atol=1e-5)
+            assert answer["scores"] == answer["scores_by_label"]["click"]
+        assert server.client.get("/v1/model").json()["labels"] == ["click", "buy"]
+        described = server.client.get("/openapi.json").json()
+        answered = described["paths"]["/v1/predict"]["post"]["responses"]["200"]["content"]["application/json"][
+            "schema"
+        ]
+        assert answered["required"] == ["version", "scores", "scores_by_label"]
+        _check_grpc(server.about["grpc"], asked[:3], schema, wanted)
+        verified = shell.run(
+            *("verify", "--checkpoint", "run", "--bundle", "bundle", "--data", "data/test"),
+            *("--url", server.url, "--tolerance", "1e-5", "--json"),
+        )
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+        named = [check["what"] for check in json.loads(verified.stdout.splitlines()[-1])["scores"]["checks"]]
+        assert {f"scores of {place}, label {label}" for place in ("bundle", "http") for label in wanted} <= set(named)
+        assert server.terminate() == 0
+    with serving(tmp_path / "bundle") as server:
+        replayed = shell.run("replay", log, "--url", server.url, "--json")
+        assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+        assert json.loads(replayed.stdout.splitlines()[-1])["differences"]["count"] >= 2 * 301
+
+
+def _check_grpc(
+    address: str, asked: list[dict[str, str | None]], schema: Schema, wanted: dict[str, list[float]]
+) -> None:
+    grpc = pytest.importorskip("grpc", reason="no grpcio: pip install 'sparsefleet[grpc]'")
+    from sparsefleet.serving.kserve.messages import METHODS, SERVICE, messages
+
+    types = messages()
+    tensor, contents = types["InferTensor"], types["InferTensorContents"]
+    inputs = []
+    for name in schema.fields:
+        values = [row[name] for row in asked]
+        if name in schema.number_fields:
+            held = contents(fp32_contents=[float("nan") if value is None else float(value) for value in values])
+        else:
+            held = contents(bytes_contents=[(value or "").encode() for value in values])
+        kind = "FP32" if name in schema.number_fields else "BYTES"
+        inputs.append(tensor(name=name, datatype=kind, shape=[len(asked)], contents=held))
+    with grpc.insecure_channel(address) as channel:
+
+        def call(method: str, **fields: object) -> object:
+            given, answered = (types[name] for name in METHODS[method])
+            ask = channel.unary_unary(f"/{SERVICE}/{method}", given.SerializeToString, answered.FromString)
+            return ask(given(**fields), timeout=20)
+
+        names = [output.name for output in call("ModelMetadata", name="model").outputs]
+        assert names == ["scores", "scores_click", "scores_buy"]
+        answer = call("ModelInfer", model_name="model", inputs=inputs)
+        assert [output.name for output in answer.outputs] == names
+        for raw, label in zip(answer.raw_output_contents, ("click", "click", "buy"), strict=True):
+            np.testing.assert_allclose(np.frombuffer(raw, "<f4"), wanted[label][: len(asked)], atol=1e-5)
+        chosen = (
+            [types["InferRequestedOutputTensor"](name="scores_buy")] if "InferRequestedOutputTensor" in types else []
+        )
+        if chosen:
+            (only,) = call("ModelInfer", model_name="model", inputs=inputs, outputs=chosen).outputs
+            assert only.name == "scores_buy"
