@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 
 import torch
 from counting_job import Pace
@@ -31,7 +32,7 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float) -> None:
     torch.manual_seed(3)
     model = sf.CTRDNN(config=CTRDNNConfig(embedding_size=4, hidden=(16, 8)))
     trainer = sf.Trainer(optimizer, quiet=True)
-    result = trainer.fit(model, reader, 2, fetch=[Pace(pace)])
+    result = trainer.fit(model, reader, 2, fetch=[Pace(pace, Path(saved).parent / "hurry")])
     print(f"rows {result.rows}", flush=True)
     if fleet.is_first_worker():
         fleet.save_persistables(saved)

@@ -32,8 +32,7 @@ def full_disk(folder: Path) -> Iterator[None]:
 def test_on_a_full_disk_the_job_goes_on_and_keeps_the_last_good_cut(tmp_path: Path) -> None:
     if shutil.which("mount") is None:
         pytest.skip("there is no command mount here")
-    # Rows of 100 samples and a dense parameter do not fill 64 KB: what does is Parquet's many small files.
-    job, skipped = Job(tmp_path, "async", samples=2000, pace=0.03), list[str]()
+    job, skipped = Job(tmp_path, "async", samples=4000, pace=0.3), list[str]()
 
     def killer(job: Job) -> None:
         job.wait_for_cut()
@@ -44,9 +43,12 @@ def test_on_a_full_disk_the_job_goes_on_and_keeps_the_last_good_cut(tmp_path: Pa
                 job.wait_for(lambda: "a cut was not written, training goes on" in job.log("worker 0"))
         except pytest.skip.Exception as error:
             skipped.append(str(error))
+            job.hurry()
             return
         job.wait_for(lambda: "cuts are written again" in job.log("worker 0"))
         job.send("server 1", signal.SIGKILL)
+        job.wait_for_attempt(2)
+        job.hurry()
 
     assert job.run(killer).exit_code == 0, job.logs()
     job.check_counts()
@@ -56,7 +58,7 @@ def test_on_a_full_disk_the_job_goes_on_and_keeps_the_last_good_cut(tmp_path: Pa
 
 
 def test_a_damaged_cut_is_passed_over_for_the_one_before_it(tmp_path: Path) -> None:
-    job, damaged = Job(tmp_path, "async", samples=1500, cut_every=1.0), list[Path]()
+    job, damaged = Job(tmp_path, "async", samples=4000, pace=0.3, cut_every=1.0), list[Path]()
 
     def killer(job: Job) -> None:
         job.wait_for(lambda: job.log("worker 0").count("a cut of what changed since") >= 2)
@@ -74,6 +76,8 @@ def test_a_damaged_cut_is_passed_over_for_the_one_before_it(tmp_path: Path) -> N
         job.wait_for(lambda: any("server 1 ended" in line for line in job.view.said))
         job.send("worker 0", signal.SIGCONT)
         assert process_stopped == job.view.processes["worker 0"].pid
+        job.wait_for_attempt(3)
+        job.hurry()
 
     assert job.run(killer).exit_code == 0, job.logs()
     job.check_counts()

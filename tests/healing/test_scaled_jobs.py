@@ -32,11 +32,12 @@ def there_and_back(job: Job) -> None:
         assert sorted(job.view.processes) == sorted(
             [*(f"server {index}" for index in range(servers)), *(f"worker {index}" for index in range(job.workers))]
         )
+    job.hurry()
 
 
 @pytest.mark.parametrize("mode", ["async", "half_async", "geo", "sync"])
 def test_two_servers_then_three_then_one(tmp_path: Path, mode: str) -> None:
-    job = Job(tmp_path, mode, samples=1200)
+    job = Job(tmp_path, mode, samples=4000, pace=0.3, cut_every=1.0)
     assert job.run(there_and_back).exit_code == 0, job.logs()
     job.check_counts()
     said = "\n".join(job.view.said)
@@ -48,7 +49,7 @@ def test_two_servers_then_three_then_one(tmp_path: Path, mode: str) -> None:
 
 
 def test_a_loss_in_the_new_shape_is_healed_in_it(tmp_path: Path) -> None:
-    job = Job(tmp_path, "async", samples=1500)
+    job = Job(tmp_path, "async", samples=4000, pace=0.3, cut_every=1.0)
 
     def killer(job: Job) -> None:
         job.wait_for_cut()
@@ -56,6 +57,7 @@ def test_a_loss_in_the_new_shape_is_healed_in_it(tmp_path: Path) -> None:
         for attempt, role in ((3, "server 2"), (4, "worker 1"), (5, "server 0")):
             job.send(role, 9)  # type: ignore[arg-type]
             job.wait_for_attempt(attempt)
+        job.hurry()
 
     assert job.run(killer).exit_code == 0, job.logs()
     job.check_counts()
@@ -67,7 +69,7 @@ def test_sync_makes_the_model_of_the_job_that_was_left_alone(tmp_path: Path) -> 
         folder.mkdir()
     alone = Job(folders[0], "sync", samples=2000, pace=0.0, restarts=0, script="click_job.py")
     assert alone.run().exit_code == 0, alone.logs()
-    scaled = Job(folders[1], "sync", samples=2000, pace=0.08, script="click_job.py")
+    scaled = Job(folders[1], "sync", samples=2000, pace=0.4, cut_every=1.0, script="click_job.py")
     assert scaled.run(there_and_back).exit_code == 0, scaled.logs()
     (keys, values, dense, step), (keys_scaled, values_scaled, dense_scaled, step_scaled) = map(rows_of, folders)
     np.testing.assert_array_equal(keys, keys_scaled)
