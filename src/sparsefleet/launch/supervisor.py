@@ -393,8 +393,8 @@ class _Job:
         only_joins = [p for p in lost if p.role.is_worker and (_starts_again(p) or not attempts.joined(p.role.index))]
         others = any(process.running for process in self._workers() if process not in lost)
         if others and wanted is None and all(process.role.is_worker for process in lost):
-            killed = [process for process in lost if process not in only_joins]
-            only_joins += [process for process in killed if attempts.goes_on_without(process.role.index)]
+            gone = [process for process in lost if process not in only_joins]
+            only_joins += [process for process in gone if attempts.goes_on_without(process.role.index)]
         if len(only_joins) < len(lost) or not lost:
             done = {p.role.index for p in self._workers() if state_of(p) == ENDED_WELL} | attempts.done
             attempts.begin(why, done, [process.role.index for process in lost if process.role.is_server])
