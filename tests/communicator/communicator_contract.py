@@ -16,6 +16,7 @@ from small_jobs import cluster
 
 from sparsefleet import optim
 from sparsefleet.communicator import Communicator, CommunicatorConfig, Lane, Parameters, StepGradients
+from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.initializer import Constant
 from sparsefleet.core.keyed_rows import KeyedRows
@@ -124,7 +125,13 @@ class Recorder:
             setattr(owner, name, self._call)
 
     def _call(
-        self, sparse: dict[str, KeyedRows], dense: dict[str, np.ndarray], *, steps: int, fresh: dict[str, np.ndarray]
+        self,
+        sparse: dict[str, KeyedRows],
+        dense: dict[str, np.ndarray],
+        *,
+        steps: int,
+        fresh: dict[str, np.ndarray],
+        marks: Sequence[Mark] = (),
     ) -> Done[None]:
         self.fresh += len(fresh)
         self.sent.append(StepGradients(sparse, dense["dense"].copy()))

@@ -36,7 +36,8 @@ def check_counts(job: Job) -> None:
     assert everything == job.samples
 
 
-@pytest.mark.parametrize("mode", ["sync", *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 def test_from_one_trainer_to_three_and_back_to_two_within_an_epoch(tmp_path: Path, mode: str) -> None:
     job = elastic(tmp_path, mode, workers=1, servers=2)
 

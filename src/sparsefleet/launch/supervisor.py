@@ -412,8 +412,8 @@ class _Job:
         only_joins = [p for p in lost if p.role.is_worker and (_starts_again(p) or not attempts.joined(p.role.index))]
         others = any(process.running for process in self._workers() if process not in lost)
         if others and wanted is None and all(process.role.is_worker for process in again):
-            killed = [process for process in lost if process not in only_joins]
-            only_joins += [process for process in killed if attempts.goes_on_without(process.role.index)]
+            gone = [process for process in lost if process not in only_joins]
+            only_joins += [process for process in gone if attempts.goes_on_without(process.role.index)]
         if len(only_joins) < len(again) or not lost:
             done = {p.role.index for p in self._workers() if state_of(p) == ENDED_WELL} | attempts.done
             attempts.begin(why, done, [process.role.index for process in again if process.role.is_server])
@@ -423,8 +423,8 @@ class _Job:
             begins = f"it joins attempt {attempts.number}"
         self._view.say(f"{why}: {begins} ({attempts.allowed})")
         for process in lost:
-            by_a_signal = process.role.is_worker and not _starts_again(process)
-            if by_a_signal and (same := attempts.same_place(process.role.index)):
+            killed = process.role.is_worker and not _starts_again(process)
+            if killed and (same := attempts.same_place(process.role.index)):
                 self._view.say(same)
         for process in again:
             self._former.append(process)
