@@ -87,6 +87,6 @@ def table(models: Sequence[str], folder: Path, size: Size, tell: Callable[[str],
             found = trained(model, way, data, size)
             cells += [f"{found.auc:.4f}", f"{found.group_auc:.4f}", f"{found.log_loss:.4f}"]
             cells += [f"{found.samples_per_s:,.0f}"]
-            tell(f"{model}, {way}: AUC {found.auc:.4f}, {found.samples_per_s:,.0f} samples/s")
+            tell(f"{model}, {way}: {', '.join(cells[-4:])} samples/s")  # a run that is ended early has told this much
         made.add_row(*cells)
     return made
