@@ -2,23 +2,32 @@
 
     python benchmarks/models.py                       all of them, some minutes
     python benchmarks/models.py deepfm din --quick    some of them, shorter
+    python benchmarks/models.py --fuxictr PYTHON      and beside FuxiCTR's loop; PYTHON: of an environment that has it
+    python benchmarks/models.py --quality             test AUC, group AUC and log loss of all, one process and 2 x 2
 
 Ours: two training threads (Hogwild), batch 1000, Adam, samples in memory, 26 slots of one value (of DIN the last one a
 history of up to 20) and 13 numbers, keys drawn from a million with Zipf's law; pulling and pushing rows is within. The
 partner: the same network from pooled vectors on, plain torch layers, gradients to the vectors too, fused Adam; two
 replicas, each in a process of its own, with nothing to look up. Machines are noisy: both run in turn, several times,
-and the median of the ratios counts.
+and the median of the ratios counts. FuxiCTR (`peers/fuxictr_models.py`) is measured in the same turns: the same layers,
+dense Adam over tables of a million rows, as many threads.
+
+Quality is `parts/model_quality.py`: all models on the same events of users, by `sparsefleet train`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn import functional
 
+from parts import model_quality
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.base import BatchStream, Epoch, Reader
@@ -40,6 +50,9 @@ SLOTS = tuple(f"C{index}" for index in range(1, 27))
 DENSE, BATCH, KEYS, HISTORY, THREADS = 13, 1000, 1_000_000, 20, 2
 MANY = ("shared_bottom", "mmoe", "esmm")
 WANTED = 0.8
+WANTED_OF_FUXICTR = {"lr": 20, "fm": 20, "dnn": 20, "deepfm": 20}
+"""How many times as fast; all others 5 times."""
+HERE = Path(__file__).resolve().parent
 
 
 def make(name: str) -> Any:
@@ -172,23 +185,64 @@ def plain(name: str, seconds: float) -> float:
     return float(sum(rates))
 
 
+def fuxictr(python: str, name: str, seconds: float) -> float:
+    described = make(name).describe()
+    settings = json.dumps(described.get("settings", described))
+    command = [python, str(HERE / "peers" / "fuxictr_models.py"), name, settings, str(seconds), str(THREADS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return float(json.loads(done.stdout.strip().splitlines()[-1])["samples_per_s"])
+
+
+def speeds(names: list[str], turns: int, seconds: float, python: str | None) -> Table:
+    table = Table("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted")
+    for column in ("FuxiCTR", "times as fast", "wanted") if python else ():
+        table.add_column(column)
+    for name in names:
+        Console(stderr=True).print(f"measuring: {name}")
+        taken = [
+            (ours(name, seconds), plain(name, seconds), fuxictr(python, name, seconds) if python else 1.0)
+            for _ in range(turns)
+        ]
+        mine, other, theirs = (statistics.median(column) for column in zip(*taken, strict=True))
+        ratio = statistics.median(own / dense for own, dense, _ in taken)
+        times, wanted = statistics.median(own / fuxi for own, _, fuxi in taken), WANTED_OF_FUXICTR.get(name, 5)
+        cells = [name, f"{mine:,.0f}", f"{other:,.0f}", f"{ratio:.2f}", _met(ratio >= WANTED)]
+        if python:
+            cells += [f"{theirs:,.0f}", f"{times:.1f}", f"{wanted}: {_met(times >= wanted)}"]
+        table.add_row(*cells)
+        beside = f", {times:.1f} times FuxiCTR" if python else ""
+        Console(stderr=True).print(f"  {mine:,.0f} samples/s, {ratio:.2f} of the dense part alone in torch{beside}")
+    return table
+
+
+def _met(yes: bool) -> str:
+    return "[green]yes[/]" if yes else "[red]no[/]"
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     arguments.add_argument("models", nargs="*", metavar="MODEL", help=f"any of {', '.join(SHELF)}; default: all")
     arguments.add_argument("--quick", action="store_true", help="one short turn each, noisier figures")
+    arguments.add_argument("--fuxictr", metavar="PYTHON", help="the Python of an environment that has fuxictr")
+    arguments.add_argument("--quality", action="store_true", help="how well models learn, in place of speeds alone")
+    arguments.add_argument("--rows", type=int, default=200_000, help="events of --quality")
+    arguments.add_argument("--epochs", type=int, default=2, help="of --quality")
+    arguments.add_argument(
+        "--data", type=Path, help="where --quality keeps its events (a folder that goes, if not said)"
+    )
     given = arguments.parse_args()
     if unknown := [name for name in given.models if name not in SHELF]:
         arguments.error(f"no model {', '.join(unknown)}; choose from {', '.join(SHELF)}")
-    turns, seconds = (1, 3.0) if given.quick else (3, 6.0)
-    table = Table("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted")
-    for name in given.models or SHELF:
-        Console(stderr=True).print(f"measuring: {name}")
-        pairs = [(ours(name, seconds), plain(name, seconds)) for _ in range(turns)]
-        ratio = statistics.median(mine / other for mine, other in pairs)
-        mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
-        met = "[green]yes[/]" if ratio >= WANTED else "[red]no[/]"
-        table.add_row(name, f"{mine:,.0f}", f"{other:,.0f}", f"{ratio:.2f}", met)
-        Console(stderr=True).print(f"  {mine:,.0f} samples/s, {ratio:.2f} of the dense part alone in torch")
+    names = given.models or list(SHELF)
+    if given.quality:
+        size = model_quality.Size(given.rows, given.epochs)
+        with tempfile.TemporaryDirectory() as folder:
+            table = model_quality.table(names, given.data or Path(folder), size, Console(stderr=True).print)
+    else:
+        turns, seconds = (1, 3.0) if given.quick else (3, 6.0)
+        table = speeds(names, turns, seconds, given.fuxictr)
     Console(width=130).print(table)
 
 
