@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from sparsefleet.data.formats.base import Format
 
 FORMATS: dict[str, str | type[Format]] = {
-    "libsvm": "sparsefleet.data.formats.libsvm:LibsvmFormat",
-    "libffm": "sparsefleet.data.formats.libffm:LibffmFormat",
     "csv": "sparsefleet.data.formats.csv:CsvFormat",
     "jsonl": "sparsefleet.data.formats.jsonl:JsonLinesFormat",
+    "libsvm": "sparsefleet.data.formats.libsvm:LibsvmFormat",
+    "libffm": "sparsefleet.data.formats.libffm:LibffmFormat",
     "criteo": "sparsefleet.data.formats.criteo:CriteoFormat",
     "multislot": "sparsefleet.data.formats.multislot:MultiSlotFormat",
     "pipe": "sparsefleet.data.formats.pipe:PipeFormat",
