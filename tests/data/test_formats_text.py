@@ -419,8 +419,8 @@ def test_format_for(tmp_path: Path) -> None:
 
 
 OWN_SCHEMAS = {
-    "libsvm": Schema(slots=(Slot("features", keys=True),), sparse_feature_dim=0),
-    "libffm": Schema(slots=(Slot("3", keys=True),), sparse_feature_dim=0),
+    "libsvm": Schema(dense=(), slots=(Slot("features", keys=True),), sparse_feature_dim=0),
+    "libffm": Schema(dense=(), slots=(Slot("3", keys=True),), sparse_feature_dim=0),
 }
 """Of formats that say what their columns are called."""
 

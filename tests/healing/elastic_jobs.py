@@ -1,34 +1,28 @@
-"""What a command says to the server 0 of a running job, for tests of elastic ones."""
+"""`sparsefleet scale --workers` of a running job, for tests of elastic ones."""
 
 from __future__ import annotations
 
-import time
-from typing import Any
+import json
+import os
+import subprocess
+import sys
 
 from healing_jobs import TOKEN, Job
 
-from sparsefleet.core.errors import StoreError
-from sparsefleet.store.remote.config import RemoteConfig
-from sparsefleet.store.remote.link import ServerLink
+SECONDS = 90.0
 
 
-class Scale:
-    """Implements `Asks` (`cli/scale_workers.py`)."""
-
-    def __init__(self, job: Job, seconds: float = 60.0) -> None:
-        self.seconds, self._begun = seconds, time.monotonic()
-        endpoints = job.view.processes["server 0"].role.server_endpoints
-        self._link = ServerLink(RemoteConfig(endpoints, token=TOKEN), 0)
-
-    @property
-    def waited(self) -> float:
-        return time.monotonic() - self._begun
-
-    def ask(self, action: str, **data: Any) -> dict[str, Any]:
-        return self._link.action(action, data, 10.0)
-
-    def look(self) -> dict[str, Any] | None:
-        try:
-            return self.ask("look")
-        except StoreError:
-            return None
+def scale_workers(job: Job, workers: int) -> list[int]:
+    """The numbers of the trainers that are there once there are so many."""
+    server = job.view.processes["server 0"].role.server_endpoints[0]
+    command = [sys.executable, "-m", "sparsefleet", "scale", server, "--workers", str(workers), "--json"]
+    done = subprocess.run(
+        [*command, "--timeout", str(SECONDS)],
+        env={**os.environ, "SPARSEFLEET_TOKEN": TOKEN},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS + 30,
+    )
+    assert done.returncode == 0, done.stderr
+    present: list[int] = json.loads(done.stdout)["workers"]
+    return present

@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from elastic_jobs import Scale
+from elastic_jobs import scale_workers
 from healing_jobs import HERE, TOKEN, Job
-
-from sparsefleet.cli.scale_workers import scale_workers
 
 KILL = signal.SIGKILL
 MODES = ["sync", "half_async", "async", "geo"]
@@ -43,10 +41,10 @@ def test_from_one_trainer_to_three_and_back_to_two_within_an_epoch(tmp_path: Pat
 
     def grow_and_shrink(job: Job) -> None:
         job.wait_for_step(3)
-        assert scale_workers(Scale(job), 3)["workers"] == [0, 1, 2]
+        assert scale_workers(job, 3) == [0, 1, 2]
         for worker in (1, 2):
             job.wait_for(lambda worker=worker: job.log(f"worker {worker}").count("step ") > 3)
-        assert scale_workers(Scale(job), 2)["workers"] == [0, 1]
+        assert scale_workers(job, 2) == [0, 1]
 
     assert job.run(grow_and_shrink).exit_code == 0, job.logs()
     check_counts(job)

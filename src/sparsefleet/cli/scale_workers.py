@@ -7,28 +7,15 @@ started by hand has none: then start trainers by hand, with the same variables a
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
+from sparsefleet.cli.running_job import RunningJob
 from sparsefleet.core.errors import ConfigError, StoreError
 
 LOOK_EVERY = 0.2
 
 
-class Asks(Protocol):
-    """A running job, as a command speaks to its server 0."""
-
-    seconds: float
-    """How long to wait for what was asked for."""
-
-    @property
-    def waited(self) -> float: ...
-
-    def ask(self, action: str, **data: Any) -> dict[str, Any]: ...
-
-    def look(self) -> dict[str, Any] | None: ...
-
-
-def scale_workers(job: Asks, workers: int) -> dict[str, Any]:
+def scale_workers(job: RunningJob, workers: int) -> dict[str, Any]:
     """Ask, and wait until so many are there: their numbers, and seconds since it was asked for."""
     if workers < 1:
         raise ConfigError(f"--workers {workers} must be 1 or above")
