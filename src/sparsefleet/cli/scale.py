@@ -32,7 +32,7 @@ def scale(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Go on with so many trainers: the launcher starts what is missing, and the highest numbers leave where "
+            help="Go on with so many trainers: the launcher starts what is missing; the highest numbers leave where "
             "there are too many. For jobs that were started with --elastic."
         ),
     ] = None,
