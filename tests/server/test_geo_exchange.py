@@ -133,8 +133,9 @@ def exchanged(geo, table, worker, life, keys, number=1):
     """Adds 1 to the rows of the keys; the keys that the trainer is told of."""
     part = BoundRows(table, np.array(keys, np.uint64), np.ones((len(keys), 2), np.float32))
     sent, changed = geo.exchange(worker, life, f"{worker}/{life}/0", number, [part], False)
-    np.testing.assert_array_equal(sent[3].reshape(-1, 2), table.pull(part.keys))
-    return sorted(changed[2].tolist())
+    assert sent[0] is part, "it is told the present values of what it sent"
+    np.testing.assert_array_equal(changed[0].keys, changed[1])
+    return sorted(changed[1].tolist())
 
 
 def test_what_was_on_its_way_when_a_trainer_was_forgotten_counts_but_does_not_subscribe_it_again():
