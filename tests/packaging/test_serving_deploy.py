@@ -43,7 +43,7 @@ def test_arguments_are_the_servers_and_the_end_has_time(pod):
     given = dict(re.fullmatch(r"(--[a-z-]+)=(.*)", text).groups() for text in container["args"][1:])
     assert given.keys() <= known
     names = {name.removeprefix("--").replace("-", "_"): value for name, value in given.items()}
-    types = {field: type(value) for field, value in vars(ServeConfig("b")).items()}
+    types = {field: type(value) for field, value in vars(ServeConfig("b")).items()} | {"threads": int}
     config = ServeConfig("b", **{name: types[name](value) for name, value in names.items()})
     assert pod["terminationGracePeriodSeconds"] > config.linger + config.drain_timeout
     assert {PREDICT_TOKEN, TOKEN, "SPARSEFLEET_CACHE"} <= {variable["name"] for variable in container["env"]}

@@ -35,7 +35,7 @@ def saved(tmp_path):
 
 def make_slow(monkeypatch, pieces: int, pause: float) -> None:
     """Reading a table gives its rows in so many pieces, with pauses between them."""
-    read = Checkpoint.sparse_rows
+    read = Checkpoint.own_rows
 
     def slowly(self, *arguments, **settings):
         for rows in read(self, *arguments, **settings):
@@ -45,7 +45,7 @@ def make_slow(monkeypatch, pieces: int, pause: float) -> None:
                     *(getattr(rows, name)[start::pieces] for name in ("keys", "values", "state", "seen", "touched"))
                 )
 
-    monkeypatch.setattr(Checkpoint, "sparse_rows", slowly)
+    monkeypatch.setattr(Checkpoint, "own_rows", slowly)
 
 
 def test_a_load_that_stands_still_is_not(saved, monkeypatch):
