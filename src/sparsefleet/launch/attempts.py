@@ -191,6 +191,10 @@ class Attempts:
             return False
         return all(accounts == applied[0] for accounts in applied)
 
+    def has_not_come_back(self, worker: int) -> bool:
+        """Whether the others have gone on without this worker, and it has not joined them since."""
+        return any(worker in answer.get("retired", []) for answer in self._present())
+
     def newest_cut(self) -> str | None:
         """The newest that can be opened. Once one has turned out to be damaged, others are read to their end first."""
         for folder in sorted(self.folder.glob("attempt-*"), reverse=True):

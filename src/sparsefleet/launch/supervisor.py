@@ -259,6 +259,7 @@ class _Job:
             if self._too_many is not None:
                 break
             self._kill_stopped_workers()
+            self._end_who_comes_too_late()
             if deadline is None and (patience := self._patience()) is not None:
                 deadline = time.monotonic() + patience
             if deadline is not None and (time.monotonic() >= deadline or self._nobody_left()):
@@ -545,6 +546,16 @@ class _Job:
                 self._view.say(f"{process.role} stands stopped (SIGSTOP), and its servers have ended; killing it")
                 process.kill()
                 self._stopped_since[process.pid] = float("inf")  # once is enough
+
+    def _end_who_comes_too_late(self) -> None:
+        """A worker that starts again, when the others have trained its data and the job has come to its end."""
+        servers = [process for process in self._processes if process.role.is_server]
+        if self._attempts is None or not servers or any(state_of(process) != ENDED_WELL for process in servers):
+            return
+        late = [p for p in self._workers() if p.running and self._attempts.has_not_come_back(p.role.index)]
+        for process in self._told_to_end(late):
+            self._view.say(f"{process.role} comes too late: the others have trained its data, and the job has ended")
+            process.kill()
 
     def _workers(self) -> list[RoleProcess]:
         return [process for process in self._processes if process.role.is_worker]

@@ -83,6 +83,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
                 *_identity(data), text_of(data, "name"), _integer(data, "lap")
             ),
             "lease_state": lambda data: self._state.leases.state(),
+            "note_leased": lambda data: self._state.sessions.note_leased(*_identity(data)),
             "give_number": lambda data: {"worker": self._state.sessions.give_number(need_text(data, "incarnation"))},
             "enter": lambda data: self._state.leases.enter(*_identity(data), _patience(data)),
             "let_in": lambda data: self._state.sessions.let_all_in(*_identity(data)),
@@ -153,6 +154,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "members": state.sessions.members(),
             "silent": state.sessions.silent(),
             "stopped": state.sessions.stopped(),
+            "retired": state.sessions.retired(),
             "trained": state.ledger.has_steps(),
             "leased": state.sessions.leased and state.sessions.mode != "geo",
             "timeout": state.config.timeout,

@@ -155,6 +155,17 @@ class Sessions:
                 self._tell_all()
             return trainer.incarnation
 
+    def retired(self) -> list[int]:
+        """Those of them that have not been started again, or have not come yet."""
+        with self.changed:
+            return sorted(trainer.worker for trainer in self._trainers.values() if trainer.retired)
+
+    def note_leased(self, worker: int, incarnation: str) -> None:
+        """Training data is handed out in pieces, by server 0: what a lost trainer has not trained is not missing."""
+        with self.changed:
+            self.check(worker, incarnation)
+            self.leased = True
+
     def comes_late(self, worker: int) -> bool:
         with self.changed:
             return worker in self._joining
@@ -447,7 +458,7 @@ class Sessions:
         trainer = self._trainers.get(worker)
         if trainer is None:
             return False
-        others_have_its_data = self.leased or self.config.elastic is not None
+        others_have_its_data = self.leased or trainer.retired or self.config.elastic is not None
         if others_have_its_data and (trainer.dropped or trainer.failure is not None):
             return True  # others have its data
         return trainer.stopped or (trainer.gone and trainer.failure is None and not trainer.dropped)

@@ -63,8 +63,11 @@ class RemoteCrew(Crew):
 
     def lender(self, name: str, *, joinable: bool = False) -> RemoteLender:
         laps = self._entered["laps"] if self._entered is not None and self._entered["name"] == name else 0
-        link, identity = self._connection.links[0], self._connection.identity
-        return RemoteLender(link, identity, name, self.barrier, joinable=joinable, laps=laps)
+        links, identity = self._connection.links, self._connection.identity
+        if joinable:  # data to train on; server 0 knows by itself
+            for link in links[1:]:
+                link.action("note_leased", identity)
+        return RemoteLender(links[0], identity, name, self.barrier, joinable=joinable, laps=laps)
 
     def enter(self) -> Entry | None:
         if self._entered is None:
