@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from healing_jobs import Job
+from healing_jobs import TOKEN, Job
 from test_healed_models import rows_of
 from typer.testing import CliRunner
 
@@ -20,7 +20,7 @@ def scale(job: Job, servers: int) -> None:
     (started,) = [line for line in job.view.said if "servers at" in line][:1]
     address = started.rpartition("servers at ")[2].split(",")[0]
     words = ["scale", address, "--servers", str(servers), "--timeout", "100"]
-    result = CliRunner().invoke(application(words), words)
+    result = CliRunner().invoke(application(words), words, env={"SPARSEFLEET_TOKEN": TOKEN})
     assert result.exit_code == 0, f"{result.output}\n{job.logs()}"
     assert f"trains on with {servers} servers" in result.output
 
