@@ -26,8 +26,9 @@ COMPILE = "import sys; from scikit_build_core.build import build_editable; build
 
 
 def install(*arguments: str) -> None:
-    # pip would make byte code of every file of every package; Python makes it of those that it imports.
-    subprocess.run([*PIP, "--no-compile", *arguments], cwd=ROOT, check=True)
+    # With byte code: where PYTHONDONTWRITEBYTECODE is set, as in many containers, every process would compile anew what
+    # it imports, torch for one.
+    subprocess.run([*PIP, *arguments], cwd=ROOT, check=True)
 
 
 def build_tools(project: dict[str, object]) -> None:
