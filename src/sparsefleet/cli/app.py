@@ -18,7 +18,7 @@ COMMANDS = {
     "infer": "Score rows with a saved model, and measure it where rows have labels.",
     "importance": "Shuffle one slot or dense feature at a time, and tell how much AUC and log loss suffer.",
     "status": "Show tables, speed, latencies and trainers of a running job.",
-    "scale": "Go on with more or fewer servers in a running job, without losing a sample.",
+    "scale": "Go on with more or fewer servers or trainers in a running job, without losing a sample.",
     "checkpoint": "Look into checkpoints, check them, compare them.",
     "export": "Make a bundle of a checkpoint: ONNX network, mapped rows, schema.",
     "publish": "Publish a bundle's rows to Redis, for `serve --sparse redis://…`.",
