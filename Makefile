@@ -5,18 +5,20 @@ BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -type f 2>/dev/null)
 DATA   ?= runs/quickstart/data
 MODEL  ?= runs/quickstart/model
+LARGE  ?= runs/large/data
 MODE   ?= async
 
 # Each one is run, whichever fail (scripts/all_of.sh).
 LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports" \
 	"$(BIN)/clang-format --dry-run --Werror $(shell find native -name '*.cpp' -o -name '*.h')"
 
-.PHONY: help setup train train-distributed train-chaos test test-all test-chaos test-levels test-native lint redis bench wheel native clean
+.PHONY: help setup train train-distributed train-chaos train-elastic test test-all test-chaos test-levels test-native lint redis bench wheel native clean
 
 help:
 	@echo "make train               set up, generate Criteo-like data, train, evaluate, say where the model is"
 	@echo "make train-distributed   the same on 2 servers and 2 trainers of this host (MODE=async)"
 	@echo "make train-chaos         the same while its processes are killed, beside an undisturbed run, with a picture"
+	@echo "make train-elastic       two servers, and trainers that come and go: from one to four to two, with a picture"
 	@echo "make test                set up, lint, type-check, run the tests"
 	@echo "make test-all            the tests that take longer too"
 	@echo "make test-chaos          jobs under a killer, 50 rounds of each mode: every sample is trained once"
@@ -29,9 +31,13 @@ help:
 	@echo "make native              build the native module in place, for work on the sources"
 	@echo "make clean               remove the environment and everything built"
 
+# An installed module is looked for where it stood: where one was moved or removed since, all is set up again.
+MOVED := $(shell [ ! -f $(VENV)/.sources ] || xargs ls <$(VENV)/.sources >/dev/null 2>&1 || rm -f $(VENV)/.ready)
+
 $(VENV)/.ready: $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python scripts/set_up.py
+	@find src -name '*.py' >$(VENV)/.sources
 	@touch $@
 
 setup: $(VENV)/.ready
@@ -45,8 +51,14 @@ train: setup $(DATA)/schema.json
 train-distributed: setup $(DATA)/schema.json
 	$(BIN)/sparsefleet train --servers 2 --workers 2 --mode $(MODE) --data $(DATA)/train --test-data $(DATA)/test --save $(MODEL)-$(MODE) --log-dir runs/quickstart/log
 
-train-chaos: setup $(DATA)/schema.json
-	$(BIN)/python scripts/train_chaos.py --data $(DATA) --out runs/chaos --mode $(MODE)
+$(LARGE)/schema.json: | setup
+	$(BIN)/sparsefleet data synth --rows 1200000 --test-rows 40000 --parts 8 --out $(LARGE) --seed 1
+
+train-chaos: setup $(LARGE)/schema.json
+	$(BIN)/python scripts/train_chaos.py --data $(LARGE) --out runs/chaos --mode $(MODE)
+
+train-elastic: setup $(LARGE)/schema.json
+	$(BIN)/python scripts/train_elastic.py --data $(LARGE) --out runs/elastic --mode $(MODE)
 
 lint: setup
 	@sh scripts/all_of.sh $(LINT)

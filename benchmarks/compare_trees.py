@@ -16,11 +16,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from math import comb
 from pathlib import Path
@@ -31,77 +29,22 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 
 from parts.common import criteo_files
-from sparsefleet.kernels import _native, levels
+from parts.trees import ROOT, checkout, python_of
 
-ROOT = Path(__file__).resolve().parents[1]
-BUILT = ROOT / "build" / "trees"
-"""Commits that were built before."""
 WANTED = 0.97
 SAMPLES = 60_000
 CONFIDENCE = 0.95
-
-
-def checkout(what: str) -> Path:
-    """A folder with the tree and its native module, for a folder or a commit."""
-    if Path(what).is_dir():
-        tree = Path(what).resolve()
-        if not list((tree / "src" / "sparsefleet" / "kernels").glob("_native*.so")):
-            if tree == ROOT:
-                return as_installed()
-            raise SystemExit(f"{tree} has no native module in src/sparsefleet/kernels: build it, or name a commit")
-        return tree
-    git = ["git", "-C", str(ROOT)]
-    found = subprocess.run([*git, "rev-parse", "--verify", f"{what}^{{commit}}"], capture_output=True, text=True)
-    if found.returncode:
-        raise SystemExit(f"{what} is neither a folder nor a commit of {ROOT}")
-    commit = found.stdout.strip()
-    tree = BUILT / commit
-    if not (tree / "ready").exists():
-        Console(stderr=True).print(f"building {what} in {tree}")
-        tree.mkdir(parents=True, exist_ok=True)
-        archive = subprocess.run([*git, "archive", commit], check=True, capture_output=True)
-        subprocess.run(["tar", "-x", "-C", tree], input=archive.stdout, check=True)
-        build(tree)
-        (tree / "ready").touch()
-    return tree
-
-
-def as_installed() -> Path:
-    """This tree's sources, with the module that `make setup` has put into the environment."""
-    tree = BUILT / "this"
-    shutil.rmtree(tree, ignore_errors=True)
-    shutil.copytree(ROOT / "src", tree / "src")
-    module = Path(str(_native.__file__))
-    shutil.copy(module, tree / "src" / "sparsefleet" / "kernels" / module.name)
-    return tree
-
-
-def build(tree: Path) -> None:
-    settings = [f"-DPython_EXECUTABLE={sys.executable}", f"-DSPARSEFLEET_LEVELS={';'.join(levels.chosen.available)}"]
-    for command in (
-        ["cmake", "-S", tree, "-B", tree / "build", "-G", "Ninja", *settings],
-        ["cmake", "--build", tree / "build"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    (module,) = (tree / "build").glob("_native*.so")
-    module.rename(tree / "src" / "sparsefleet" / "kernels" / module.name)
 
 
 class Tree:
     """A process that runs one tree's code."""
 
     def __init__(self, tree: Path, environment: Path, data: Path) -> None:
-        # An environment of its own with this one's packages: whatever process a job starts uses the same tree.
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-        (packages,) = environment.glob("lib/*/site-packages")
-        borrowed = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path[1:]])
-        (packages / "tree.pth").write_text("\n".join([str(tree / "src"), *filter(None, borrowed)]))
+        python = python_of(tree, environment)
         child = ROOT / "benchmarks" / "parts" / "tree_child.py"
         quiet = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [environment / "bin" / "python", child, tree / "src", data],
+            [python, child, tree / "src", data],
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | quiet,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -148,6 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         data = criteo_files(folder, given.samples)
+        (data / "schema.json").unlink()  # an older tree may not read it; without it every tree takes Criteo's own
         before, after = both = [Tree(tree, folder / name, data) for tree, name in zip(trees, "ab", strict=True)]
         try:
             chosen = given.jobs or before.jobs

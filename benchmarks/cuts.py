@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from parts.cuts_job import SPEC
 from sparsefleet import launch, optim
-from sparsefleet.checkpoint import Chain, Checkpoint
+from sparsefleet.checkpoint import Chain, ChainPolicy, Checkpoint, prune
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.launch.process import RoleProcess
 from sparsefleet.launch.view import View
@@ -45,6 +45,7 @@ from sparsefleet.store.partition import Share
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
 from sparsefleet.store.shards import load_table
 from sparsefleet.table import SparseTable
+from sparsefleet.train.job_cuts import KEPT
 
 SERVERS = 2
 PUSHED = 1 << 16
@@ -111,6 +112,7 @@ class Cuts:
             manifest = cut.write(path, RunFacts(step=self._step), since=since)
         assert whole == (manifest.base is None)
         self.chain.written(path, manifest)
+        prune(self._folder, KEPT)
         return sum(entry.bytes for entry in manifest.files), time.monotonic() - begun
 
 
@@ -122,17 +124,18 @@ def processor_seconds_of_cuts(rows: int, folder: Path, rounds: int) -> dict[str,
         push(store, everything)
         cuts = Cuts(store, folder)
 
-        def spent(changed: np.ndarray, cut: bool, whole: bool = False) -> tuple[float, float]:
-            """Processor seconds for pushing to these rows, with a cut under way or without; the cut's by the clock."""
-            took: list[float] = []
+        def spent(changed: np.ndarray, cut: bool, whole: bool = False) -> tuple[float, int, float]:
+            """Processor seconds for pushing to these rows, with a cut under way or without; the cut's bytes, and its
+            seconds by the clock."""
+            took: list[tuple[int, float]] = []
             before = processor_seconds(pids)
-            thread = threading.Thread(target=lambda: took.append(cuts.take(whole=whole)[1]))
+            thread = threading.Thread(target=lambda: took.append(cuts.take(whole=whole)))
             if cut:
                 thread.start()
             push(store, changed)
             if cut:
                 thread.join()
-            return processor_seconds(pids) - before, took[0] if took else 0.0
+            return processor_seconds(pids) - before, *(took[0] if took else (0, 0.0))
 
         def some(share: float) -> np.ndarray:
             return np.sort(chance.choice(everything, int(rows * share), replace=False))
@@ -140,24 +143,27 @@ def processor_seconds_of_cuts(rows: int, folder: Path, rounds: int) -> dict[str,
         whole_bytes, _ = cuts.take(whole=True)
         push(store, some(0.01))
         delta_bytes, _ = cuts.take()
-        whole, deltas, calm, clock = [], [], [], []
+        whole, deltas, sizes, calm, clock = [], [], [], [], []
         for number in range(rounds):
             calm.append(spent(some(0.05), cut=False)[0])
             if number < max(2, rounds // 3):
-                seconds, _ = spent(some(0.05), cut=True, whole=True)
-                whole.append(seconds)
-                push(store, some(0.05))
-            seconds, took = spent(some(0.05), cut=True)
+                whole.append(spent(some(0.05), cut=True, whole=True)[0])
+            cuts.take()  # what was pushed so far: the next delta is of 5 % alone
+            push(store, some(0.05))
+            seconds, size, took = spent(some(0.05), cut=True)
             deltas.append(seconds)
+            sizes.append(size)
             clock.append(took)
     base = statistics.median(calm)
     of_whole, of_delta = statistics.median(whole) - base, statistics.median(deltas) - base
-    between = min(16, int(0.5 / 0.05) + 1)  # as checkpoint/chain.py has it: until deltas have half of the bytes
+    policy = ChainPolicy()
+    between = min(policy.deltas, int(policy.share * whole_bytes / statistics.median(sizes)) + 1)
     return {
         "whole_bytes": whole_bytes,
         "delta_bytes": delta_bytes,
         "pushes_s": base,
         "whole_s": of_whole,
+        "between": between,
         "delta_s": of_delta,
         "mean_s": (of_whole + between * of_delta) / (1 + between),
         "delta_clock_s": statistics.median(clock),
@@ -243,7 +249,8 @@ def main() -> None:
             row("bytes of a delta, 1 % changed", f"{100 * share:.2f} % of the whole", "<= 3 %", share <= 0.03)
             table.add_row("processor seconds of a whole cut", f"{cost['whole_s']:.2f}", "", "")
             table.add_row("… of a delta, 5 % changed", f"{cost['delta_s']:.2f}", "", "")
-            table.add_row("… by the clock", f"{cost['delta_clock_s']:.2f}", "", "")
+            table.add_row("… of them between two whole ones", f"{cost['between']:.0f}", "", "")
+            table.add_row("a delta by the clock", f"{cost['delta_clock_s']:.2f}", "", "")
             share = cost["mean_s"] / (APART * cores)
             what = f"mean cut every {APART:g} s, of {cores} cores"
             row(what, f"{cost['mean_s']:.2f} s, {100 * share:.2f} %", "<= 1 %", share <= 0.01)

@@ -1,9 +1,9 @@
-"""Does geo learn, with every rule? Two servers and two trainers against one process with two threads: the same rows
+"""Does geo learn, with every rule? Two servers and two trainers against one process with two threads: the same samples
 from raw text, one epoch, test AUC and speed of the same runs.
 
     python benchmarks/geo.py                         all rules on both data sets, about half an hour
     python benchmarks/geo.py --rules adam --rounds 3 one rule, medians of three runs taken in turn
-    python benchmarks/geo.py --quick                 fewer rows, one round, noisier figures
+    python benchmarks/geo.py --quick                 fewer samples, one round, noisier figures
 
 The data: `sparsefleet data synth`, and that of another maker (benchmarks/parts/other_data.py).
 """
@@ -11,12 +11,7 @@ The data: `sparsefleet data synth`, and that of another maker (benchmarks/parts/
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -24,86 +19,45 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from parts.common import criteo_files
-from parts.other_data import other_data
+from parts.jobs import JOB, MAKERS, ONE_PROCESS, add_options, data_folders, medians, samples_of
 
 RATES: dict[str, float | None] = {"sgd": None, "adagrad": 1e-2, "rowwise_adagrad": 1e-2, "adam": None, "ftrl": 1e-1}
 """Learning rates; None: the command's own."""
-EVERY = (10, 100)
 WITHIN = {10: 0.005, 100: 0.01}
 """How far geo's test AUC may be from one process's, by `k_steps`."""
 SPEED = 0.85
 
 
-@dataclass(frozen=True)
-class Ran:
-    auc: float
-    rows_per_s: float
-
-
-@dataclass(frozen=True)
-class Case:
-    data: str
-    rule: str
-    batch: int
-
-
-def train(data: Path, folder: Path, *options: object) -> Ran:
-    command = [sys.executable, "-m", "sparsefleet", "train", "--data", str(data / "train")]
-    command += ["--test-data", str(data / "test"), "--json", *map(str, options)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, cwd=folder)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    summary = json.loads(done.stdout.strip().splitlines()[-1])
-    return Ran(float(summary["test_auc"]), float(summary["samples_per_s"]))
-
-
-def median(runs: list[Ran]) -> Ran:
-    return Ran(statistics.median(run.auc for run in runs), statistics.median(run.rows_per_s for run in runs))
-
-
-def measured(case: Case, data: Path, folder: Path, rounds: int) -> list[Ran]:
-    """One process with two threads, then geo with each `k_steps`; medians of runs taken in turn."""
-    common: list[object] = ["--batch-size", case.batch, "--optimizer", case.rule]
-    if (rate := RATES[case.rule]) is not None:
+def ways_of(rule: str, batch: int) -> dict[str, list[object]]:
+    """One process with two threads, and geo with each `k_steps`."""
+    common: list[object] = ["--batch-size", batch, "--optimizer", rule]
+    if (rate := RATES[rule]) is not None:
         common += ["--learning-rate", rate]
-    job = ["--servers", 2, "--workers", 2, "--threads", 1, "--mode", "geo"]
-    ways: list[list[object]] = [["--threads", 2], *([*job, "--k-steps", k] for k in EVERY)]
-    taken: list[list[Ran]] = [[] for _ in ways]
-    for _ in range(rounds):
-        for runs, way in zip(taken, ways, strict=True):
-            runs.append(train(data, folder, *common, *way))
-    return [median(runs) for runs in taken]
+    ways = {f"k = {k}": [*common, *JOB, "--mode", "geo", "--k-steps", k] for k in WITHIN}
+    return {"one process": [*common, *ONE_PROCESS], **ways}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rules", nargs="+", choices=sorted(RATES), default=sorted(RATES))
-    parser.add_argument("--data", nargs="+", choices=["synth", "other"], default=["synth", "other"])
     parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="folder for the data, to be used again")
-    parser.add_argument("--quick", action="store_true", help="fewer rows, noisier figures")
+    add_options(parser, makers=MAKERS)
     given = parser.parse_args()
-    rows = 60_000 if given.quick else 400_000
-    table = Table("data", "rule", "one process: AUC", "rows/s", title=f"geo, 2 x 2, batch {given.batch}, {rows:,} rows")
-    for k in EVERY:
-        for column in (f"k = {k}: AUC", "difference", "rows/s", "of one process"):
+    table = Table("data", "rule", "one process: AUC", "samples/s")
+    table.title = f"geo, 2 x 2, batch {given.batch}, {samples_of(given):,} samples"
+    for k in WITHIN:
+        for column in (f"k = {k}: AUC", "difference", "samples/s", "of one process"):
             table.add_column(column)
-    with tempfile.TemporaryDirectory() as name:
-        folder = given.keep or Path(name)
-        folder.mkdir(exist_ok=True, parents=True)
-        for data in given.data:
-            place = criteo_files(folder, rows) if data == "synth" else folder / f"other-{rows}"
-            if data == "other":
-                best = other_data(place, rows, rows // 10)
-                Console(stderr=True).print(f"other data: best possible AUC {best:.4f}")
+    with data_folders(given) as folders:
+        for maker, data, folder in folders:
             for rule in given.rules:
-                one, *many = measured(Case(data, rule, given.batch), place, folder, given.rounds)
-                cells = [data, rule, f"{one.auc:.4f}", f"{one.rows_per_s:,.0f}"]
-                for k, geo in zip(EVERY, many, strict=True):
+                taken = medians(data, folder, ways_of(rule, given.batch), given.rounds)
+                one = taken["one process"]
+                cells = [maker, rule, f"{one.auc:.4f}", f"{one.rows_per_s:,.0f}"]
+                for k, within in WITHIN.items():
+                    geo = taken[f"k = {k}"]
                     gap, ratio = geo.auc - one.auc, geo.rows_per_s / one.rows_per_s
-                    near = "green" if gap >= -WITHIN[k] else "red"
+                    near = "green" if gap >= -within else "red"
                     fast = "green" if ratio >= SPEED else "red"
                     cells += [f"{geo.auc:.4f}", f"[{near}]{gap:+.4f}[/]", f"{geo.rows_per_s:,.0f}"]
                     cells.append(f"[{fast}]{ratio:.2f}[/]")

@@ -5,6 +5,8 @@
     python benchmarks/hosts.py --lines slow --modes async,sync --batches 100 \\
         --variant "--dense-refresh 4" --variant "--max-merge 4"
 
+    python benchmarks/hosts.py --lines slow --before REV         beside an earlier commit
+
 Both servers are on one host, both trainers on another (benchmarks/parts/namespaces.py). A variant is options of
 `sparsefleet train` that all roles get besides the usual ones; the plain job is measured in the same turns, so that
 "before" and "after" are of one run. Single runs differ by some 25 % on a busy machine: `--rounds 3` gives medians.
@@ -32,11 +34,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from parts.common import criteo_files
 from parts.namespaces import Network, missing
+from parts.trees import checkout, python_of
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role, join_endpoint
 from sparsefleet.store.wire.auth import TOKEN_VARIABLE
 
 JOB_SECONDS = 900.0
 SERVERS, WORKERS = 2, 2
+BEFORE = "before"
+"""The variant that is another commit."""
 _progress = Console(stderr=True)
 
 
@@ -75,14 +80,14 @@ class Figures:
     auc: float
 
 
-def job(network: Network, hosts: tuple[str, str], options: Sequence[str], folder: Path) -> Figures:
+def job(network: Network, hosts: tuple[str, str], python: Path, options: Sequence[str], folder: Path) -> Figures:
     """One job, a process per role as a scheduler would start them; what its first trainer says in the end."""
     servers, trainers = (network[name] for name in hosts)
     endpoints = [join_endpoint(servers.address, 36011 + index) for index in range(SERVERS)]
     roles = [Role.server(index, WORKERS, endpoints) for index in range(SERVERS)]
     roles += [Role.worker(index, WORKERS, endpoints) for index in range(WORKERS)]
     plain = {name: value for name, value in os.environ.items() if name not in ROLE_VARIABLES}
-    command = [sys.executable, "-m", "sparsefleet", "train", *options, "--json"]
+    command = [str(python), "-m", "sparsefleet", "train", *options, "--json"]
     started: list[tuple[Role, Path, subprocess.Popen[bytes]]] = []
     try:
         for role in roles:
@@ -116,7 +121,9 @@ def measured(
             for variant in variants:
                 # A network of its own for each job: whatever a job leaves behind is gone.
                 with Network(names, rate=rate if line.slow else None, one_network=line.one_network) as network:
-                    found = job(network, line.hosts, [*options.of(case), *shlex.split(variant)], options.folder)
+                    python = options.before if variant == BEFORE else Path(sys.executable)
+                    words = [] if variant == BEFORE else shlex.split(variant)
+                    found = job(network, line.hosts, python, [*options.of(case), *words], options.folder)
                 taken.setdefault((case.name, variant), []).append(found)
                 what = f"{line.name.format(rate=rate)}: {case.name} {variant}".rstrip()
                 _progress.print(f"{what}: {found.rows_per_s:,.0f} rows/s, auc {found.auc:.4f}", highlight=False)
@@ -134,6 +141,8 @@ class Options:
     data: Path
     optimizer: str
     k_steps: int
+    before: Path
+    """The Python that runs the commit before."""
 
     def of(self, case: Case) -> list[str]:
         options = ["--data", str(self.data / "train"), "--test-data", str(self.data / "test"), "--mode", case.mode]
@@ -162,6 +171,7 @@ def main() -> None:
         metavar="OPTIONS",
         help="options of sparsefleet train that every role gets, as one word; measured beside the plain job",
     )
+    add("--before", metavar="REV", help="the plain job of this commit too, which is built first")
     add("--only-variants", action="store_true", help="leave the plain job out")
     add("--json", action="store_true", help="one JSON object a figure on stdout instead of the table")
     given = arguments.parse_args()
@@ -169,7 +179,7 @@ def main() -> None:
     if reason := missing():
         sys.exit(f"error: {reason}")
     cases = [Case(mode, int(batch)) for batch in given.batches.split(",") for mode in given.modes.split(",")]
-    variants = [*([] if given.only_variants else [""]), *given.variant]
+    variants = [*([BEFORE] if given.before else []), *([] if given.only_variants else [""]), *given.variant]
     if not variants:
         sys.exit("error: --only-variants needs a --variant")
     table = Table(
@@ -178,7 +188,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = criteo_files(folder, given.rows or (40_000 if given.quick else 200_000))
-        options = Options(folder, data, given.optimizer, given.k_steps)
+        before = Path(sys.executable)
+        if given.before:
+            before = python_of(checkout(given.before), folder / "before")
+            (data / "schema.json").unlink()  # an older tree may not read it; without it every tree takes Criteo's own
+        options = Options(folder, data, given.optimizer, given.k_steps, before)
         for line in lines:
             figures = measured(line, given.rate, cases, variants, given.rounds, options)
             for variant in variants:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -20,13 +19,10 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from geo import Ran, median, train
-from parts.common import criteo_files
-from parts.other_data import other_data
+from parts.jobs import JOB, ONE_PROCESS, add_options, data_folders, medians, samples_of
 
-JOB: tuple[object, ...] = ("--servers", 2, "--workers", 2, "--threads", 1)
 WAYS: dict[str, tuple[object, ...]] = {
-    "one process": ("--threads", 2),
+    "one process": ONE_PROCESS,
     "sync": (*JOB, "--mode", "sync"),
     "half_async": (*JOB, "--mode", "half_async"),
     "async": (*JOB, "--mode", "async"),
@@ -37,32 +33,19 @@ WAYS: dict[str, tuple[object, ...]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--data", nargs="+", choices=["synth", "other"], default=["synth"])
     parser.add_argument("--batch", nargs="+", type=int, default=[100, 1000])
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--rows", type=int, default=400_000, help="samples to train on (%(default)s)")
-    parser.add_argument("--keep", type=Path, help="folder for the data, to be used again")
-    parser.add_argument("--quick", action="store_true", help="fewer samples, noisier figures")
+    add_options(parser, makers=["synth"])
     given = parser.parse_args()
-    rows = 60_000 if given.quick else given.rows
     table = Table("data", "batch", "mode", "test AUC", "difference", "samples/s", "of one process")
-    table.title = f"CTR-DNN, Adam, one epoch of {rows:,} samples, 2 x 2"
-    with tempfile.TemporaryDirectory() as name:
-        folder = given.keep or Path(name)
-        folder.mkdir(exist_ok=True, parents=True)
-        for data in given.data:
-            place = criteo_files(folder, rows) if data == "synth" else folder / f"other-{rows}"
-            if data == "other":
-                other_data(place, rows, rows // 10)
+    table.title = f"CTR-DNN, Adam, one epoch of {samples_of(given):,} samples, 2 x 2"
+    with data_folders(given) as folders:
+        for maker, data, folder in folders:
             for batch in given.batch:
-                taken: dict[str, list[Ran]] = {way: [] for way in WAYS}
-                for _ in range(given.rounds):
-                    for way, options in WAYS.items():
-                        taken[way].append(train(place, folder, "--batch-size", batch, *options))
-                one = median(taken["one process"])
-                for way, runs in taken.items():
-                    ran = median(runs)
-                    cells = [data, str(batch), way, f"{ran.auc:.4f}", f"{ran.auc - one.auc:+.4f}"]
+                ways = {way: ("--batch-size", batch, *options) for way, options in WAYS.items()}
+                taken = medians(data, folder, ways, given.rounds)
+                one = taken["one process"]
+                for way, ran in taken.items():
+                    cells = [maker, str(batch), way, f"{ran.auc:.4f}", f"{ran.auc - one.auc:+.4f}"]
                     cells += [f"{ran.rows_per_s:,.0f}", f"{ran.rows_per_s / one.rows_per_s:.2f}"]
                     table.add_row(*cells)
                     Console(stderr=True, width=160).print(*cells, sep=" | ")

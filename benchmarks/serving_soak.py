@@ -8,6 +8,11 @@ come from Redis, and from the bundle's own files while Redis cannot give them; e
 again, empty, two seconds later: the next switch publishes again. Told at the end: every status with its reasons, beside
 what the server has counted; wrong scores; memory.
 
+Memory is the process's own (RssAnon): what it has allocated, and the stacks of its threads. Pages of mapped files, such
+as the rows of bundles, are the system's, which drops them when it needs room. It is read once a second. The first three
+tenths of the run are warm-up: all versions have been open, Redis has gone and come back, every thread has worked. The
+median of the tenth after that is compared with the median of the last tenth.
+
 Exit status 1 where a score was wrong, a status is not a declared one, a good request failed without a reason that
 these troubles give, the server has counted otherwise than the clients, or memory grew by more than 5 %.
 """
@@ -21,6 +26,7 @@ import os
 import random
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -59,6 +65,9 @@ HOSTILE = (
     b'{"rows": [' + b"1" * 10_000 + b"]}",
 )
 SWITCH_SECONDS, REDIS_SECONDS = 20.0, 60.0
+"""Of ten minutes or more; in shorter runs the same happens as often, and sooner."""
+WARM = 0.3
+"""Which part of the run is warm-up."""
 DOWN_SECONDS = 2.0
 DECLARED = {200, 400, 408, 413, 429, 503}
 EXPLAINED = ("wait", "time was up", "not scored in its time")
@@ -126,10 +135,10 @@ def leave(day: Day, draw: random.Random) -> None:
     day.count("left")
 
 
-def switches(day: Day, bundles: list[Path], store: RedisAddress) -> None:
+def switches(day: Day, bundles: list[Path], store: RedisAddress, seconds: float) -> None:
     turn = 0
     while not day.over:
-        wait(day, SWITCH_SECONDS)
+        wait(day, seconds)
         turn += 1
         path = bundles[turn % len(bundles)]
         try:
@@ -148,6 +157,34 @@ def wait(day: Day, seconds: float) -> None:
         time.sleep(0.1)
 
 
+def restarts(day: Day, redis: redis_rows.RedisProcess, seconds: float) -> None:
+    while not day.over:
+        wait(day, seconds)
+        if not day.over:
+            redis.kill()
+            wait(day, DOWN_SECONDS)
+            redis.start()
+            day.count("Redis restarted")
+
+
+def watch_memory(day: Day, pid: int) -> list[tuple[float, float]]:
+    """Seconds since the start, and megabytes; until the day is over."""
+    started, found = time.monotonic(), []
+    while not day.over:
+        found.append((time.monotonic() - started, resident(pid)))
+        wait(day, 1.0)
+    return found
+
+
+def growth(found: list[tuple[float, float]], seconds: float) -> tuple[float, float]:
+    """Median megabytes of the tenth after the warm-up, and of the last tenth."""
+
+    def median(start: float, stop: float) -> float:
+        return statistics.median(memory for at, memory in found if start * seconds <= at < stop * seconds)
+
+    return median(WARM, WARM + 0.1), median(0.9, 1.0)
+
+
 def resident(pid: int) -> float:
     """Megabytes of the process's own memory; pages of mapped files are the system's."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -158,8 +195,9 @@ def resident(pid: int) -> float:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    arguments.add_argument("--minutes", type=float, default=10.0)
+    arguments.add_argument("--minutes", type=float, default=10.0, help="shorter ones have their switches sooner")
     minutes = arguments.parse_args().minutes
+    pace = min(1.0, minutes / 10)
     with tempfile.TemporaryDirectory() as name, redis_rows.redis_process() as redis:
         folder, store = Path(name), redis.address
         data = criteo_files(folder, 20_000)
@@ -190,32 +228,33 @@ def main() -> int:
             port = int(json.loads(server.stdout.readline())["url"].rpartition(":")[2])
             day = Day(port, rows, expected, minutes)
             threads = [threading.Thread(target=client, args=(day, number)) for number in range(16)]
-            threads.append(threading.Thread(target=switches, args=(day, bundles, store)))
+            threads.append(threading.Thread(target=switches, args=(day, bundles, store, SWITCH_SECONDS * pace)))
+            threads.append(threading.Thread(target=restarts, args=(day, redis, REDIS_SECONDS * pace)))
             for thread in threads:
                 thread.start()
-            wait(day, max(15.0, 6 * minutes))  # two versions have been open, and caches are filled
-            before = resident(server.pid)
-            while not day.over:
-                wait(day, min(REDIS_SECONDS, 60 * minutes / 4))
-                if not day.over:
-                    redis.kill()
-                    wait(day, DOWN_SECONDS)
-                    redis.start()
-                    day.count("Redis restarted")
+            memory = watch_memory(day, server.pid)
             for thread in threads:
                 thread.join()
-            after = resident(server.pid)
             day.wrong += miscounted(day, counted(port))
         finally:
             server.terminate()
             ended = server.wait(timeout=60)
         log.seek(0)
         said = log.read()
-    grown = after / before - 1
     print(f"{minutes:g} minutes, {os.cpu_count()} cores: {dict(sorted(day.statuses.items()))}")
+    if day.wrong:
+        before = after = float("nan")
+    else:
+        before, after = growth(memory, 60 * minutes)
+    grown = after / before - 1
     for reason, count in day.reasons.most_common(30):
         print(f"  {count:7,} × {reason}")
-    print(f"memory of its own {before:.0f} MB, then {after:.0f} MB: {grown:+.1%}; exit status {ended}")
+    print(
+        f"memory of its own {before:.1f} MB after the warm-up, {after:.1f} MB at the end: {grown:+.1%}; at most "
+        f"{max(found for _, found in memory):.1f} MB; exit status {ended}"
+    )
+    step = max(1, len(memory) // 20)
+    print("memory by second: " + ", ".join(f"{at:.0f} s {found:.1f}" for at, found in memory[::step]))
     print(f"the log has {len(said.splitlines()):,} lines, {said.count('Traceback')} tracebacks")
     for wrong in day.wrong[:5]:
         print(f"WRONG: {wrong}")

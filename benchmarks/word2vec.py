@@ -1,7 +1,7 @@
 """Word vectors beside gensim, and the modes beside one process: words/s, loss, analogies, in one run.
 
     python benchmarks/word2vec.py TEXT QUESTIONS --gensim PYTHON     PYTHON: an interpreter that has gensim
-    python benchmarks/word2vec.py TEXT QUESTIONS --dims 100 --rounds 1
+    python benchmarks/word2vec.py TEXT QUESTIONS --dims 100 --rounds 1 --first-seed 2     a piece of a longer run
 
 Words/s are words of the text, left-out ones too, per second of training, without counting the vocabulary. Runs are
 taken in turn, each with a seed of its own; figures are medians, analogies the mean of all runs.
@@ -74,6 +74,19 @@ def theirs(python: str, text: str, dim: int, epochs: int) -> Callable[[int, Path
     return run
 
 
+def opened_by(python: str, vectors: WordVectors) -> str:
+    """What gensim says of the two exports of these vectors."""
+    with tempfile.TemporaryDirectory() as folder:
+        text, binary = Path(folder, "vectors.txt"), Path(folder, "vectors.bin")
+        vectors.export(text)
+        vectors.export(binary, binary=True)
+        command = [python, str(HERE / "peers" / "gensim_opens.py"), str(text), str(binary)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"gensim does not open our exports:\n{done.stderr[-2000:]}")
+    return done.stdout.strip()
+
+
 def overlap(one: WordVectors, other: WordVectors, probes: int = 100, near: int = 10) -> float:
     """How many of the ten nearest of frequent words two models agree on."""
     words = [word for word in one.words[100:] if word in other][:probes]
@@ -91,6 +104,7 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="*", default=[100, 300])
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="the first round's; each round has one of its own")
     parser.add_argument("--modes", nargs="*", default=["geo", "async", "half_async", "sync"])
     given = parser.parse_args()
     sections = read_questions(given.questions)
@@ -108,7 +122,7 @@ def main() -> None:
             job = ["--servers", 2, "--workers", 2, "--mode", mode, *(["--k-steps", 400] if mode == "geo" else [])]
             wanted = {"geo": 0.9, "async": 0.4}.get(mode)
             cases.append(Case(f"{mode} 2 x 2, {dim} dims", ours(given.text, dim, given.epochs, *job), one, wanted))
-    for seed in range(given.rounds):
+    for seed in range(given.first_seed, given.first_seed + given.rounds):
         for case in cases:
             with tempfile.TemporaryDirectory() as folder:
                 speed, loss, case.last = case.run(seed, Path(folder))
@@ -129,7 +143,9 @@ def main() -> None:
     Console(width=140).print(table)
     peer, mine = cases[0].last, cases[1].last if given.gensim else None
     if peer is not None and mine is not None:
-        again = cases[0].run(given.rounds, Path(tempfile.mkdtemp()))[2]
+        print(f"gensim opens both exports: {opened_by(given.gensim, mine)}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            again = cases[0].run(given.first_seed + given.rounds, Path(folder))[2]
         common, chance = overlap(peer, mine), overlap(peer, again)
         print(f"ten nearest in common: with gensim {common:.2f}, two runs of gensim {chance:.2f}")
 

@@ -33,7 +33,7 @@ def compare_leases(run: Run, data: Path, folder: Path, rows: int, pairs: int) ->
     for mode in ("async", "sync"):
         shares, leases = [], []
         for pair in range(pairs):
-            both = [(shares, ()), (leases, ("--leases",))]
+            both = [(shares, ("--no-leases",)), (leases, ("--leases",))]
             for into, more in both if pair % 2 else reversed(both):  # whatever drifts, drifts in both
                 seconds = processor_seconds(lambda more=more, mode=mode: run(data, folder, *job, "--mode", mode, *more))
                 into.append(seconds / rows * 1e6)

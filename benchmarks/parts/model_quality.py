@@ -17,7 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from sparsefleet.core.schema import Schema
-from sparsefleet.core.schema_text import schema_text
+from sparsefleet.core.schema.text import schema_text
 from sparsefleet.datasets.events import synth_events
 from sparsefleet.datasets.synth import SynthSpec
 

@@ -18,6 +18,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from parts.warm import warm_memory
+
 ROWS, DIM = 1000001, 10
 MIN = np.array([0, -3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.float32)
 DIFF = np.array([20, 603, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50], np.float32)
@@ -77,6 +81,7 @@ def train(files: list[str], batch: int) -> float:
     net = Net()
     adam = torch.optim.Adam(net.mlp.parameters(), lr=1e-4)
     sparse = torch.optim.SparseAdam(net.bag.parameters(), lr=1e-4)
+    warm_memory()
     begin, rows = time.perf_counter(), 0
     for labels, dense, keys in read(files):
         labels_t, dense_t, keys_t = torch.from_numpy(labels), torch.from_numpy(dense), torch.from_numpy(keys)

@@ -8,6 +8,7 @@ import os
 import sys
 
 from network import CTR
+from py_reader_generator import CriteoDataset
 
 import sparsefleet.fluid as fluid
 
@@ -17,7 +18,7 @@ logger.setLevel(logging.INFO)
 
 
 class params:
-    dense_feature_dim, embedding_size = 13, 10
+    dense_feature_dim, sparse_feature_dim, embedding_size = 13, 1000001, 10
     test_files_path, batch_size = os.environ.get("TEST_DATA", "./test_data"), 1000
 
 
@@ -30,13 +31,12 @@ def run_infer(model_path):
     exe = fluid.Executor(place)
     fluid.io.load_persistables(executor=exe, dirname=model_path, main_program=loss.model)
 
-    dataset = fluid.DatasetFactory().create_dataset()
-    dataset.set_use_var(inputs)
-    dataset.set_pipe_command("python dataset_generator.py")
-    dataset.set_batch_size(params.batch_size)
-    dataset.set_filelist([params.test_files_path + f"/{x}" for x in sorted(os.listdir(params.test_files_path))])
+    file_list = [params.test_files_path + f"/{x}" for x in sorted(os.listdir(params.test_files_path))]
+    test_reader = CriteoDataset(params.sparse_feature_dim).test(file_list)
+    py_reader = fluid.io.PyReader(feed_list=inputs, capacity=64)
+    py_reader.decorate_sample_generator(test_reader, batch_size=params.batch_size, drop_last=False)
     # Metrics start from zero: nothing is left in the model of those of training.
-    result = exe.infer_from_dataset(program=loss.model, dataset=dataset, fetch_list=[auc_var], fetch_info=["auc"])
+    result = exe.infer_from_dataset(program=loss.model, dataset=py_reader, fetch_list=[auc_var], fetch_info=["auc"])
     logger.info("infer finished, auc: {}, logloss: {}".format(result["auc"], result["logloss"]))
 
 

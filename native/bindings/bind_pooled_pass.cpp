@@ -1,5 +1,7 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
 #include <optional>
 
 #include "bindings.h"
@@ -18,23 +20,24 @@ class BoundPass {
     using Biases = std::vector<In<float, 1>>;
     using WeightGradients = std::vector<Out<float, 2>>;
     using BiasGradients = std::vector<Out<float, 1>>;
+    using OfShallow = std::optional<In<float, 1>>;
+    using ShallowGradients = std::optional<Out<float, 1>>;
 
+    // Without a shallow part, its four arrays are none; without a tower, its lists are empty.
     BoundPass(std::size_t samples, Weights weights, Biases biases, WeightGradients grad_weights,
               BiasGradients grad_biases, std::size_t slots, std::vector<std::int32_t> chosen, std::size_t dim,
-              bool mean, bool half)
+              bool mean, bool half, bool pairs, OfShallow bias, OfShallow numbers, ShallowGradients grad_bias,
+              ShallowGradients grad_numbers)
         : weights_(std::move(weights)),
           biases_(std::move(biases)),
           grad_weights_(std::move(grad_weights)),
           grad_biases_(std::move(grad_biases)),
-          pass_(samples, widths(), arrays(), Pooling{slots, dim, std::move(chosen), mean}, half) {
-        const Pooling& pooling = pass_.pooling();
-        for (const std::int32_t slot : pooling.chosen)
-            expect(slot >= 0 && static_cast<std::size_t>(slot) < slots, "chosen slot out of range");
-        expect(slots > 0 && dim > 0, "at least one slot and one value a row");
-        expect(pooling.chosen.size() * dim <= weights_.front().shape(1), "the tower's input is too narrow");
-        const std::size_t out = weights_.back().shape(0);
-        expect(out == 1 || out == 2, "the tower ends in one or two logits");
-    }
+          bias_(std::move(bias)),
+          numbers_(std::move(numbers)),
+          grad_bias_(std::move(grad_bias)),
+          grad_numbers_(std::move(grad_numbers)),
+          pass_(samples, dense_features(chosen, slots, dim), widths(), arrays(),
+                Pooling{slots, dim, chosen, mean}, shallow(pairs), half) {}
 
     double forward(In<float, 2> rows, In<std::int32_t, 1> inverse, In<std::int64_t, 1> offsets,
                    In<float, 2> dense, In<float, 1> labels, Out<float, 1> probabilities) {
@@ -46,7 +49,8 @@ class BoundPass {
                "one label and one probability per sample");
         inverse_ = std::move(inverse), offsets_ = std::move(offsets);
         rows_ = rows.shape(0);
-        const Computing scope;
+        const ReleaseUnlessShort release(work());
+        const FlushDenormals mode;
         return pass_.forward(checked_bags(), rows.data(), dense.data(), labels.data(), probabilities.data());
     }
 
@@ -55,13 +59,19 @@ class BoundPass {
         expect(grad_rows.shape(0) == rows_ && grad_rows.shape(1) == pass_.pooling().dim,
                "gradients of another shape than the rows");
         {
-            const Computing scope;
+            const ReleaseUnlessShort release(work());
+            const FlushDenormals mode;
             pass_.backward(checked_bags(), grad_rows.data(), rows_);
         }
         inverse_ = {}, offsets_ = {};
     }
 
   private:
+    // Values that are pooled, as a measure of the time that a pass takes; a tower is never short.
+    std::size_t work() const {
+        return weights_.empty() ? inverse_.shape(0) : std::numeric_limits<std::size_t>::max();
+    }
+
     // A broken batch must end in an error, not in another's memory.
     Bags checked_bags() const {
         const std::size_t slots = pass_.pooling().slots, size = offsets_.shape(0);
@@ -74,8 +84,40 @@ class BoundPass {
         return {inverse_.data(), offsets_.data()};
     }
 
+    // Columns of the tower's input that pooled rows leave; all else that a pass goes by is checked here too,
+    // for it comes first.
+    std::size_t dense_features(const std::vector<std::int32_t>& chosen, std::size_t slots,
+                               std::size_t dim) const {
+        for (const std::int32_t slot : chosen)
+            expect(slot >= 0 && static_cast<std::size_t>(slot) < slots, "chosen slot out of range");
+        expect(slots > 0 && dim > 0, "at least one slot and one value a row");
+        const bool with_shallow = bias_.has_value();
+        expect(numbers_.has_value() == with_shallow && grad_bias_.has_value() == with_shallow &&
+                   grad_numbers_.has_value() == with_shallow,
+               "a shallow part has all of its arrays");
+        expect(with_shallow || !weights_.empty(), "at least one layer, or a shallow part");
+        if (with_shallow)
+            expect(bias_->shape(0) == 1 && grad_bias_->shape(0) == 1 &&
+                       grad_numbers_->shape(0) == numbers_->shape(0),
+                   "one bias, and a gradient for each number of the shallow part");
+        if (weights_.empty()) return numbers_->shape(0);
+        const std::size_t pooled = chosen.size() * (dim - (with_shallow ? 1 : 0));
+        const std::size_t width = weights_.front().shape(1), out = weights_.back().shape(0);
+        expect(pooled <= width, "the tower's input is too narrow");
+        expect(out == 1 || (out == 2 && !with_shallow),
+               "the tower ends in one or two logits, beside a shallow part in one");
+        expect(!with_shallow || numbers_->shape(0) == width - pooled,
+               "the tower and the shallow part have the same numbers");
+        return width - pooled;
+    }
+
+    std::optional<Shallow> shallow(bool pairs) const {
+        if (!bias_) return std::nullopt;
+        return Shallow{pairs, bias_->data(), numbers_->data(), grad_bias_->data(), grad_numbers_->data()};
+    }
+
     std::vector<std::size_t> widths() const {
-        expect(!weights_.empty(), "at least one layer");
+        if (weights_.empty()) return {};
         std::vector<std::size_t> widths{weights_.front().shape(1)};
         for (const auto& weight : weights_) {
             expect(weight.shape(1) == widths.back() && weight.shape(0) > 0, "weights have the wrong shape");
@@ -106,6 +148,8 @@ class BoundPass {
     Biases biases_;
     WeightGradients grad_weights_;
     BiasGradients grad_biases_;
+    OfShallow bias_, numbers_;
+    ShallowGradients grad_bias_, grad_numbers_;
     PooledPass pass_;
     In<std::int32_t, 1> inverse_;
     In<std::int64_t, 1> offsets_;
@@ -117,11 +161,14 @@ class BoundPass {
 // noconvert: a converted copy of an array would swallow what is written to it, and would not see updates.
 void bind_pooled_pass(nb::module_& m) {
     const auto array = nb::arg().noconvert();
+    const auto maybe = nb::arg().none().noconvert();
     nb::class_<BoundPass>(m, "PooledPass")
         .def(nb::init<std::size_t, BoundPass::Weights, BoundPass::Biases, BoundPass::WeightGradients,
                       BoundPass::BiasGradients, std::size_t, std::vector<std::int32_t>, std::size_t, bool,
-                      bool>(),
-             nb::arg(), array, array, array, array, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg())
+                      bool, bool, BoundPass::OfShallow, BoundPass::OfShallow, BoundPass::ShallowGradients,
+                      BoundPass::ShallowGradients>(),
+             nb::arg(), array, array, array, array, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
+             nb::arg(), maybe, maybe, maybe, maybe)
         .def("forward", &BoundPass::forward, array, array, array, array, array, array)
         .def("backward", &BoundPass::backward, array);
 }

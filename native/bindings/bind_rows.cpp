@@ -8,18 +8,6 @@ namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
-// Lets other threads run Python meanwhile, unless the work is over in some ten microseconds: getting the GIL
-// back from a thread that has taken it would cost more.
-class ReleaseUnlessShort {
-  public:
-    explicit ReleaseUnlessShort(std::size_t values, std::size_t most = 4096) {
-        if (values > most) release_.emplace();
-    }
-
-  private:
-    std::optional<nb::gil_scoped_release> release_;
-};
-
 constexpr std::size_t kShortPooling = 40960;  // floats
 
 // A matrix whose rows are contiguous but may lie apart: a slice of a wider one.

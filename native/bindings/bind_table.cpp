@@ -47,7 +47,8 @@ void apply_rule(int kind, double lr, const In<double, 1>& hyper, std::uint64_t s
            "apply_rule: state of another size than the rule's");
     float *w = values.data(), *s = state.data();
     const float* g = grads.data();
-    const Computing scope;
+    const ReleaseUnlessShort release(n);
+    const FlushDenormals mode;
     if (n > 0) locks.update(rule, w, s, g, n);
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -36,6 +37,18 @@ struct Computing {
 struct Reading {
     nb::gil_scoped_release release;
     KeepDenormals mode;
+};
+
+// Lets other threads run Python meanwhile, unless the work is over in some ten microseconds: getting the GIL
+// back from a thread that has taken it would cost more.
+class ReleaseUnlessShort {
+  public:
+    explicit ReleaseUnlessShort(std::size_t values, std::size_t most = 4096) {
+        if (values > most) release_.emplace();
+    }
+
+  private:
+    std::optional<nb::gil_scoped_release> release_;
 };
 
 void bind_text(nb::module_& m);     // hashing and parsing of samples

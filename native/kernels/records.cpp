@@ -135,6 +135,10 @@ std::int64_t floor_mod(std::int64_t x, std::int64_t by) { return ((x % by) + by)
 
 }  // namespace
 
+// Seconds since 1970. What lies beyond is in another unit (milliseconds, most likely), and its hour would be
+// chance.
+constexpr double kYear10000 = 253402300800.0;
+
 bool parse_time(const char* p, std::size_t size, int format, std::int64_t* seconds) {
     if (format == kYymmddhh) {
         unsigned year, month, day, hour;
@@ -151,7 +155,7 @@ bool parse_time(const char* p, std::size_t size, int format, std::int64_t* secon
     if (!parse_number(p, size, &number)) return format == kAuto && parse_iso(p, p + size, seconds);
     if (format == kMilliseconds) number /= 1000;
     number = std::floor(number);
-    if (!(std::fabs(number) < 1e15)) return false;
+    if (!(std::fabs(number) < kYear10000)) return false;
     *seconds = static_cast<std::int64_t>(number);
     return true;
 }

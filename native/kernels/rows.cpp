@@ -5,33 +5,9 @@
 #include <cstring>
 #include <vector>
 
+#include "sparsefleet/widths.h"
+
 namespace sparsefleet::SPARSEFLEET_LEVEL {
-
-namespace {
-
-// Calls f with the row width as a compile-time constant where it is a common one: copies and sums of a known
-// length become a few vector instructions.
-template <typename F>
-void with_width(std::size_t dim, F&& f) {
-    switch (dim) {
-        case 4:
-            return f(std::integral_constant<std::size_t, 4>{});
-        case 8:
-            return f(std::integral_constant<std::size_t, 8>{});
-        case 10:
-            return f(std::integral_constant<std::size_t, 10>{});
-        case 16:
-            return f(std::integral_constant<std::size_t, 16>{});
-        case 32:
-            return f(std::integral_constant<std::size_t, 32>{});
-        case 64:
-            return f(std::integral_constant<std::size_t, 64>{});
-        default:
-            return f(dim);
-    }
-}
-
-}  // namespace
 
 namespace {
 

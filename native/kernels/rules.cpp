@@ -112,10 +112,13 @@ void follow_others(const Rule& rule, float* __restrict w, float* __restrict s, s
 }
 
 // The widths that people use get a loop of known length; the compiler unrolls it and leaves no remainder to
-// test for.
+// test for. One more than a common width: rows that begin with the weight of a linear term.
 template <typename F>
 void with_dim(std::size_t dim, F&& f) {
     switch (dim) {
+        case 1:
+            f(std::integral_constant<std::size_t, 1>{});
+            break;
         case 4:
             f(std::integral_constant<std::size_t, 4>{});
             break;
@@ -128,11 +131,17 @@ void with_dim(std::size_t dim, F&& f) {
         case 10:
             f(std::integral_constant<std::size_t, 10>{});
             break;
+        case 11:
+            f(std::integral_constant<std::size_t, 11>{});
+            break;
         case 12:
             f(std::integral_constant<std::size_t, 12>{});
             break;
         case 16:
             f(std::integral_constant<std::size_t, 16>{});
+            break;
+        case 17:
+            f(std::integral_constant<std::size_t, 17>{});
             break;
         case 32:
             f(std::integral_constant<std::size_t, 32>{});

@@ -270,6 +270,50 @@ def test_disk_full_noticed_only_by_the_sync(tmp_path: Path, monkeypatch: pytest.
     assert_whole(tmp_path / "c", step=1)
 
 
+def test_a_large_file_goes_to_disk_piece_by_piece_and_leaves_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    sync, advise = os.fdatasync, os.posix_fadvise
+
+    def noted_sync(handle: int) -> None:
+        called.append("sync")
+        sync(handle)
+
+    def noted_advice(handle: int, start: int, size: int, advice: int) -> None:
+        called.append("leave" if (start, size, advice) == (0, 0, os.POSIX_FADV_DONTNEED) else "what?")
+        advise(handle, start, size, advice)
+
+    monkeypatch.setattr(os, "fdatasync", noted_sync)
+    monkeypatch.setattr(os, "posix_fadvise", noted_advice)
+    monkeypatch.setattr("sparsefleet.checkpoint.storage.local.SETTLE_BYTES", 1000)
+    for name, sizes, calls in (
+        ("small", [999], []),
+        ("large", [600, 300, 600, 10, 2000], ["sync", "leave", "sync", "leave", "leave"]),
+    ):
+        called.clear()
+        output = LocalStorage().open_output(str(tmp_path / name))
+        for size in sizes:
+            assert output.write(bytes(size)) == size
+        output.close()
+        assert called == calls
+        assert (tmp_path / name).read_bytes() == bytes(sum(sizes))
+
+
+def test_a_disk_that_is_full_within_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fdatasync(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    save(tmp_path / "c", step=1)
+    monkeypatch.setattr("sparsefleet.checkpoint.storage.local.SETTLE_BYTES", 100)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with pytest.raises(CheckpointError, match="disk full while saving"):
+        save(tmp_path / "c", step=2)
+    monkeypatch.undo()
+    assert names(tmp_path) == ["c"]
+    assert_whole(tmp_path / "c", step=1)
+
+
 def test_other_refusals_are_told_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsefleet.checkpoint.storage.local.SyncedFile", fail_with(errno.EIO, 0))
     with pytest.raises(CheckpointError, match=r"cannot write .*part-00000-000.parquet: .*Input/output error"):

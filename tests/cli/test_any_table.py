@@ -86,3 +86,36 @@ def test_from_csv_to_a_served_score(shell: CommandLine, tmp_path: Path) -> None:
         shell.result("infer", "model", "--data", name, "--output", "again.csv")
         again = [float(line["probability"]) for line in csv.DictReader((tmp_path / "again.csv").open())]
         assert again == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_from_multislot_to_a_served_score(shell: CommandLine, tmp_path: Path) -> None:
+    """Lines of a data generator, label first, two slots of numbers: nobody has said what they hold."""
+    lines, asked = [], []
+    for i in range(2000):
+        keys = [900 + i % 13, *([800 + i % 5] if i % 2 else [])]
+        numbers = [round(i % 101 / 101, 4), round(-(i % 7) / 7, 4)]
+        lines.append(f"1 {int(i % 13 % 3 == 0)} 2 {numbers[0]} {numbers[1]} 1 {0.25 * (i % 4)} ")
+        lines[-1] += f"1 {10**18 + i % 11} {len(keys)} {' '.join(map(str, keys))}"
+        row = {"slot2_1": numbers[0], "slot2_2": numbers[1], "slot3": 0.25 * (i % 4)}
+        asked.append({**row, "slot4": 10**18 + i % 11, "slot5": keys})
+    (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")
+    done = shell.run("data", "inspect", "lines.txt", "--out", "schema.toml")
+    assert done.returncode == 0, done.stderr
+    assert "5 slots without names: slot1 is the first of a line" in " ".join(done.stdout.split())
+    trained = shell.run(
+        *("train", "--data", "lines.txt", "--schema", "schema.toml", "--save", "model", "--epochs", "2"), *SMALL
+    )
+    assert trained.returncode == 0, trained.stderr
+    score = shell.result("infer", "model", "--data", "lines.txt", "--output", "scores.csv")
+    assert score["auc"] > 0.6
+    exported = shell.run("export", "model", "--out", "bundle")
+    assert exported.returncode == 0, exported.stderr
+    wanted = [float(line["probability"]) for line in csv.DictReader((tmp_path / "scores.csv").open())]
+    with serving(tmp_path / "bundle") as server:
+        answer = server.post("/v1/predict", {"rows": asked[:50]})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["scores"] == pytest.approx(wanted[:50], abs=1e-5)
+        wrong = server.post("/v1/predict", {"rows": [{**asked[0], "slot4": "text"}]})
+        assert wrong.status_code == 400
+        assert "slot4" in wrong.text

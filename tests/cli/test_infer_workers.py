@@ -79,6 +79,7 @@ def test_metrics_and_predictions_are_those_of_one_process(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([one.name, many.name]), "nothing is left behind"
 
 
+@pytest.mark.slow
 def test_one_file_is_cut_and_skipped_rows_are_counted(model: Path, small_clicks: Path, tmp_path: Path) -> None:
     lines = (small_clicks / "test" / "part-0").read_bytes().splitlines(keepends=True)
     rows = tmp_path / "rows"
@@ -130,7 +131,7 @@ def test_no_worker_and_no_folder_outlives_the_command(
     wait_until(lambda: (shell.folder / "started").exists(), 60, "a worker")
     assert list(shell.folder.glob(".sparsefleet-infer-*"))
     process.send_signal(how)
-    done = shell.finish(process, 30)
+    done = shell.finish(process, 60)
     assert done.returncode == (-9 if how == signal.SIGKILL else 130)
     wait_until(lambda: not shell.left(), 30, "the end of all processes")
     assert not list(shell.folder.glob(".sparsefleet-infer-*"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import CommandLine
-from http_server import serving
+from http_server import Served, serving
+from waiting import wait_until
 
 from sparsefleet.core.schema import Schema
 from sparsefleet.serving.predictor import Predictor
@@ -30,8 +32,11 @@ def test_two_labels_from_training_to_a_server(shell: CommandLine, tmp_path: Path
     with (tmp_path / "scores.csv").open() as file:
         lines = list(csv.DictReader(file))
     wanted = {label: [float(line[f"probability_{label}"]) for line in lines] for label in ("click", "buy")}
-    exported = shell.run("export", "run", "--out", "bundle")
+    exported = shell.run("export", "run", "--out", "bundle", "--test-data", "data/test", "--require", "buy_auc>=0.1")
     assert exported.returncode == 0, exported.stderr
+    lineage = json.loads((tmp_path / "bundle" / "manifest.json").read_text())["lineage"]
+    assert sum(lineage["scores"]) == len(lines)
+    assert {"auc", "buy_auc"} <= lineage["metrics"].keys()
 
     schema = Schema.load(tmp_path / "data" / "schema.toml")
     files = sorted((tmp_path / "data" / "test").iterdir())
@@ -44,8 +49,10 @@ def test_two_labels_from_training_to_a_server(shell: CommandLine, tmp_path: Path
         np.testing.assert_allclose(found[label], wanted[label][:300], atol=1e-5)
     np.testing.assert_array_equal(predictor.predict(asked), found["click"])
 
-    log = tmp_path / "log.jsonl"
-    with serving(tmp_path / "bundle", "--log-requests", str(log), "--grpc-port", "0") as server:
+    coarse = shell.run("export", "run", "--out", "coarse", "--rows", "int8", "--name", "coarse")
+    assert coarse.returncode == 0, coarse.stderr
+    log, shadow = tmp_path / "log.jsonl", ("--shadow", str(tmp_path / "coarse"))
+    with serving(tmp_path / "bundle", "--log-requests", str(log), "--grpc-port", "0", *shadow) as server:
         for count in (1, 300):  # a short request, and one that goes in pieces
             answer = server.post("/v1/predict", {"rows": asked[:count]}).json()
             assert list(answer["scores_by_label"]) == ["click", "buy"]
@@ -53,6 +60,9 @@ def test_two_labels_from_training_to_a_server(shell: CommandLine, tmp_path: Path
                 np.testing.assert_allclose(answer["scores_by_label"][label], wanted[label][:count], atol=1e-5)
             assert answer["scores"] == answer["scores_by_label"]["click"]
         assert server.client.get("/v1/model").json()["labels"] == ["click", "buy"]
+        far = _shadow_differences(server, 1)
+        assert list(far) == ["buy", "click"]
+        assert all(0 < found < 0.1 for found in far.values())  # int8 rounds
         described = server.client.get("/openapi.json").json()
         answered = described["paths"]["/v1/predict"]["post"]["responses"]["200"]["content"]["application/json"][
             "schema"
@@ -71,6 +81,18 @@ def test_two_labels_from_training_to_a_server(shell: CommandLine, tmp_path: Path
         replayed = shell.run("replay", log, "--url", server.url, "--json")
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
         assert json.loads(replayed.stdout.splitlines()[-1])["differences"]["count"] >= 2 * 301
+
+
+def _shadow_differences(server: Served, least: int) -> dict[str, float]:
+    """By label, once the shadow has scored so many rows along: it does so when there is time."""
+
+    def told() -> dict[str, float]:
+        text = server.client.get("/metrics").text
+        rows = re.search(r"^sparsefleet_shadow_rows_total{.*} (\d+)$", text, re.M)
+        found = re.findall(r'^sparsefleet_shadow_difference_sum{version="coarse",label="(\w+)"} (\S+)$', text, re.M)
+        return {label: float(far) for label, far in found} if rows and int(rows[1]) >= least else {}
+
+    return wait_until(told, 30, "the shadow")
 
 
 def _check_grpc(

@@ -35,6 +35,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_nobody_gets_in_without_the_secret_or_the_certificates(
     shell: CommandLine, small_clicks: Path, secured: dict[str, str]
 ) -> None:

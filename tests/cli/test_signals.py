@@ -78,7 +78,10 @@ def stopped_between_saves(interrupt, folder) -> Checkpoint:
     pytest.fail(f"interrupted five times, saved at a planned step each time, at last at {found.manifest.step}")
 
 
-@pytest.mark.parametrize(("signum", "reader"), [(signal.SIGINT, "queue"), (signal.SIGTERM, "memory")])
+@pytest.mark.parametrize(
+    ("signum", "reader"),
+    [pytest.param(signal.SIGINT, "queue", marks=pytest.mark.slow), (signal.SIGTERM, "memory")],
+)
 def test_an_interrupted_run_saves_and_goes_on_to_the_same_bits(cli, clicks, children, tmp_path, signum, reader):
     """Stopped at some step nobody chose, resumed: tables, state, parameters and metrics as if never stopped."""
     shuffle = ("--shuffle",) if reader == "memory" else ()

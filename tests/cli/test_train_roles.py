@@ -14,12 +14,16 @@ from command_line import SMALL, CommandLine
 from typer.testing import CliRunner
 
 from sparsefleet import launch
-from sparsefleet.checkpoint import Checkpoint, latest
+from sparsefleet.checkpoint import Checkpoint, diff, latest
 from sparsefleet.cli.app import app
 from sparsefleet.cli.train_roles import handed_on
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
 from sparsefleet.launch.addresses import HeldEndpoints
+from sparsefleet.launch.command import main
+from sparsefleet.launch.logs import only_ours
 from sparsefleet.metrics import ClickMetrics
+from sparsefleet.store.base import RunFacts
+from sparsefleet.store.local import LocalStore
 
 
 def train(small_clicks: Path, *more: object) -> tuple[object, ...]:
@@ -54,7 +58,8 @@ def test_geo_with_two_servers_and_two_trainers_and_no_script(shell: CommandLine,
     on = shell.run(*train(small_clicks, *job, "--resume", "model", "--epochs", 2))
     assert on.returncode == 0, on.stderr
     assert "adam begins without state: in mode geo every trainer keeps its own" in " ".join(on.stderr.split())
-    assert json.loads(on.stdout)["steps"] == 2 * result["steps"]
+    assert json.loads(on.stdout)["rows"] == 2000
+    assert json.loads(on.stdout)["steps"] > result["steps"]
     alone = shell.run(*train(small_clicks, "--resume", "model", "--epochs", 3))
     assert alone.returncode == 1
     assert "is of a job in mode geo, whose trainers keep adam's state themselves" in " ".join(alone.stderr.split())
@@ -66,7 +71,8 @@ def test_the_first_worker_tells_where_its_time_went(shell: CommandLine, small_cl
     done = shell.run(*train(small_clicks, *job))
     assert done.returncode == 0, done.stderr
     profile = json.loads(done.stdout)["profile"]
-    assert (profile["steps"], profile["threads"]) == (10, 1)
+    assert profile["steps"] in (10, 11), "half of the pieces, which are not all of the same number of rows"
+    assert profile["threads"] == 1
     assert profile["parts"]["waiting"]["ms"] > 0, "in sync a trainer waits for the other's part of each round"
     assert re.search(r"^waiting +\d", done.stderr, re.MULTILINE)
 
@@ -78,7 +84,8 @@ def test_a_run_is_resumed_on_other_servers_and_in_one_process(shell: CommandLine
     job = ("--servers", 2, "--workers", 2, "--mode", "sync", "--learning-rate", 0.01)
     second = shell.result(*train(small_clicks, *job, "--save", "more", "--resume", "model", "--epochs", 2))
     assert (first["rows"], second["rows"]) == (2000, 2000), "only the epoch that was missing"
-    assert (first["steps"], second["steps"]) == (20, 30), "a trainer makes half the steps"
+    assert first["steps"] == 20
+    assert second["steps"] in (30, 31), "a trainer makes half the steps"
     assert second["test_auc"] > first["test_auc"]
     training = Checkpoint.open(latest(shell.folder / "more")).manifest.extra["training"]
     assert training["epoch"] == 2
@@ -159,6 +166,7 @@ def test_what_a_job_has_saved_itself_is_what_to_go_on_from(
         assert "go on with: --resume M (checkpoint step-000000" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_trainer_that_fails_by_itself_ends_the_job_in_every_mode(shell: CommandLine, small_clicks: Path) -> None:
     """It is the servers that say so: the launcher has no opinion, whatever --lost-trainer is."""
     bad = shell.folder / "bad"
@@ -206,6 +214,140 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert done.exit_code == 1
     assert message in " ".join(done.stderr.split())
     assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--leases"], "--leases says how trainers share their data: give --servers and --workers too"),
+        (["--no-leases"], "--no-leases says how trainers share their data: give --servers and --workers too"),
+        (["--elastic", "1:2"], "--elastic is for many processes: give --servers and --workers too"),
+        (
+            ["--servers", "1", "--workers", "1", "--elastic", "1:2", "--no-leases"],
+            "--elastic hands data out in pieces (leases), for trainers come and go: leave out --no-leases",
+        ),
+        (
+            ["--servers", "1", "--workers", "1", "--leases", "--reader", "memory"],
+            "--leases hands out files that are streamed; --reader memory keeps its own share: use queue",
+        ),
+        (
+            ["--servers", "1", "--workers", "1", "--elastic", "1:2", "--reader", "feeder"],
+            "--elastic hands out files that are streamed; --reader feeder keeps its own share: use queue",
+        ),
+    ],
+)
+def test_leases_that_cannot_be_are_refused(
+    small_clicks: Path, options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke("train", "--data", small_clicks / "train", *options)
+    assert done.exit_code == 1
+    assert message in " ".join(done.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_parent_decides_once_for_all_roles_whether_data_is_leased(
+    small_clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told: list[bool] = []
+
+    def note(command: Any, *given: object, **more: object) -> launch.Outcome:
+        words = command(None)
+        flags = [word for word in words if word in ("--leases", "--no-leases")]
+        assert len(set(flags)) == 1, words
+        told.append(flags[0] == "--leases")
+        return launch.Outcome(0)
+
+    monkeypatch.setattr(launch, "run_local", note)
+    for name, positions in (
+        ("shares", {"0": {}, "1": {}}),
+        ("pieces", {"leases": {}}),
+        ("one", {"0": {}}),
+        ("end", {}),
+    ):
+        LocalStore().save(str(tmp_path / name / "step-00000001"), RunFacts(step=1, positions=positions))
+    job = ("train", "--data", small_clicks / "train", *SMALL, "--servers", 1, "--workers", 2)
+    for more, leased in (
+        ((), True),
+        (("--no-leases",), False),
+        (("--elastic", "1:3"), True),
+        (("--reader", "memory"), False),
+        (("--resume", "shares"), False),
+        (("--resume", "auto", "--save", "shares"), False),
+        (("--resume", "shares", "--leases"), True),  # trainers refuse it, and say why
+        (("--resume", "pieces"), True),
+        (("--resume", "one"), True),
+        (("--resume", "end"), True),
+        (("--resume", "auto", "--save", "new"), True),
+    ):
+        done = invoke(*job, *more)
+        assert done.exit_code == 0, done.stderr
+        assert told.pop() == leased, more
+        said = "cut within an epoch whose data 2 trainers had shares of" in " ".join(done.stderr.split())
+        assert said == ("shares" in more and not leased), more
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sync_is_repeated_bit_by_bit_and_goes_on_from_shares_and_pieces(shell: CommandLine, small_clicks: Path) -> None:
+    def job(workers: int, *more: object) -> tuple[object, ...]:
+        # By hundreds, so that a run has a few steps: not all of its checkpoints may be of an epoch's end.
+        often = ("--batch-size", 50, "--save-every", 4, "--keep", 100)
+        return train(small_clicks, "--servers", 2, "--workers", workers, "--mode", "sync", *often, *more)
+
+    def within_epoch(folder: str) -> tuple[str, int]:
+        """A checkpoint of the middle of an epoch, and how many samples of it are trained."""
+        for step in sorted((shell.folder / folder).glob("step-*")):
+            manifest = Checkpoint.open(step).manifest
+            if manifest.positions:
+                return f"{folder}/{step.name}", ClickMetrics.from_dict(manifest.extra["training"]["metrics"]).rows
+        raise AssertionError(f"{folder} has none")
+
+    first = shell.result(*job(2, "--save", "pieces"))
+    second = shell.result(*job(2, "--save", "again"))
+    assert first["rows"] == second["rows"] == 2000
+    assert diff(str(shell.folder / "pieces"), str(shell.folder / "again"))["same"]
+    assert shell.result(*job(2, "--save", "shares", "--no-leases"))["rows"] == 2000
+
+    place, done = within_epoch("pieces")
+    assert set(Checkpoint.open(shell.folder / place).manifest.positions) == {"leases"}
+    on = shell.result(*job(2, "--save", "on", "--resume", place))
+    assert on["rows"] == 2000 - done
+    assert diff(str(shell.folder / "pieces"), str(shell.folder / "on"))["same"], "as if it had not been stopped"
+    assert shell.result(*job(3, "--resume", place, "--save", "three"))["rows"] == 2000 - done
+
+    place, done = within_epoch("shares")
+    on = shell.result(*job(2, "--save", "on_shares", "--resume", place))
+    assert on["rows"] == 2000 - done
+    assert diff(str(shell.folder / "shares"), str(shell.folder / "on_shares"))["same"]
+    other = shell.run(*job(3, "--resume", place, "--save", "none"))
+    assert other.returncode == 1
+    assert "they do not fit 3: resume with as many" in " ".join(other.stderr.split())
+    other = shell.run(*job(2, "--resume", place, "--save", "none", "--leases"))
+    assert other.returncode == 1
+    said = " ".join(other.stderr.split())
+    assert "resume it without leases (--no-leases, split_files), with as many trainers" in said
+
+
+def test_two_jobs_at_once_do_not_share_a_folder_of_logs(
+    small_clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each told the result of whichever had written last, the other one's model too."""
+    monkeypatch.chdir(tmp_path)
+    with only_ours(tmp_path / "log"):
+        (tmp_path / "log" / "workerlog.0").write_text("of the first job")
+        done = invoke("train", "--data", small_clicks / "train", "--servers", "1", "--workers", "1")
+        assert done.exit_code == 1
+        assert "log_dir='log' is in use: another job that runs now" in " ".join(done.stderr.split())
+        (tmp_path / "job.py").write_text("")
+        by_script = main(["--server_num=1", "--worker_num=1", str(tmp_path / "job.py")])
+    assert by_script == 2
+    done = invoke("train", "--data", small_clicks / "train", "--servers", "1", "--workers", "1", "--log-dir", "x" * 300)
+    assert done.exit_code == 1
+    assert "cannot be used: File name too long" in " ".join(done.stderr.split())
+    assert [path.name for path in (tmp_path / "log").iterdir()] == ["workerlog.0"]
+    assert (tmp_path / "log" / "workerlog.0").read_text() == "of the first job"
 
 
 def test_servers_cannot_be_asked_for_within_a_job(small_clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:

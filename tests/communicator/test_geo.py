@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -309,3 +310,34 @@ def test_the_learning_rate_goes_on_where_the_run_stood():
             seen.append((*rows_of(store, 3), dense(communicator)))
         rates = np.cumsum([rule.rate(step) for step in (3, 4, 5)])
         np.testing.assert_allclose(seen, np.stack([rates, rates], axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["an answer is waited for", "differences are taken", "an answer is taken in"])
+def test_ctrl_c_within_a_flush_loses_nothing(where, monkeypatch):
+    """The main thread flushes at an epoch's end. Interrupted there it saves, and so flushes once more."""
+    with cluster(2) as fleet:
+        communicator = GeoCommunicator(fleet.store(), CommunicatorConfig(k_steps=10, trainers=2))
+        communicator.start(parameters_in(communicator.store))
+        (lane,) = communicator.begin_epoch(0, 1)
+        train(lane, 10, 1)
+        under_way = communicator._under_way
+        assert under_way is not None
+        (copy,) = communicator._copies.values()
+        owner, name = {
+            "an answer is waited for": (under_way, "_finish"),
+            "differences are taken": (copy, "take_delta"),
+            "an answer is taken in": (copy, "receive"),
+        }[where]
+        real, interrupts = getattr(owner, name), [signal.SIGINT]
+
+        def interrupted(*arguments):
+            while interrupts:
+                signal.raise_signal(interrupts.pop())
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            communicator.flush()
+        communicator.flush()
+        assert rows_of(communicator.store, 1, 0) == [10.0, 10.0]
+        assert dense(communicator) == 10.0

@@ -200,7 +200,7 @@ def test_packed_files_and_going_on(tmp_path: Path, wanted: Batch, kind: str, mul
 
 BAD = [
     ("price", "cheap", "column 'price': not a number: 'cheap'"),
-    ("click", "2", "column 'click': label is not 0 or 1, nor true or false: '2'"),
+    ("click", "True", "column 'click': label is not 0 or 1: 'True'"),
     ("click", "", "column 'click': label is missing"),
     ("ts", "noon", "column 'ts': not a time"),
     ("w", "-1", "column 'w': weight is not a number, 0 or above: '-1'"),
@@ -225,6 +225,18 @@ def test_bad_rows_are_located(tmp_path: Path, name: str, value: str, said: str, 
     bad = BadSamples("skip")
     assert sum(len(chunk.batch) for unit in units for chunk in form.read(unit, bad)) == 99
     assert sum(bad.counts.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("time_format", "value"),
+    [("auto", "1700000000000"), ("seconds", "1700000000000"), ("milliseconds", "1700000000000000000")],
+)
+def test_times_of_another_unit_are_refused(tmp_path: Path, time_format: str, value: str) -> None:
+    """Their hour would be chance, and nobody would see it."""
+    schema = Schema((), (Slot("hour", column="ts", derive="hour"),), "y", time_format=time_format)
+    (tmp_path / "f").write_text(f"y,ts\n1,1700000000\n0,{value}\n")
+    with pytest.raises(BadRowError, match="line 3, column 2: column 'ts': not a time of the schema's time_format"):
+        read(CsvFormat(schema), str(tmp_path / "f"))
 
 
 def test_ragged_lines(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_preload_goes_on_in_the_background() -> None:
     gate = threading.Event()
     format = FakeFormat([50], block=gate)
     reader = InMemoryDataset(format.files, format)
-    reader.preload()
+    reader.preload_into_memory()
     with pytest.raises(ConfigError, match=r"call wait_preload_done\(\) first"):
         reader.epoch()
     with pytest.raises(ConfigError, match="being loaded already"):
@@ -154,7 +154,7 @@ def test_release_stops_a_load_and_frees_rows() -> None:
     gate = threading.Event()
     format = FakeFormat([5000], chunk=1, block=gate)
     reader = InMemoryDataset(format.files, format)
-    reader.preload()
+    reader.preload_into_memory()
     gate.set()
     started = time.monotonic()
     reader.release_memory()

@@ -249,6 +249,7 @@ def test_close_interrupts_a_format_that_blocks_and_offers_cancel() -> None:
     assert reading_threads() == []
 
 
+@pytest.mark.slow
 def test_memory_stays_flat() -> None:
     """Read far more than may be held at once: 400 files of 50 rows, some batches and a chunk alive."""
     reader = dataset([50] * 400, batch_size=10, capacity=2)

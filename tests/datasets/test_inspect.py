@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparsefleet.core.errors import ConfigError
-from sparsefleet.core.schema import CsvDialect, Schema
+from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.core.schema import CRITEO, CsvDialect, DenseFeature, Schema, Slot
 from sparsefleet.data.open import open_reader
 from sparsefleet.datasets.events import COLUMNS, EventsModel, synth_events
 from sparsefleet.datasets.inspect import Inspection, inspect
@@ -124,6 +125,173 @@ def test_which_column_is_the_label(tmp_path: Path) -> None:
         inspect(tmp_path / "f.csv", label="c")
 
 
+def test_words_are_no_label(tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("won,b\nTrue,x\nFalse,y\nTrue,x\n")
+    with pytest.raises(ConfigError, match="won: true and false as text are no label, write 1 and 0"):
+        inspect(tmp_path / "f.csv")  # it was taken, and every reader refused the rows
+    (tmp_path / "f.jsonl").write_text('{"won": true, "b": "x"}\n{"won": false, "b": "y"}\n')
+    assert inspect(tmp_path / "f.jsonl").schema.label == "won"
+
+
+def test_columns_that_readers_refuse_are_left_out(tmp_path: Path) -> None:
+    count = 60
+    columns = {
+        "click": [i % 2 for i in range(count)],
+        "user": [f"u{i % 7}" for i in range(count)],
+        "flag": [bool(i % 3) for i in range(count)],
+        "vector": [[i / 8, 1.0] for i in range(count)],
+        "gap": [float("nan") if i % 3 else float(i) for i in range(count)],
+        "pairs": [[[i, 2]] for i in range(count)],
+        "lasts": pa.array(range(count), pa.duration("s")),
+        "ids": [[i % 5, None] for i in range(count)],
+        "flags": pa.array([[("a", i % 4)] for i in range(count)], pa.map_(pa.string(), pa.int64())),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "f.parquet")
+    found = inspect(tmp_path / "f.parquet")
+    assert [slot.name for slot in found.schema.slots] == ["user", "ids"]
+    assert not found.schema.dense
+    told = {column.name: column.note for column in found.columns if column.left_out}
+    assert told["flag"] == "truth values; write 0 and 1, or text"
+    assert told["gap"] == "holds NaN or infinity; write null where a number is missing"
+    assert told["vector"] == "lists that hold 0.0; a slot takes text and whole numbers"
+    assert told["lasts"] == "timedelta is neither text nor number; write one of these"
+    assert {"pairs", "flags"} <= told.keys()
+    with open_reader(tmp_path / "f.parquet", found.schema, batch_size=100).epoch() as epoch:
+        assert len(next(epoch.streams[0])) == count
+    mixed = [{"click": i % 2, "user": "a" if i % 2 else "b", "x": "n/a" if i % 5 else 1.5} for i in range(count)]
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in mixed))
+    assert [slot.name for slot in inspect(tmp_path / "f.jsonl").schema.slots] == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("f.json", '[\n{"click": 1, "u": "a"},\n{"click": 0, "u": "b"}]\n', "this is one JSON array"),
+        ("f.jsonl", '{"click": 1, "x": NaN}\n', "line 1: not JSON: NaN is no JSON number; write null"),
+        ("f.csv", "click,a,a\n1,2,3\n0,2,3\n", "column 'a' stands twice in the header"),
+    ],
+)
+def test_files_that_look_like_something_else(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        inspect([str(tmp_path / name)])
+
+
+# -- MultiSlot ---------------------------------------------------------------------------------------------------------
+
+
+def multislot_lines(label_at: int = 0, count: int = 200) -> list[str]:
+    """A label, two numbers, one number, a category, a list of keys, a slot that is always the same."""
+    lines = []
+    for i in range(count):
+        keys = [str(10**18 + 7 * (i % 5)), *([str(3 + i % 4)] if i % 3 else [])]
+        slots = [["0.5", str(-i / 8)], [str(i / 4)], [str(900 + i % 7)], keys, ["77"]]
+        slots.insert(label_at, [str(int(i % 4 == 0))])
+        lines.append(" ".join(word for slot in slots for word in (str(len(slot)), *slot)))
+    return lines
+
+
+@pytest.mark.parametrize("label_at", [0, 5])
+def test_slots_of_multislot_go_by_their_number(tmp_path: Path, label_at: int) -> None:
+    lines = multislot_lines(label_at)
+    (tmp_path / "part-0").write_text("\n".join(lines[:90]) + "\n")
+    (tmp_path / "part-1.gz").write_bytes(gzip.compress(("\r\n".join(lines[90:]) + "\r\n").encode()))
+    found = inspect(tmp_path)
+    assert (found.table.format, found.table.rows, found.table.whole) == ("multislot", 200, True)
+    label, pair, one, category, several, same = [
+        f"slot{1 + n}" for n in ([0, *range(1, 6)] if not label_at else [5, *range(5)])
+    ]
+    wanted = {label: "label", f"{pair}_1": "number", f"{pair}_2": "number", one: "number"}
+    assert kinds(found) == {**wanted, category: "category", several: "list", same: "category"}
+    assert found.label_rate == 0.25
+    schema = found.schema
+    assert schema.multislot == tuple(f"slot{n}" for n in range(1, 7))
+    assert (schema.label, schema.sparse_feature_dim) == (label, 0)
+    assert all(slot.keys for slot in schema.slots)
+    text = found.text()
+    assert "Lines carry no names" in text
+    assert f'{{ name = "{same}", hash_prefix' not in text
+    assert "always the same" in text
+    (tmp_path / "schema.toml").write_text(text)
+    assert Schema.load(tmp_path / "schema.toml") == schema
+    # What train reads by it is what the lines say: format and order are told by file and schema alone.
+    with open_reader([tmp_path / "part-0", tmp_path / "part-1.gz"], schema, batch_size=200).epoch() as epoch:
+        (batch,) = epoch.streams[0]
+    assert batch.labels.tolist() == [float(i % 4 == 0) for i in range(200)]
+    np.testing.assert_allclose(batch.dense, [[0.5, -i / 8, i / 4] for i in range(200)])
+    keys, offsets = batch.slot(several)
+    assert offsets[:3].tolist() == [0, 1, 3]
+    assert keys[:3].tolist() == [10**18, 10**18 + 7, 4]
+    assert set(batch.slot(same)[0].tolist()) == {77}
+
+
+def test_multislot_schemas_can_be_renamed_and_score_lines_without_a_label(tmp_path: Path) -> None:
+    (tmp_path / "part-0").write_text("\n".join(multislot_lines()) + "\n")
+    found = inspect(tmp_path)
+    text = found.text()
+    for number, name in enumerate(("click", "pair", "price", "user", "ads", "site"), 1):
+        text = text.replace(f'"slot{number}', f'"{name}')
+    (tmp_path / "schema.toml").write_text(text)
+    schema = Schema.load(tmp_path / "schema.toml")
+    assert (schema.label, schema.dense_names) == ("click", ("pair_1", "pair_2", "price"))
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "part-0").write_text("".join(line[4:] + "\n" for line in multislot_lines()))
+    batches = []
+    for folder, labelled in ((tmp_path / "part-0", True), (tmp_path / "bare", False)):
+        with open_reader(folder, schema, batch_size=200, labelled=labelled).epoch() as epoch:
+            batches += list(epoch.streams[0])
+    np.testing.assert_array_equal(batches[0].keys, batches[1].keys)
+    np.testing.assert_array_equal(batches[0].dense, batches[1].dense)
+    assert np.isnan(batches[1].labels).all()
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        (["1 0 1 5 1 1", "1 1 1 6 1 0"], {}, r"Say --label NAME \(columns of 0 and 1: slot1, slot3\)"),
+        (["1 7 1 5 1 1", "1 8 1 6 1 1"], {}, "no column holds 0 and 1 alone"),
+        (["1 0 2 0.5 1", "1 1 2 1 0.5"], {"label": "slot2_1"}, "one of several numbers of a slot"),
+        (["1 0 2 0.5 1", "1 1 2 1 0.5"], {}, "no slot holds feature keys"),
+        (["1 0 2 0.5 1 1 7", "1 1 1 0.5 1 7"], {}, "slot2 holds '0.5', which is no feature key, and 1 to 2 values"),
+        (["1 0 0 1 5", "1 1 0 1 5"], {"format": "multislot"}, "2 lines are none of 'n v1 … vn' for each slot"),
+    ],
+)
+def test_multislot_that_cannot_be_told(tmp_path: Path, lines: list[str], options: dict[str, str], message: str) -> None:
+    (tmp_path / "f").write_text("\n".join(lines) + "\n")
+    with pytest.raises((ConfigError, DataError), match=message):
+        inspect(tmp_path / "f", **options)
+
+
+def test_lines_with_other_slots_are_counted(tmp_path: Path) -> None:
+    lines = multislot_lines()
+    lines[30:30] = ["1 0 1 5", "not a line", "1 0 2 0.5"]
+    (tmp_path / "f").write_text("\n".join(lines) + "\n")
+    found = inspect(tmp_path / "f")
+    assert (found.table.rows, found.table.ragged) == (200, 3)
+
+
+def test_what_a_schema_says_of_multislot() -> None:
+    slots = (Slot("user", keys=True), Slot("ads", keys=True))
+    schema = Schema((), slots, "click", multislot=("ads", "click", "user"))
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+    for names, message in (
+        (("ads", "user"), "missing: click"),
+        (("ads", "click", "ads", "user"), "used twice: ads"),
+        ("ads", "mistyped"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Schema((), slots, "click", multislot=names)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="do not go together"):
+        replace(schema, csv=CsvDialect())
+    wrong = Schema(
+        (DenseFeature("p_1"), DenseFeature("q"), DenseFeature("p_2")),
+        slots,
+        multislot=("p", "q", "user", "ads", "label"),
+    )
+    with pytest.raises(ConfigError, match="must stand side by side"):
+        open_reader(__file__, wrong, format_name="multislot")
+
+
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +363,42 @@ def test_splits_that_cannot_be(events: Path, tmp_path: Path) -> None:
         split_table(events / "train", tmp_path / "o", schema, PrepareSpec(), split="user")
     with pytest.raises(ConfigError, match="--split time needs a column"):
         split_table(events / "train", tmp_path / "o", replace(schema, time=None), PrepareSpec(), split="time")
+
+
+def test_multislot_is_split_too(tmp_path: Path) -> None:
+    lines = multislot_lines()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "part-0").write_text("\n".join(lines[:150]) + "\n")
+    (tmp_path / "in" / "part-1").write_bytes("\r\n".join(lines[150:]).encode())
+    schema = inspect(tmp_path / "in").schema
+    report = split_table(tmp_path / "in", tmp_path / "out", schema, PrepareSpec(0.2, 2))
+    assert (report.train_rows, report.test_rows) == (160, 40)
+    again = Schema.load(tmp_path / "out" / "schema.toml")
+    assert again == schema
+    written = [
+        line
+        for name in ("train", "test")
+        for file in sorted((tmp_path / "out" / name).iterdir())
+        for line in file.read_text().splitlines()
+    ]
+    assert sorted(written) == sorted(lines)
+    with open_reader(tmp_path / "out" / "test", again, batch_size=100).epoch() as epoch:
+        assert len(next(epoch.streams[0])) == 40
+
+
+def test_what_multislot_lines_cannot_be_split_by(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("\n".join(multislot_lines()) + "\n")
+    schema = inspect(tmp_path / "f").schema
+    with pytest.raises(ConfigError, match="--split time: MultiSlot lines have no column of that"):
+        split_table(tmp_path / "f", tmp_path / "o", schema, PrepareSpec(), split="time")
+    counting = replace(schema, slots=tuple(replace(slot, keys=False, min_count=3) for slot in schema.slots))
+    with pytest.raises(ConfigError, match="min_count is for values of text, and MultiSlot lines hold ready-made keys"):
+        split_table(tmp_path / "f", tmp_path / "o", counting, PrepareSpec())
+    with pytest.raises(ConfigError, match="take min_count out of the schema"):  # it was passed over silently
+        open_reader(tmp_path / "f", counting)
+    (tmp_path / "criteo").write_text("0" + "\t1" * 13 + "\tab" * 26 + "\n")
+    with pytest.raises(ConfigError, match="it is of format criteo; with --schema, data prepare splits CSV"):
+        split_table(tmp_path / "criteo", tmp_path / "o", CRITEO, PrepareSpec())
 
 
 # -- what strangers bring ----------------------------------------------------------------------------------------------

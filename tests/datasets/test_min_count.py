@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
-from sparsefleet.core.kept_values import kept_hashes, kept_text
 from sparsefleet.core.schema import Schema, Slot
+from sparsefleet.core.schema.kept_values import kept_hashes, kept_text
 from sparsefleet.core.xxh64 import xxh64
 from sparsefleet.data.formats import format_for
 from sparsefleet.data.formats.base import BadSamples, Unit

@@ -48,6 +48,7 @@ def test_a_killed_trainer_stops_sync_with_its_name(tmp_path):
         check_servers_end(job, 1)
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_is_left_out_of_sync_by_setting(tmp_path):
     with role_job(tmp_path, mode="sync", steps=30, lost_trainer="drop") as job:
         job.start_all().wait_for_step(3, "worker0", "worker1")
@@ -58,7 +59,9 @@ def test_a_killed_trainer_is_left_out_of_sync_by_setting(tmp_path):
         check_servers_end(job, 3)
 
 
-@pytest.mark.parametrize("mode", ["half_async", "async", "geo"])
+@pytest.mark.parametrize(
+    "mode", ["async", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("half_async", "geo"))]
+)
 def test_a_killed_trainer_does_not_stop_the_others(tmp_path, mode):
     with role_job(tmp_path, mode=mode, steps=30) as job:
         job.start_all().wait_for_step(3, "worker0", "worker1")

@@ -17,7 +17,7 @@ def manifest_of_job(folder, **settings):
     return Checkpoint.open(folder / "saved").manifest
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "async"])
 def test_a_job_goes_on_from_another_with_new_features(tmp_path, mode):
     first = manifest_of_job(tmp_path / "first", servers=2, workers=2, mode=mode, steps=20)
     rounds = 20 if mode == "sync" else 40

@@ -136,7 +136,8 @@ def test_interrupted_together_trainers_save_what_they_have_done(tmp_path: Path, 
     assert resumed.rows == EPOCHS * ROWS
 
 
-@pytest.mark.parametrize("steps", ["by interrupt", pytest.param("by steps", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", ["by interrupt", "by steps"])
 def test_a_trainer_that_has_not_begun_has_its_rows_still_to_come(tmp_path: Path, data: str, steps: str) -> None:
     """It is no lost one, whose share of the epoch is left out."""
     folder = tmp_path / "interrupted"
@@ -166,10 +167,12 @@ def test_a_trainer_that_has_done_its_epoch_does_not_do_it_again(tmp_path: Path, 
     assert run(tmp_path / "resumed", mode="async", data=data, resume=path).rows == EPOCHS * ROWS
 
 
-@pytest.mark.parametrize("mode", ["sync", "geo"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "geo"])
 def test_save_persistables_while_the_others_train(tmp_path: Path, data: str, mode: str) -> None:
     saved = tmp_path / "model"
-    with role_job(tmp_path, mode=mode, data=data, save_at=9, save_to=str(saved), pace=0.01) as job:
+    # Patient: a load makes no headway that one could see while a busy machine starts to read.
+    job_of = {"mode": mode, "data": data, "timeout": 10.0}
+    with role_job(tmp_path, save_at=9, save_to=str(saved), pace=0.01, **job_of) as job:
         job.start_all()
         end_well(job)
         assert f"saved {saved}" in job.log("worker0")
@@ -178,12 +181,13 @@ def test_save_persistables_while_the_others_train(tmp_path: Path, data: str, mod
     assert cut.rows < ROWS
     if mode == "sync":
         assert cut.rows == 2 * 9 * 50, "both trainers after the same round"
-    with role_job(tmp_path / "resumed", mode=mode, data=data, resume=str(saved), save=str(tmp_path / "end")) as job:
+    with role_job(tmp_path / "resumed", resume=str(saved), save=str(tmp_path / "end"), **job_of) as job:
         job.folder.mkdir()
         end_well(job.start_all())
     assert Saved(tmp_path / "end").rows == ROWS
 
 
+@pytest.mark.slow
 def test_another_number_of_trainers_is_refused(tmp_path: Path, data: str) -> None:
     path = killed(tmp_path / "killed", mode="async", data=data, save_every=7)
     with role_job(tmp_path, workers=1, mode="async", data=data, resume=path) as job:

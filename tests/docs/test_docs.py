@@ -188,7 +188,8 @@ def test_commands_in_the_text_exist_with_their_options(page):
 
 def test_options_named_alone_exist_in_a_command():
     names = ("train", "infer", "importance", "export", "serve", "verify", "replay", "doctor")
-    known = {option for name in names for parameter in find([name])[0].params for option in parameter.opts}
+    parameters = [parameter for name in names for parameter in find([name])[0].params]
+    known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     for group in ("data", "checkpoint", "word2vec"):
         for command in find([group])[0].commands.values():
             known |= {option for parameter in command.params for option in parameter.opts}

@@ -78,6 +78,7 @@ def test_the_script_alone_tells_how_it_goes_and_what_is_wrong(tmp_path: Path) ->
         assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_listen_ends_the_cluster_with_its_message(tmp_path: Path) -> None:
     synth(tmp_path / "data", SynthSpec(rows=100, test_rows=50, parts=2, seed=3))
     with socket.create_server(("127.0.0.1", 0)) as busy:
@@ -90,6 +91,7 @@ def test_a_server_that_cannot_listen_ends_the_cluster_with_its_message(tmp_path:
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_trainer_that_fails_ends_the_cluster_with_its_message(tmp_path: Path) -> None:
     with HeldEndpoints.free(1) as held:
         port = held.endpoints[0].rpartition(":")[2]

@@ -60,6 +60,7 @@ def test_two_tables_read_data_that_is_given_and_save(tmp_path):
     assert (tmp_path / "model" / "latest").read_text().strip() == "step-00000008"
 
 
+@pytest.mark.slow
 def test_fetch_handler_is_called_by_batches_and_by_seconds(tmp_path):
     output = run("fetch_handler.py", "--rows", "5000", "--every-batches", "5", "--every-seconds", "0.01", cwd=tmp_path)
     by_batches, rest = output.split("by seconds")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
+import json
 import os
 import re
 import shutil
@@ -86,7 +87,14 @@ def test_local_training_then_inference(place: Path) -> None:
     assert Checkpoint.open(place / "model" / "epoch_1").manifest.step == 24
     scored = run(place, "python", "-u", "infer.py", "model/epoch_1")
     assert scored.returncode == 0, scored.stderr
-    assert re.search(r"infer finished, auc: 0\.\d+, logloss: 0\.\d+", scored.stderr)
+    said = re.search(r"infer finished, auc: (0\.\d+), logloss: (0\.\d+)", scored.stderr)
+    assert said, scored.stderr
+    # infer.py reads by PyReader, training by a pipe command: the samples must be the same ones.
+    command = ("--data", "test_data", "--pipe-command", "python dataset_generator.py", "--json")
+    piped = run(place, "sparsefleet", "infer", "model/epoch_1", *command)
+    assert piped.returncode == 0, piped.stderr
+    result = json.loads(piped.stdout)
+    assert [float(number) for number in said.groups()] == pytest.approx([result["auc"], result["logloss"]], abs=1e-5)
 
 
 @pytest.mark.slow

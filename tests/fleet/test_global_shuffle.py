@@ -156,7 +156,7 @@ def test_an_exchange_needs_the_servers() -> None:
 
 
 def test_a_letter_counts_once_and_is_given_until_the_next_is_asked_for() -> None:
-    mail, lane = Letters(Sessions(ServerConfig(workers=2), "me")), Account(0, "life", 0)
+    mail, lane = Letters(Sessions(ServerConfig(workers=2))), Account(0, "life", 0)
     for number, text in ((1, b"one"), (1, b"one"), (2, b"two")):
         mail.put(lane, number, "box", 1, Letter(0, False, np.frombuffer(text, np.uint8)), lambda reason: None)
     assert mail.held_bytes == 6
@@ -171,7 +171,7 @@ def test_a_letter_counts_once_and_is_given_until_the_next_is_asked_for() -> None
 
 
 def test_whoever_brings_too_much_waits() -> None:
-    mail = Letters(Sessions(ServerConfig(workers=2), "me"), held_bytes=10)
+    mail = Letters(Sessions(ServerConfig(workers=2)), held_bytes=10)
     letter = Letter(0, False, np.zeros(8, np.uint8))
     mail.put(Account(0, "life", 0), 1, "box", 1, letter, lambda reason: None)
     second = threading.Thread(

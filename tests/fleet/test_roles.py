@@ -136,6 +136,7 @@ def test_endpoints() -> None:
         parse_endpoint("x", "fe80::1:80")
 
 
-def test_reading_a_role_needs_no_torch() -> None:
-    code = "import sys, sparsefleet.fleet.roles; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("modules", ["sparsefleet.fleet.roles", "sparsefleet.cli.train, sparsefleet.fleet.server_life"])
+def test_reading_a_role_and_being_a_server_need_no_torch(modules: str) -> None:
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -2,7 +2,8 @@
 is how often its sample was trained. The dense parameter counts them all.
 
 Arguments: mode, folder of data, checkpoint to write, seconds of a step, time-out; and any of these: `leased`,
-`save=FOLDER` (every 3 steps), `resume=PATH`, `epochs=N`, `slow=WORKER` (its steps take ten times as long).
+`save=FOLDER` (every 3 steps), `resume=PATH`, `epochs=N`, `slow=WORKER` (its steps take ten times as long), `shares` (a
+second call of `fit`, in which each trainer has a share of its own).
 """
 
 from __future__ import annotations
@@ -83,8 +84,14 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: s
         pace *= 10
     epochs, resume = int(options.get("epochs", 1)), options.get("resume")
     paced = Pace(pace, Path(saved).parent / "hurry")
-    result = trainer.fit(Counter(), reader, epochs, fetch=[paced], save=policy, resume=resume)
+    model = Counter()
+    result = trainer.fit(model, reader, epochs, fetch=[paced], save=policy, resume=resume)
     print(f"rows {result.rows}", flush=True)
+    if "shares" in options:
+        files = fleet.split_files(list_files(data))
+        reader = sf.open_reader(files, SCHEMA, format_name="multislot", batch_size=BATCH)
+        print("on shares", flush=True)
+        trainer.fit(model, reader, fetch=[paced])
     if fleet.is_first_worker():
         fleet.save_persistables(saved)
     fleet.barrier_worker()

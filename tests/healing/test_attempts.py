@@ -184,7 +184,8 @@ def test_what_a_policy_refuses() -> None:
 
 
 def test_the_variables_say_what_they_were_made_of() -> None:
-    for variables in (HealingVariables("/cuts"), HealingVariables("/cuts", 3, 0.5, "/cuts/a/step-1", (0, 2))):
+    told = HealingVariables("/cuts", 3, 0.5, "/cuts/a/step-1", (0, 2), (1, 3))
+    for variables in (HealingVariables("/cuts"), told):
         assert HealingVariables.from_environment(variables.environment()) == variables
     assert HealingVariables.from_environment({}) is None
     with pytest.raises(ConfigError, match="are set by a launcher"):

@@ -5,11 +5,16 @@ from __future__ import annotations
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from healing_jobs import Job
+from healing_jobs import HERE, LIMIT, Job
+from waiting import wait_until
+
+from sparsefleet.checkpoint import Checkpoint
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 
@@ -63,6 +68,34 @@ def test_one_that_hangs_is_killed_after_the_time_out_and_started_again(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "geo"])
+@pytest.mark.parametrize("options", [[], ["leased"]])
+def test_cuts_go_on_when_the_first_trainer_has_nothing_left_to_train(
+    tmp_path: Path, mode: str, options: list[str]
+) -> None:
+    job = Job(tmp_path, mode, pace=0.05, options=[*options, "slow=1"])
+    seen: list[int] = []
+
+    def cuts_since_its_last_step() -> int:
+        lines = job.log("worker 0").splitlines()
+        last = max((place for place, line in enumerate(lines) if line.startswith("step ")), default=len(lines))
+        return sum("INFO a " in line and " cut " in line for line in lines[last:])
+
+    def killer(job: Job) -> None:
+        job.wait_for(lambda: cuts_since_its_last_step() >= 3)
+        seen.append(cuts_since_its_last_step())
+        job.send("worker 1", KILL)
+        job.wait_for(lambda: any("begins from" in line or "joins attempt" in line for line in job.view.said))
+        job.hurry()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    assert seen[0] >= 3, job.logs()
+    counts, everything = job.counts()
+    assert (counts == 1.0).all(), job.logs()
+    assert everything == job.samples
+
+
+@pytest.mark.slow
 def test_two_roles_at_a_time(tmp_path: Path) -> None:
     job = Job(tmp_path, "half_async")
 
@@ -70,6 +103,26 @@ def test_two_roles_at_a_time(tmp_path: Path) -> None:
         job.wait_for_cut()
         for role in ("server 0", "worker 1"):
             job.send(role, KILL)
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    job.check_counts()
+
+
+@pytest.mark.slow
+def test_all_trainers_are_lost_while_the_servers_do_not_answer(tmp_path: Path) -> None:
+    """The launcher's patience with servers that outlive their trainers is not for trainers that are started again."""
+    job = Job(tmp_path, "async", samples=1600, pace=0.1, timeout=6.0)
+
+    def killer(job: Job) -> None:
+        job.wait_for_cut()
+        for role in ("server 0", "server 1"):
+            job.send(role, STOP)
+        for role in ("worker 0", "worker 1"):
+            job.send(role, KILL)
+        job.wait_for(lambda: not any(job.view.processes[role].running for role in ("worker 0", "worker 1")))
+        time.sleep(0.5)  # shorter than the launcher waits for an answer
+        for role in ("server 0", "server 1"):
+            job.send(role, signal.SIGCONT)
 
     assert job.run(killer).exit_code == 0, job.logs()
     job.check_counts()
@@ -96,16 +149,16 @@ def test_too_many_losses_end_the_job_with_their_causes(tmp_path: Path) -> None:
 def test_a_trainer_that_dies_at_the_same_sample_each_time_is_told_with_file_and_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DIE_AT", "155")
-    job = Job(tmp_path, "async", restarts=4)
+    monkeypatch.setenv("DIE_AT", "355")  # in the larger file, which is worker 0's: cuts are taken between its steps
+    job = Job(tmp_path, "async", restarts=6)
     assert job.run().exit_code == 128 + KILL, job.logs()
-    (told,) = [line for line in job.view.said if "killed 3 times after the same cut" in line]
-    assert told.startswith("worker 0 was killed 3 times after the same cut: perhaps by one of the next samples.")
+    (told,) = [line for line in job.view.said if "killed 3 times at the same place" in line]
+    assert re.match(r"worker \d was killed 3 times at the same place: perhaps by one of the next samples", told), told
     place = re.search(r"It reads on (\S+) from line (\d+) on", told)
     assert place is not None, told
-    assert place[1] == str(tmp_path / "data" / "part-0")
+    assert place[1] == str(tmp_path / "data" / "part-1")
     assert int(place[2]) <= 156, "the sample stands in the line after"
-    assert any(line.startswith("giving up: 5 losses within") for line in job.view.said)
+    assert any(line.startswith("giving up: 7 losses within") for line in job.view.said)
 
 
 @pytest.mark.slow
@@ -124,3 +177,23 @@ def test_random_kills(tmp_path: Path, mode: str, seed: int) -> None:
 
     assert job.run(killer).exit_code == 0, job.logs()
     job.check_counts()
+
+
+@pytest.mark.slow
+def test_an_interrupted_job_keeps_its_cuts_and_says_so(tmp_path: Path) -> None:
+    """A job without --save would have nothing left."""
+    job = Job(tmp_path, "async", samples=4000)
+    command = [sys.executable, "-m", "sparsefleet.launch", "--server_num=1", "--worker_num=1", "--restarts=1"]
+    arguments = [job.mode, job.make_data(), str(tmp_path / "saved"), "0.05", "20"]
+    command += ["--cut_every=0.3", str(HERE / job.script), *arguments]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as launcher:
+        try:
+            wait_until(lambda: len(list(tmp_path.glob("log/cuts-*/attempt-*/*/manifest.json"))) > 1, LIMIT, job.logs)
+            launcher.send_signal(signal.SIGINT)
+            _, said = launcher.communicate(timeout=LIMIT)
+        finally:
+            launcher.kill()
+    assert launcher.returncode == 128 + signal.SIGINT, said
+    cut = re.search(r"the job's cuts stay\. Where nothing newer was saved, go on with: --resume (\S+)", said)
+    assert cut is not None, said
+    assert Checkpoint.open(tmp_path / cut[1]).manifest.step >= 0

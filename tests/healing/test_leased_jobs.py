@@ -22,7 +22,8 @@ def rows_of(job: Job) -> list[int]:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_checkpoint_within_an_epoch_is_resumed_by_another_number_of_trainers(tmp_path: Path, mode: str) -> None:
     saves = tmp_path / "saves"
-    first = Job(tmp_path, mode, restarts=0, pace=0.0, options=["leased", f"save={saves}"])
+    # Worker 0 saves, by its own steps: the other must not have all pieces, however late worker 0 may start.
+    first = Job(tmp_path, mode, restarts=0, pace=0.02, options=["leased", f"save={saves}", "slow=1"])
     assert first.run().exit_code == 0, first.logs()
     first.check_counts()
     cut = sorted(saves.glob("step-*"))[1]
@@ -31,8 +32,8 @@ def test_a_checkpoint_within_an_epoch_is_resumed_by_another_number_of_trainers(t
     second = Job(tmp_path, mode, restarts=0, pace=0.0, workers=3, servers=1, options=["leased", f"resume={cut}"])
     assert second.run().exit_code == 0, second.logs()
     counts, everything = second.counts()
-    assert (counts == 1.0).all()
-    assert everything == second.samples
+    assert counts == pytest.approx(1.0, abs=1e-4), "of three trainers, geo adds thirds"
+    assert everything == pytest.approx(second.samples, abs=1e-2)
 
 
 @pytest.mark.slow
@@ -82,3 +83,18 @@ def test_a_lost_trainer_costs_no_going_back_where_all_servers_have_its_last_step
     said = "\n".join(job.view.said)
     assert "worker 1 ended (killed by SIGKILL): it joins attempt 1" in said, said
     assert "samples are trained again" not in job.log("worker 0")
+
+
+@pytest.mark.slow
+def test_one_that_is_lost_while_it_has_a_share_of_its_own_trains_the_rest_of_it(tmp_path: Path) -> None:
+    job = Job(tmp_path, "async", servers=1, epochs=2, options=["leased", "shares"])
+
+    def killer(job: Job) -> None:
+        job.wait_for(lambda: "step " in job.log("worker 1").partition("on shares")[2])
+        job.send("worker 1", KILL)
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    counts, everything = job.counts()
+    assert (counts == 2.0).all(), job.logs()
+    assert everything == 2 * job.samples
+    assert any("attempt 2 begins from" in line for line in job.view.said)

@@ -94,8 +94,11 @@ def ray_cluster(cpus: list[int], *, dashboard: bool = False) -> Iterator[Running
 
 
 def started(cpus: list[int], dashboard: bool, folder: str) -> Cluster:
+    from ray._private.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
+    # Cluster writes its address to Ray's usual folder too, and does not make it: on a new machine there is none.
+    Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)
     # Another cluster of this machine may have the usual ports: a node that waits for one does not start in time.
     head = {"include_dashboard": dashboard, "dashboard_host": "127.0.0.1", "dashboard_port": free_port()}
     head |= {"dashboard_agent_listen_port": 0, "temp_dir": folder}

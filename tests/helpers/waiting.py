@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -30,5 +31,13 @@ def wait_until(condition: Callable[[], Found], seconds: float, what: str | Calla
 
 def stands_waiting(thread: threading.Thread) -> bool:
     """Whether the thread stands still until another lets it go on: in a wait of `threading`, or of a queue."""
-    frame = sys._current_frames().get(thread.ident or 0)
+    # Python 3.11 holds a lock of its own meanwhile, and stands still for ever where a collection of garbage then frees
+    # something that needs it, a `threading.local` for instance (python/cpython#106883).
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        frame = sys._current_frames().get(thread.ident or 0)
+    finally:
+        if collects:
+            gc.enable()
     return frame is not None and frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name == "wait"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from level_faces import others
 
 from sparsefleet.kernels import pooled_pass
-from sparsefleet.kernels.pooled_pass import PooledNetwork, PooledPass
+from sparsefleet.kernels.pooled_pass import PooledNetwork, PooledPass, Shallow
 from sparsefleet.kernels.reference import pooled_pass as reference
 
 SLOTS, CHOSEN, DIM, DENSE, UNIQUE = 3, (2, 0), 4, 2, 9
@@ -27,12 +27,24 @@ def network(hidden=(7, 5), out=2, *, mean=False, half=False, seed=0):
     return PooledNetwork(weights, biases, *gradients, SLOTS, CHOSEN, DIM, mean, half)
 
 
-def batch(samples, seed=0):
+def shallow_network(hidden=(7, 5), *, pairs=True, tower=True, mean=False, half=False, seed=0, dim=DIM):
+    """A linear term, pairs or not, and a tower or none."""
+    draw = np.random.default_rng(seed)
+    widths = [len(CHOSEN) * (dim - 1) + DENSE, *hidden, 1] if tower else []
+    weights = [draw.normal(size=(b, a)).astype(np.float32) for a, b in pairwise(widths)]
+    biases = [draw.normal(size=b).astype(np.float32) for b in widths[1:]]
+    gradients = [np.full_like(w, np.nan) for w in weights], [np.full_like(b, np.nan) for b in biases]
+    linear = draw.normal(size=1).astype(np.float32), draw.normal(size=DENSE).astype(np.float32)
+    shallow = Shallow(*linear, *(np.full_like(each, np.nan) for each in linear), pairs)
+    return PooledNetwork(weights, biases, *gradients, SLOTS, CHOSEN, dim, mean, half, shallow)
+
+
+def batch(samples, seed=0, dim=DIM):
     """rows, inverse, offsets, dense, labels"""
     draw = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(draw.integers(0, 4, samples * SLOTS))]).astype(np.int64)
     return (
-        draw.normal(size=(UNIQUE, DIM)).astype(np.float32),
+        draw.normal(size=(UNIQUE, dim)).astype(np.float32),
         draw.integers(0, UNIQUE, offsets[-1]).astype(np.int32),
         offsets,
         draw.normal(size=(samples, DENSE)).astype(np.float32),
@@ -46,25 +58,47 @@ def passed(kind, net, given):
         net,
         grad_weights=[g.copy() for g in net.grad_weights],
         grad_biases=[g.copy() for g in net.grad_biases],
+        shallow=net.shallow
+        and replace(net.shallow, grad_bias=net.shallow.grad_bias.copy(), grad_numbers=net.shallow.grad_numbers.copy()),
     )
     one = kind(len(given[4]), net)
     loss, probabilities = one.forward(*given)
     gradient = one.backward(given[0])
-    return [np.float64(loss), probabilities, gradient, *net.grad_weights, *net.grad_biases]
+    linear = [] if net.shallow is None else [net.shallow.grad_bias, net.shallow.grad_numbers]
+    return [np.float64(loss), probabilities, gradient, *net.grad_weights, *net.grad_biases, *linear]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 2), st.booleans(), st.booleans(), st.integers(0, 1000))
 def test_as_its_twin(samples, out, mean, half, seed):
-    net, given = network(out=out, mean=mean, half=half, seed=seed), batch(samples, seed)
+    compare_with_twin(network(out=out, mean=mean, half=half, seed=seed), batch(samples, seed), half)
+
+
+def compare_with_twin(net, given, half):
     tolerance = 2e-2 if half else 1e-4  # a product of bfloat16 may round a hidden value the other way
     for mine, twin in zip(passed(PooledPass, net, given), passed(reference.PooledPass, net, given), strict=True):
         np.testing.assert_allclose(mine, twin, rtol=tolerance, atol=tolerance * max(1.0, np.abs(twin).max()))
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    samples=st.integers(1, 20),
+    dim=st.sampled_from([1, 2, 5, 11, 12, 17]),
+    pairs=st.booleans(),
+    tower=st.booleans(),
+    mean=st.booleans(),
+    half=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_a_shallow_part_as_its_twin(samples, dim, pairs, tower, mean, half, seed):
+    net = shallow_network(pairs=pairs, tower=tower, mean=mean, half=half, seed=seed, dim=dim)
+    compare_with_twin(net, batch(samples, seed, dim), half and tower)
+
+
 @pytest.mark.parametrize("kernels", others("pooled_pass"))
-def test_every_level(kernels):
-    net, given = network(), batch(13)
+@pytest.mark.parametrize("net", [network(), shallow_network(), shallow_network(tower=False)])
+def test_every_level(kernels, net):
+    given = batch(13)
     for mine, other in zip(
         passed(pooled_pass.PooledPass, net, given), passed(kernels.PooledPass, net, given), strict=True
     ):
@@ -142,6 +176,31 @@ def test_backward_needs_a_forward_of_the_same_rows():
 def test_a_network_that_does_not_fit_together_is_refused(field, value, said):
     with pytest.raises(ValueError, match=said):
         PooledPass(2, replace(network(), **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("numbers", np.zeros(DENSE + 1, np.float32), "a gradient for each number"),
+        ("bias", np.zeros(2, np.float32), "one bias"),
+        ("grad_bias", None, "all of its arrays"),
+    ],
+)
+def test_a_shallow_part_that_does_not_fit_is_refused(field, value, said):
+    net = shallow_network(tower=False)
+    with pytest.raises(ValueError, match=said):
+        PooledPass(2, replace(net, shallow=replace(net.shallow, **{field: value})))
+
+
+def test_a_shallow_part_beside_a_tower_of_two_logits_or_of_other_numbers_is_refused():
+    net = shallow_network()
+    with pytest.raises(ValueError, match="beside a shallow part in one"):
+        PooledPass(2, replace(network(), shallow=net.shallow))
+    narrow = shallow_network(dim=DIM - 1)
+    with pytest.raises(ValueError, match="too narrow"):
+        PooledPass(2, replace(narrow, dim=DIM + 1))
+    with pytest.raises(ValueError, match="the same numbers"):
+        PooledPass(2, replace(net, dim=DIM - 1))
 
 
 def test_a_tower_of_three_outputs_has_no_loss_here():

@@ -1,5 +1,10 @@
 """Commands and replies of rows in Redis: native kernels and their plain twins, whole and cut anywhere; the cache."""
 
+import errno
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,6 +63,60 @@ def test_what_is_written_is_read_back_however_it_is_cut(tmp_path_factory, dtype,
         np.testing.assert_array_equal(found.view(np.bool_), there)
         for decode in (native.decode_rows, reference.decode_rows):
             np.testing.assert_array_equal(decode(packed, found, layout.dim, dtype), want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_reply_is_received_in_whatever_pieces_it_comes(tmp_path_factory, data):
+    keys = data.draw(st.lists(KEYS, unique=True, min_size=1, max_size=60))
+    file = file_of(tmp_path_factory.mktemp("rows"), keys)
+    layout, asked = file.header.layout, np.array(keys, np.uint64)
+    values = reference.bucket_values(file.data, layout, 3)
+    per_command = data.draw(st.integers(1, 8))
+    raw = reply_of([values[number] for number in native.bucket_numbers(asked, layout.seed, 3)], per_command)
+    cuts = sorted({0, len(raw), *data.draw(st.lists(st.integers(0, len(raw)), max_size=5))})
+    pieces = [raw[a:b] for a, b in pairwise(cuts)]
+    room, by_caller = data.draw(st.integers(64, 4096)), data.draw(st.booleans())
+    for kernels in (native, reference):
+        packed, found = np.zeros((len(asked), layout.stride), np.uint8), np.full(len(asked), UNKNOWN, np.uint8)
+        buffer, begin, end, answered = np.empty(room, np.uint8), 0, 0, 0
+        ours, theirs = socket.socketpair()
+        with ours, theirs, ThreadPoolExecutor(1) as sender:
+            sending = sender.submit(lambda to=theirs: [to.sendall(piece) for piece in pieces])
+            while True:
+                # Without a descriptor the caller receives, as where the bytes are encrypted.
+                read = kernels.receive_buckets(
+                    *(-1 if by_caller else ours.fileno(), 30.0, buffer, (begin, end), asked, np.arange(len(asked))),
+                    *(per_command, answered, packed, found),
+                )
+                begin, end, answered = read.begin, read.end, read.answered
+                assert read.error == 0
+                if read.status != ReplyStatus.MORE:
+                    break
+                assert by_caller or 2 * (end - begin) > len(buffer)
+                left = buffer[begin:end]
+                buffer = np.concatenate([left, np.empty(2 * len(buffer), np.uint8)])
+                begin, end = 0, len(left)
+                end += ours.recv_into(buffer[end:])
+            sending.result()
+        assert (read.status, answered, begin) == (ReplyStatus.DONE, len(asked), end)
+        rows = kernels.decode_rows(packed, found, layout.dim, layout.type)
+        np.testing.assert_array_equal(rows, file.lookup(asked)[0])
+
+
+@pytest.mark.parametrize("kernels", [native, reference])
+@pytest.mark.parametrize(("closed", "error"), [(False, errno.ETIMEDOUT), (True, errno.ECONNRESET)])
+def test_a_reply_that_does_not_come_is_an_error_in_time(kernels, closed, error):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"*2\r\n$0\r\n\r\n$12")
+        if closed:
+            theirs.close()
+        buffer, packed, found = np.empty(64, np.uint8), np.zeros((2, 12), np.uint8), np.zeros(2, np.uint8)
+        keys = np.array([1, 2], np.uint64)
+        read = kernels.receive_buckets(ours.fileno(), 0.05, buffer, (0, 0), keys, np.arange(2), 100, 0, packed, found)
+    assert (read.error, read.status, read.answered) == (error, ReplyStatus.MORE, 1)
+    assert buffer[read.begin : read.end].tobytes() == b"$12"
 
 
 @settings(max_examples=40, deadline=None)

@@ -311,8 +311,9 @@ def test_the_error_of_a_worker_that_could_not_save_is_shown(launcher) -> None:
 def test_a_killed_launcher_leaves_nothing_behind(launcher) -> None:
     script = launcher.script(
         """
-        # One child in the role's session, one in its own, both deaf to SIGTERM.
-        deaf = "import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+        # One child in the role's session, one in its own, both deaf to SIGTERM. One write a line: print's line end
+        # may be a write of its own, and both write to the same file.
+        deaf = "import os, signal; signal.signal(15, signal.SIG_IGN); os.write(1, b'deaf\\\\n'); signal.pause()"
         subprocess.Popen([sys.executable, "-c", deaf])
         subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
         stay()
@@ -554,7 +555,7 @@ def test_own_addresses_are_found_out(launcher, free_port: int) -> None:
         (["--server_num=1", "--worker_num=1", "missing.py"], "'missing.py' is neither a file here nor a command"),
         (
             ["--server_num=1", "--worker_num=1", "--log_dir=script.py", "script.py"],
-            "log_dir='script.py' cannot be made",
+            "log_dir='script.py' cannot be used: Not a directory",
         ),
         (["--server_num=one", "--worker_num=1", "script.py"], "invalid int value: 'one'"),
     ],

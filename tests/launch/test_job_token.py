@@ -107,6 +107,7 @@ def test_a_killed_launcher_leaves_no_file(launcher, runtime) -> None:
     launcher.wait_until(lambda: not list(runtime.iterdir()))
 
 
+@pytest.mark.slow
 def test_the_users_own_token_is_used_as_it_is(launcher, runtime, monkeypatch) -> None:
     launcher.environment = {"SPARSEFLEET_TOKEN": "of my own"}
     process, endpoints = start(launcher)
@@ -118,6 +119,7 @@ def test_the_users_own_token_is_used_as_it_is(launcher, runtime, monkeypatch) ->
     end(launcher, process)
 
 
+@pytest.mark.slow
 def test_who_says_that_he_knows_gets_none(launcher, runtime) -> None:
     launcher.environment = {"SPARSEFLEET_INSECURE": "1"}
     process, endpoints = start(launcher)

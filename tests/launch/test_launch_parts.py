@@ -138,7 +138,7 @@ def failed_job(folder: Path, script: str, timeout: float = 5.0) -> tuple[int, st
 
 
 def test_who_was_told_of_anothers_failure_is_not_the_first_that_failed(tmp_path: Path) -> None:
-    sessions = Sessions(ServerConfig(workers=2), "server")
+    sessions = Sessions(ServerConfig(workers=2))
     for worker in range(2):
         sessions.register(f"life {worker}", Registration(worker, 2, ("127.0.0.1:5",), 0, f"process {worker}"))
     sessions.fail(1, "life 1", "the loss became nan", own_error=True)

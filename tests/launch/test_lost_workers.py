@@ -118,6 +118,7 @@ def test_one_that_fails_before_it_registers_ends_the_job_though_the_mode_would_g
     assert launcher.left() == []
 
 
+@pytest.mark.slow
 def test_one_that_leaves_with_status_0_before_its_work_is_done_does_not_pass_for_done(launcher) -> None:
     launcher.environment = {"PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
     (launcher.folder / "go").touch()

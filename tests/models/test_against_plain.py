@@ -10,6 +10,8 @@ from small_models import DENSE, KEYS, MANY, SETTINGS, SLOTS, samples, small
 
 from sparsefleet.export.network import export_network
 from sparsefleet.models import SHELF
+from sparsefleet.nn.dense_block import DenseBlock
+from sparsefleet.nn.direct_pass import direct_pass
 from sparsefleet.nn.embedding import attach, tables
 from sparsefleet.nn.objective import judge
 from sparsefleet.store.base import Done
@@ -53,6 +55,45 @@ def test_outputs_and_gradients(name, more):
     gradient = np.zeros_like(rows)
     gradient[asked.keys.astype(int)] = asked.rows
     np.testing.assert_allclose(gradient, table.grad.numpy(), rtol=1e-5, atol=1e-5)
+
+
+DIRECT = ("ctr_dnn", "dnn", "lr", "fm", "widedeep", "deepfm")
+"""Those that train without autograd."""
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_the_pass_without_autograd(name):
+    model = small(name)
+    ((_, users),) = tables(model).items()
+    rows = (0.5 * np.random.default_rng(1).standard_normal((KEYS, users[0].dim))).astype(np.float32)
+    source = BatchRows(model, lambda _, keys: Done(rows[keys.astype(int)]), training=True)
+    block = DenseBlock(model)
+    gradients = block.gradients_for(model)
+    straight = direct_pass(model, source, gradients, half=False)
+    assert straight is not None
+    table = torch.from_numpy(rows.copy()).requires_grad_()
+    mine = {key: value.detach().clone().requires_grad_() for key, value in model.named_parameters()}
+    for seed in (0, 1):  # the second pass finds the buffers of the first
+        batch = samples(17, seed=seed)
+        judged = straight.forward(batch)
+        judged.backward()
+        for leaf in (table, *mine.values()):
+            leaf.grad = None
+        logits, labels = NETWORKS[name](table, mine, batch), torch.from_numpy(batch.labels)
+        margin = logits[:, 1] - logits[:, 0] if name == "ctr_dnn" else logits.reshape(-1)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(margin, labels, reduction="sum")
+        loss.backward()
+        assert judged.loss == pytest.approx(loss.item(), rel=1e-5)
+        np.testing.assert_allclose(judged.probabilities, torch.sigmoid(margin).detach().numpy(), rtol=1e-5, atol=1e-6)
+        for piece in block.pieces:
+            got = gradients.flat[piece.start : piece.stop].reshape(piece.shape)
+            want = mine[piece.name].grad.numpy()
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5, err_msg=piece.name)
+        (asked,) = source.gradients().values()
+        gradient = np.zeros_like(rows)
+        gradient[asked.keys.astype(int)] = asked.rows
+        np.testing.assert_allclose(gradient, table.grad.numpy(), rtol=1e-5, atol=1e-5)
+        source.end()
 
 
 IN_ONNX = [*VARIANTS, ("deepfm", {"dropout": 0.5, "batch_norm": True})]

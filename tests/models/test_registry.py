@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from model_contract import ModelContract
+from small_models import MANY, SETTINGS
 from torch import nn
 from typer.testing import CliRunner
 
@@ -21,7 +23,7 @@ from sparsefleet.core.initializer import Constant, Normal, Uniform, from_list
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.open import open_reader
 from sparsefleet.export import export_checkpoint
-from sparsefleet.models import CTRDNN, CTRDNNConfig, Rebuildable, build, describe, registry
+from sparsefleet.models import CTRDNN, SHELF, CTRDNNConfig, ModelInputs, Rebuildable, build, describe, registry
 from sparsefleet.nn import SparseEmbedding, dense_input
 from sparsefleet.optim import Adam
 from sparsefleet.serving import Predictor
@@ -33,6 +35,29 @@ TINY = CTRDNNConfig(embedding_size=3, hidden=(8, 4), initializer=Uniform(-0.5, 0
 class TestCTRDNN(ModelContract):
     def make(self):
         return CTRDNN(config=TINY)
+
+
+class TestShelf(ModelContract):
+    """All the others."""
+
+    @pytest.fixture(autouse=True, params=[name for name in SHELF if name != "ctr_dnn"])
+    def choose(self, request):
+        self.name = request.param
+
+    def make(self):
+        kind, inputs = SHELF[self.name], ModelInputs.of(CRITEO)
+        if self.name in MANY:
+            inputs = replace(inputs, labels=("click", "buy"))
+        settings = dict(SETTINGS[self.name])
+        if self.name == "din":
+            settings |= {"history": ("C1",), "target": ("C2",)}
+        return kind(inputs, kind.Settings(**settings))
+
+    @pytest.mark.slow
+    def test_it_learns_and_a_checkpoint_scores_the_same(self, clicks, tmp_path):
+        if self.name in MANY:
+            pytest.skip("these samples have one label; tests/models/test_many_labels.py trains on several")
+        super().test_it_learns_and_a_checkpoint_scores_the_same(clicks, tmp_path)
 
 
 def test_all_settings_come_back():

@@ -11,7 +11,7 @@ from sparsefleet.communicator import DirectCommunicator
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.models import CTRDNN, CTRDNNConfig
-from sparsefleet.nn import DenseTower, PooledTower, SparseEmbedding
+from sparsefleet.nn import Deep, DenseTower, LinearTerm, PooledTower, ShallowDeep, SparseEmbedding
 from sparsefleet.nn.direct_pass import DirectPass
 from sparsefleet.nn.precision import Half
 from sparsefleet.optim import Adam
@@ -101,6 +101,49 @@ def test_some_slots_and_one_logit():
     assert mine == theirs
 
 
+class Machine(ShallowDeep):
+    """A factorization machine and a tower over two of the three slots and the numbers."""
+
+    pairs = True
+
+    def __init__(self, *, pooling="sum", dropout=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = SparseEmbedding(TABLE, 5, ["c", "a"], pooling=pooling)
+        self.linear = LinearTerm(2)
+        self.deep = Deep([10, 7, 1], dropout=dropout)
+        torch.nn.init.normal_(self.linear.numbers)
+
+
+class MachineByAutograd(Machine):
+    def forward(self, batch):
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_a_machine_beside_a_tower_trains_as_through_autograd(pooling):
+    """To rounding, and for some steps: torch adds up in another order."""
+    runner, store, session = replica(Machine(pooling=pooling))
+    other, other_store, other_session = replica(MachineByAutograd(pooling=pooling))
+    assert isinstance(runner._pass, DirectPass)
+    assert not isinstance(other._pass, DirectPass)
+    for batch in batches([32, 32, 7, 1, 33]):
+        mine, theirs = runner.step(batch), other.step(batch)
+        assert mine.loss == pytest.approx(theirs.loss, rel=1e-4)
+        np.testing.assert_allclose(mine.probabilities, theirs.probabilities, atol=1e-4)
+    np.testing.assert_allclose(session.block.values, other_session.block.values, atol=1e-3)
+    keys = np.arange(KEYS, dtype=np.uint64)
+    np.testing.assert_allclose(store.pull(TABLE, keys).wait(), other_store.pull(TABLE, keys).wait(), atol=1e-3)
+
+
+def test_samples_with_weights_go_through_autograd():
+    runner, *_ = replica(Machine())
+    (batch,) = batches([16])
+    weighted = Batch(batch.labels, batch.dense, batch.keys, batch.offsets, SLOTS, weights=np.full(16, 2, np.float32))
+    twice = runner._pass.forward(weighted)
+    assert twice.loss == pytest.approx(2 * runner._pass.forward(batch).loss, rel=1e-5)
+
+
 class OwnLoss(CTRDNN):
     def loss(self, output, labels):
         return output.sum()
@@ -146,6 +189,15 @@ def with_tied_layers():
     return model
 
 
+def with_another_linear_term():
+    class Other(LinearTerm):
+        pass
+
+    model = Machine()
+    model.linear = Other(2)
+    return model
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -157,6 +209,9 @@ def with_tied_layers():
         with_another_layer,
         with_its_own_call,
         with_tied_layers,
+        MachineByAutograd,
+        lambda: Machine(dropout=0.5),
+        with_another_linear_term,
     ],
 )
 def test_any_other_model_goes_through_autograd(make):
@@ -164,8 +219,9 @@ def test_any_other_model_goes_through_autograd(make):
     assert not isinstance(runner._pass, DirectPass)
 
 
-def test_gradients_are_where_autograd_leaves_them():
-    model = network()
+@pytest.mark.parametrize("make", [network, Machine])
+def test_gradients_are_where_autograd_leaves_them(make):
+    model = make()
     runner, *_ = replica(model)
     runner.step(next(batches([32])))
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())

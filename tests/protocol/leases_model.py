@@ -17,9 +17,10 @@ sample trained twice or left out, or an epoch that never ends.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from search import Fault, search, with_item
 
 RULES = {
     "former lives are refused": "before a lost trainer's pieces are handed back, nothing of its life is taken any more",
@@ -55,11 +56,6 @@ class State(NamedTuple):
     closed: frozenset[tuple[int, int]]
     over: bool
     deaths: int
-
-
-class Fault(NamedTuple):
-    what: str
-    way: tuple[str, ...]
 
 
 def start(trainers: int, joiners: int, pieces: int, samples: int, deaths: int) -> State:
@@ -107,7 +103,7 @@ def _take(state: State, number: int, samples: int) -> tuple[str, State]:
     life = (number, state.trainers[number].life)
     for piece, holder in enumerate(state.holders):
         if holder is None and state.marks[piece] < samples:
-            taken = state._replace(holders=_with(state.holders, piece, life))
+            taken = state._replace(holders=with_item(state.holders, piece, life))
             name = f"trainer {number} takes piece {piece} from sample {state.marks[piece]}"
             return name, _set(taken, number, piece=piece, sample=state.marks[piece])
     return f"trainer {number} gets no piece", _set(state, number, met=True)
@@ -120,8 +116,8 @@ def _delivered(state: State, message: tuple[str, int, int, int, int], rules: fro
     if (number, life) in state.closed:
         return f"{name}, and is refused", arrived
     if what == "step":
-        counts = _with(state.counts[piece], sample, state.counts[piece][sample] + 1)
-        arrived = arrived._replace(counts=_with(state.counts, piece, counts))
+        counts = with_item(state.counts[piece], sample, state.counts[piece][sample] + 1)
+        arrived = arrived._replace(counts=with_item(state.counts, piece, counts))
         trainer = state.trainers[number]
         if trainer.alive and trainer.life == life:
             last = sample + 1 == len(counts)
@@ -132,8 +128,8 @@ def _delivered(state: State, message: tuple[str, int, int, int, int], rules: fro
             return name, arrived._replace(network=arrived.network | {told})
     if state.holders[piece] == (number, life):
         done = sample + 1 == len(state.counts[piece])
-        holders = _with(arrived.holders, piece, None) if done else arrived.holders
-        arrived = arrived._replace(marks=_with(arrived.marks, piece, sample + 1), holders=holders)
+        holders = with_item(arrived.holders, piece, None) if done else arrived.holders
+        arrived = arrived._replace(marks=with_item(arrived.marks, piece, sample + 1), holders=holders)
     return name, arrived
 
 
@@ -152,11 +148,7 @@ def _laps(state: State, rules: frozenset[str]) -> Iterator[tuple[str, State]]:
 
 
 def _set(state: State, number: int, **changed: object) -> State:
-    return state._replace(trainers=_with(state.trainers, number, state.trainers[number]._replace(**changed)))
-
-
-def _with(items: tuple, place: int, item: object) -> tuple:
-    return (*items[:place], item, *items[place + 1 :])
+    return state._replace(trainers=with_item(state.trainers, number, state.trainers[number]._replace(**changed)))
 
 
 def fault_of(state: State, stands_still: bool) -> str | None:
@@ -171,28 +163,6 @@ def fault_of(state: State, stands_still: bool) -> str | None:
     return None
 
 
-def explore(first: State, rules: frozenset[str] = ALL, most: int = 2_000_000) -> tuple[int, Fault | None]:
+def explore(first: State, rules: frozenset[str] = ALL) -> tuple[int, Fault | None]:
     """All states that can be reached from the first, each once: how many, and the nearest fault if there is one."""
-    before: dict[State, tuple[State, str] | None] = {first: None}
-    line = deque([first])
-    while line:
-        state = line.popleft()
-        stands_still = True
-        for name, after in () if state.over else moves(state, rules):
-            stands_still = False
-            if after not in before:
-                before[after] = (state, name)
-                line.append(after)
-        if what := fault_of(state, stands_still):
-            return len(before), Fault(what, _way(before, state))
-        if len(before) > most:
-            raise AssertionError(f"more than {most:,} states: make the model smaller")
-    return len(before), None
-
-
-def _way(before: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
-    steps = []
-    while (last := before[state]) is not None:
-        state, name = last
-        steps.append(name)
-    return tuple(reversed(steps))
+    return search(first, lambda state: () if state.over else moves(state, rules), fault_of)

@@ -135,3 +135,19 @@ def test_who_stands_still_when_the_server_dies_hears_of_it(fleet, how):
     assert any(word.startswith(f"fail: server 0 ({fleet.endpoints[0]})") for word in other.heard), other.heard
     with pytest.raises(StoreError, match="server 0"):
         attending.__exit__(None, None, None)
+
+
+def test_one_that_leaves_the_job_waits_for_no_cut_any_more_when_its_connection_is_closed(fleet, monkeypatch):
+    """A Flight client that is closed while a thread is in a call of it can end the process with SIGSEGV."""
+    store, waiting = fleet.start(1).stores_of_all(1)[0], list[str]()
+    close = store.connection.close
+
+    def closing() -> None:
+        waiting.extend(thread.name for thread in threading.enumerate() if thread.name == "sparsefleet-cuts")
+        close()
+
+    monkeypatch.setattr(store.connection, "close", closing)
+    with pytest.raises(SystemExit) as left, store.crew.attending(Member()):
+        store.crew.leave_job()
+    assert left.value.code == 0
+    assert waiting == []

@@ -10,10 +10,10 @@ from small_jobs import cluster
 
 from sparsefleet import optim
 from sparsefleet.checkpoint import Checkpoint
-from sparsefleet.core.errors import Rejoin
+from sparsefleet.core.errors import Rejoin, StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store.base import RunFacts
-from sparsefleet.store.remote import RemoteStore
+from sparsefleet.store.remote import RemoteStore, checkpoints
 from sparsefleet.table import TableSpec
 
 SPEC = TableSpec("t", 4, optim.Adam(0.1))
@@ -74,6 +74,55 @@ def test_a_checkpoint_is_whole_where_servers_do_not_know_what_changed(tmp_path: 
         assert save(store, third, second).base is None
         assert "the next cut is whole, for the last one cannot be built upon" in caplog.text
         assert save(store, fourth, third).base is not None
+
+
+@pytest.mark.parametrize("fails", ["commit", "a server"])
+def test_what_was_not_committed_is_nothing_that_a_delta_stands_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    first, second = tmp_path / "step-00000001", tmp_path / "step-00000002"
+    with cluster(2) as servers:
+        store = servers.store()
+        store.create_table(SPEC)
+        push(store, KEYS)
+        save(store, first)
+        push(store, KEYS[:10])
+
+        def full(*arguments: object, **more: object) -> None:
+            raise OSError("no space left on device")
+
+        with monkeypatch.context() as patched:
+            whose = checkpoints if fails == "commit" else servers.servers[1].state.cuts
+            patched.setattr(whose, "commit" if fails == "commit" else "write", full)
+            with pytest.raises((OSError, StoreError), match="no space left"):
+                save(store, first)  # at the same place once more; what some servers have written of it is not there
+        push(store, KEYS[20:30])
+        delta = save(store, second, first, 2)
+        assert delta.base is not None
+        assert sum(len(rows) for rows in delta.own_rows("t")) == 20
+        expected = store.pull("t", KEYS).wait()
+    with cluster(1, load_from=str(second)) as servers:
+        store = servers.store()
+        store.create_table(SPEC)
+        np.testing.assert_array_equal(store.pull("t", KEYS).wait(), expected)
+
+
+def test_a_word_that_comes_late_is_not_taken_for_the_next_checkpoint(tmp_path: Path) -> None:
+    first, second = tmp_path / "step-00000001", tmp_path / "step-00000002"
+    with cluster(1) as servers:
+        store = servers.store()
+        store.create_table(SPEC)
+        push(store, KEYS)
+        save(store, first)
+        with store.hold():
+            cut = store.cut()
+        with cut:
+            files = tmp_path / "files"
+            cuts = servers.servers[0].state.cuts
+            cuts.write(store.connection.identity["incarnation"], str(files), False)
+            late = {**store.connection.identity, "path": str(second), "directory": str(tmp_path / "other")}
+            store.connection.links[0].action("saved", late)
+        assert save(store, tmp_path / "step-00000003", second).base is None
 
 
 def test_a_damaged_cut_ends_the_attempt_and_the_launcher_hears_which(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from waiting import wait_until
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.elastic import Elastic
-from sparsefleet.core.errors import ConfigError, Disagreement, StoreError
+from sparsefleet.core.errors import ConfigError, Disagreement, Rejoin, StoreError
 from sparsefleet.server import ServerConfig
 from sparsefleet.server.ledger import PUSH, Record, Step
 from sparsefleet.server.members import Registration
@@ -39,8 +39,10 @@ def register(made: ServerState, worker: int, life: str | None = None) -> str:
 
 def opened(made: ServerState, pieces: int = 4, workers: int = 2) -> None:
     book = made.leases
+    for worker in range(workers):
+        book.begin_run(worker, f"life {worker}", leased=True)
     assert book.open(0, "life 0", EPOCH, "plan", pieces, []) == {"wanted": True}
-    assert book.open(0, "life 0", EPOCH, "plan", pieces, [], {"units": []} | {"files": ["a"]}) == {}
+    assert book.open(0, "life 0", EPOCH, "plan", pieces, [], {"units": [], "files": ["a"]}, {"known": 1}) == {}
     for worker in range(1, workers):
         assert book.open(worker, f"life {worker}", EPOCH, "plan", pieces, []) == {}
 
@@ -114,13 +116,51 @@ def test_one_that_comes_late_is_let_in_while_a_lap_is_under_way() -> None:
     assert made.leases.enter(1, "late", 0.0) == {}, "nobody has begun"
     assert take(made, 0) == 0
     told = made.leases.enter(1, "late", 0.0)
-    assert (told["name"], told["laps"]) == (EPOCH, 0)
+    assert (told["name"], told["laps"], told["told"]) == (EPOCH, 0, {"known": 1})
     assert made.sessions.in_meetings() == {0, 1}
     assert take(made, 1, "late") == 1, "by turns"
     made.rounds.enter(1, "late")
     assert made.sessions.in_rounds() == {0}, "from the round after the open one on"
     made.rounds.contribute(Step(made.account(0, "life 0", 0), 1, 1), [], lambda reason: None)
     assert made.sessions.in_rounds() == {0, 1}
+
+
+def test_one_that_comes_late_tells_no_norm_before_its_first_round_is_open() -> None:
+    """Clipped rounds have their norm before them: in the norm of a round that is open without it, it would be waited
+    for in that round."""
+    made = state("sync", workers=1)
+    opened(made, workers=1)
+    assert take(made, 0) == 0
+    register(made, 1, "late")
+    made.leases.enter(1, "late", 0.0)
+    made.rounds.enter(1, "late")
+    held_off, let_in = threading.Event(), threading.Event()
+
+    def tell_norm() -> None:
+        made.rounds.wait_to_be_let_in(made.account(1, "late", 0), lambda reason: held_off.set())
+        let_in.set()
+
+    late = threading.Thread(target=tell_norm, daemon=True)
+    late.start()
+    assert held_off.wait(10)
+    assert not let_in.is_set()
+    made.rounds.contribute(Step(made.account(0, "life 0", 0), 1, 1), [], lambda reason: None)
+    assert let_in.wait(10)
+    late.join(10)
+
+
+def test_one_that_comes_late_and_leaves_before_its_first_round_is_waited_for_in_none() -> None:
+    made = state("sync", workers=1)
+    opened(made, workers=1)
+    assert take(made, 0) == 0
+    register(made, 1)
+    assert made.leases.enter(1, "life 1", 1.0)["name"] == EPOCH
+    made.rounds.enter(1, "life 1")
+    made.rounds.leave(1, "life 1")  # there was no piece for it
+    made.sessions.leave(1, "life 1", False)
+    for number in (1, 2):
+        step = Step(made.account(0, "life 0", 0), number, 1)
+        assert made.rounds.contribute(step, [], lambda reason: pytest.fail(f"it waits: {reason}")) == number
 
 
 def test_where_nobody_is_in_the_rounds_a_late_one_is_at_once() -> None:
@@ -171,6 +211,49 @@ def test_a_lost_trainer_of_a_job_that_heals_is_retired_and_comes_again() -> None
     assert made.leases.enter(1, "again", 0.0)["name"] == EPOCH
     assert made.leases.take(1, "again", EPOCH)["mark"] == [2, 20]
     assert made.retire(0)["accounts"] == {}
+
+
+def test_a_lost_trainer_is_not_gone_on_without_once_data_is_shared_out() -> None:
+    made = state(elastic=None, attempt=1)
+    opened(made, 2)
+    assert take(made, 0) == 0
+    for worker in (0, 1):
+        made.leases.begin_run(worker, f"life {worker}", leased=False)
+    with pytest.raises(StoreError, match="worker 1 has a share of the data of its own"):
+        made.retire(1)
+    assert made.leases.stats() == {"pass": "", "pieces": 0, "left": 0, "untaken": 0}
+    made.leases.begin_run(0, "life 0", leased=True)
+    assert made.retire(1) == {"accounts": {}}
+
+
+def test_shares_are_not_trained_while_one_that_was_gone_on_without_is_not_back() -> None:
+    made = state(elastic=None, attempt=1)
+    opened(made, 2)
+    assert take(made, 0) == 0
+    made.retire(1)
+    with pytest.raises(Rejoin, match=r"worker 1 .* was lost and is not back"):
+        made.leases.begin_run(0, "life 0", leased=False)
+    register(made, 1, "again")
+    with pytest.raises(Rejoin, match=r"worker 1 .* was lost and is not back"):
+        made.leases.begin_run(0, "life 0", leased=False)
+    assert made.leases.enter(1, "again", 0.0)["name"] == EPOCH
+    made.leases.begin_run(0, "life 0", leased=False)
+
+
+def test_what_a_lost_trainer_had_not_trained_of_its_share_stays_missing() -> None:
+    made = state(elastic=None, workers=3)
+    opened(made, 2, workers=3)
+    made.sessions.ended(2, "killed by SIGKILL", failed=False)
+
+    def missing() -> list[str]:
+        return [name.partition(" (")[0] for name in made.sessions.unfinished() if "SIGKILL" in name]
+
+    assert missing() == [], "others train its pieces"
+    made.leases.begin_run(0, "life 0", leased=False)
+    assert missing() == ["worker 2"], "of this call it has a share"
+    made.leases.begin_run(0, "life 0", leased=True)
+    made.sessions.ended(1, "killed by SIGKILL", failed=False)
+    assert missing() == ["worker 2"]
 
 
 def test_too_few_trainers_end_the_job() -> None:

@@ -168,6 +168,22 @@ def test_a_table_that_is_made_while_a_cut_is_named_waits_for_the_gate():
     assert [table.spec.name for table in server.state.holdings.tables()] == ["a", "b"]
 
 
+def test_lower_rates_are_a_record_and_wait_while_a_cut_is_named():
+    server = Server()
+    rule = optim.SGD(1.0, schedule=optim.schedule.OnPlateau())
+    server.state.holdings.create_table(TableSpec("a", 1, rule, Constant(0.0)), 1)
+    (table,), before = server.state.holdings.tables(), server.state.ledger.number
+    server.state.ledger.gate.hold("life", None, 1.0)
+    lower = threading.Thread(target=server.state.holdings.lower_rates, args=(0.5,), daemon=True)
+    lower.start()
+    while not server.state.ledger.gate.waiting:
+        pass
+    assert (table.spec.rule.rate(1), server.state.ledger.number) == (1.0, before)
+    server.state.ledger.gate.open("life")
+    lower.join(10)
+    assert (table.spec.rule.rate(1), server.state.ledger.number) == (0.5, before + 1)
+
+
 @pytest.mark.parametrize("end", ["lost", "silent"])
 def test_a_cut_is_dropped_with_its_owner_and_when_it_is_not_renewed(monkeypatch, end):
     monkeypatch.setattr("sparsefleet.server.server_cut.LOOK_EVERY", 0.01)
@@ -232,3 +248,20 @@ def test_a_dense_block_whose_maker_died_on_its_way_is_made_by_one_that_waits():
     assert not created
     assert same is block
     assert block.table.values.tolist() == [1.0, 1.0]
+
+
+def test_a_retired_trainer_whose_step_waits_for_a_cut_is_asked_about_again():
+    """Its pieces go to others once nothing of it can be applied any more; nobody hangs until then."""
+    server = Server("a")
+    gate = server.state.ledger.gate
+    gate.hold("a saver", None, 1.0)
+    waits = threading.Event()
+    push = threading.Thread(target=server.push, args=(1, lambda reason: waits.set()), daemon=True)
+    push.start()
+    assert waits.wait(30)
+    server.state.leases.begin_run(0, "life", leased=True)
+    assert server.state.retire(0) == {"pending": True}
+    gate.open("a saver")
+    push.join(10)
+    assert server.state.retire(0) == {"accounts": {"0/life/0": [1, 1]}}
+    assert server.values() == [1.0]

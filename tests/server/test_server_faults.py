@@ -53,7 +53,7 @@ def strike(pid: int, how: signal.Signals) -> None:
     "call", ["push", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pull", "create", "stats"))]
 )
 def test_a_server_that_is_gone_is_named_within_the_time_out(fleet, how, call):
-    store = fleet.start(2).store(timeout=2.0)
+    store = fleet.start(2).store(timeout=5.0)  # on a busy machine a server that lives may take two seconds
     store.create_table(SPEC)
     store.push("ads", KEYS, ONES).wait()
     strike(fleet.processes[1].pid, how)
@@ -66,7 +66,7 @@ def test_a_server_that_is_gone_is_named_within_the_time_out(fleet, how, call):
     start = time.monotonic()
     with pytest.raises(StoreError, match=rf"server 1 \({fleet.endpoints[1]}\).*no checkpoint was saved in this run"):
         calls[call]()
-    assert time.monotonic() - start < 6
+    assert time.monotonic() - start < 12
 
 
 def test_a_server_that_was_silent_for_the_time_out_is_not_waited_for_so_long_again(fleet):

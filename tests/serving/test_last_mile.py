@@ -16,6 +16,7 @@ from http_server import serving
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rows.json"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl on this machine")
 def test_the_examples_rows_by_curl_are_what_infer_wrote(trained, tmp_path):
     rows = json.loads(EXAMPLE.read_text())["rows"]

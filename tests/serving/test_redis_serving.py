@@ -14,8 +14,10 @@ from waiting import wait_until
 
 from sparsefleet.export import Bundle
 from sparsefleet.serving import Predictor
+from sparsefleet.serving.fallback import FallbackSource
 from sparsefleet.serving.redis import RedisAddress, publish
 from sparsefleet.serving.redis.record import tag
+from sparsefleet.serving.source import SourceError, SparseSource
 
 
 def published(store, *bundles):
@@ -227,3 +229,28 @@ def test_another_schema_under_the_published_version_is_refused(trained, store, t
         serving(other, "--sparse", store.url),
     ):
         pass
+
+
+def test_a_redis_that_comes_and_goes_is_told_of_once_a_look(trained):
+    """Emptied, it fails or not with every request, by what the cache holds."""
+    bundle = Bundle.open(trained.bundles[0])
+    table, keys = bundle.manifest.tables[0].name, np.array([1], np.uint64)
+
+    class Flaky(SparseSource):
+        calls = 0
+
+        def rows(self, table, keys):
+            self.calls += 1
+            if self.calls % 2:
+                raise SourceError("no rows")
+            return bundle.tables[table].lookup(keys)
+
+    source = FallbackSource(bundle, lambda opened: Flaky())
+    own, again = f"no rows; rows of version {bundle.name} come from its own file", "come from Redis again"
+    for fetches, told in ((0, []), (100, [own, again]), (101, [own]), (2, []), (1, [again]), (0, [])):
+        for _ in range(fetches):
+            source.rows(table, keys)
+        news = source.look()
+        assert len(news) == len(told)
+        assert all(words in line for words, line in zip(told, news, strict=True))
+    assert source.stats()["fallback_fetches"] == 102

@@ -13,6 +13,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.open import open_reader
 from sparsefleet.data.python_samples import batch_of_samples
+from sparsefleet.serving import Predictor
 from sparsefleet.serving.samples import MAX_VALUES, RequestError, SampleParser
 
 PARSER = SampleParser(SCHEMA, max_rows=1000)
@@ -46,6 +47,8 @@ def test_context_and_candidates_are_rows_written_shorter(trained):
     want = PARSER.samples([{**context, **candidate} for candidate in candidates])
     same(PARSER.candidates(context, candidates), want)
     same(PARSER.request({"context": context, "candidates": candidates}), want)
+    predictor = Predictor(trained.bundles[0])
+    np.testing.assert_array_equal(predictor.predict_candidates(context, candidates), predictor.predict_batch(want))
 
 
 VALUE = st.one_of(st.text(max_size=12), st.integers(0, 2**64 - 1), st.sampled_from(["", "é"]))

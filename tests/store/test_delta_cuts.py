@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,9 +24,11 @@ from sparsefleet.checkpoint import (
     loadable,
     prune,
     show,
+    write_sparse_shard,
 )
 from sparsefleet.checkpoint.checksum import checksum_of
 from sparsefleet.checkpoint.manifest import FILE_NAME
+from sparsefleet.checkpoint.sparse import read_sparse_file
 from sparsefleet.checkpoint.storage import locate
 from sparsefleet.core.errors import CheckpointError, ConfigError, StoreError
 from sparsefleet.core.initializer import Constant
@@ -235,6 +240,56 @@ def test_a_checkpoint_of_a_delta_says_so(tmp_path):
     assert show(second)["tables"][0]["rows"] == 1001
     assert '"version": 3' in (first / FILE_NAME).read_text()
     assert '"version": 4' in (second / FILE_NAME).read_text(), "who reads whole ones only must refuse it"
+
+
+def types_in(checkpoint: Path) -> dict[str, str]:
+    (file,) = (checkpoint / "sparse" / "t").glob("part-00000-*")
+    return {field.name: str(field.type) for field in pq.read_schema(file)}
+
+
+def test_a_delta_has_its_floats_as_bytes_and_one_of_lists_is_read_too(tmp_path, monkeypatch):
+    spec = TableSpec("t", 2, optim.Adam(0.1))
+    lists = {
+        "values": "fixed_size_list<element: float not null>[2]",
+        "state": "fixed_size_list<element: float not null>[4]",
+    }
+    packed = {"values": "fixed_size_binary[8]", "state": "fixed_size_binary[16]"}
+    for name, deltas in (("packed", packed), ("lists", lists)):
+        if name == "lists":  # as they were written before
+
+            def unpacked(*arguments, packed):
+                return write_sparse_shard(*arguments)
+
+            monkeypatch.setattr("sparsefleet.store.shards.write_sparse_shard", unpacked)
+        (tmp_path / name).mkdir()
+        servers = Servers(tmp_path / name, spec=spec)
+        servers.push(list(range(1000)), 1.0)
+        assert types_in(servers.cut()).items() >= lists.items(), "whole ones are for other programs too"
+        servers.push(list(range(100)), 3.0)
+        delta = servers.cut()
+        assert types_in(delta).items() >= deltas.items()
+        monkeypatch.undo()
+        again = loaded(delta, SERVERS, spec)
+        for table, other in zip(again, servers.tables, strict=True):
+            found, expected = next(table.scan()), next(other.scan())
+            order, ordered = np.argsort(found.keys), np.argsort(expected.keys)
+            stranger = expected.keys[ordered] == 10**6  # pushed after the cut was named
+            for field in ("keys", "values", "state", "seen"):
+                mine, theirs = getattr(found, field)[order], getattr(expected, field)[ordered][~stranger]
+                assert np.array_equal(mine[found.keys[order] != 10**6], theirs), field
+
+
+def test_packed_rows_of_another_width_are_refused(tmp_path):
+    first, second, _ = three_cuts(tmp_path)
+    (file,) = (second / "sparse" / "t").glob("part-00000-*")
+    read = pq.read_table(file)
+    wider = pa.array([bytes(12)] * len(read), pa.binary(12))
+    pq.write_table(read.set_column(1, "values", wider), file)
+    checkpoint = Checkpoint.open(first)
+    (entry,) = (one for one in Checkpoint.open(first).manifest.files_of("sparse", "t") if one.shard == 0)
+    entry = replace(entry, rows=len(read))
+    with pytest.raises(CheckpointError, match=r"values fixed_size_binary\[12\].*says .*values fixed_size_binary\[8\]"):
+        list(read_sparse_file(locate(str(file)), entry, checkpoint.manifest.table("t")))
 
 
 def test_the_chain_is_bounded_and_begins_anew_where_a_name_comes_again(tmp_path):

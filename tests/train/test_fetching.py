@@ -46,7 +46,7 @@ def test_every_kind_of_name_while_training():
     x = torch.from_numpy(np.concatenate([embedding, given[-1].dense], axis=1))
     torch.testing.assert_close(torch.from_numpy(layer), model.tower.layers[0](x).detach(), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(weight, model.tower.layers[0].weight.detach().numpy())
-    after = Scorer(model, trainer._pull_existing)(given[-1])
+    after = Scorer(model, trainer._models.pull_existing)(given[-1])
     torch.testing.assert_close(
         torch.softmax(torch.from_numpy(tower), 1)[:, 1], torch.from_numpy(after), atol=1e-5, rtol=1e-5
     )

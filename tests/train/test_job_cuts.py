@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import threading
 from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from sparsefleet.checkpoint import Chain, Manifest
+from sparsefleet.checkpoint import Chain, Manifest, loadable, prune
+from sparsefleet.store import LocalStore
 from sparsefleet.store.base import RunFacts
 from sparsefleet.train import job_cuts
 from sparsefleet.train.job_cuts import LEAST_SECONDS, MOST_SECONDS, RECENT, Distance, JobCuts
@@ -65,7 +70,7 @@ def test_the_distance_follows_the_cost(monkeypatch: pytest.MonkeyPatch, caplog: 
     clock.now += 10
     assert cuts.due()
     cuts.take()
-    assert writes.paths[0].endswith("cuts/attempt-0001/step-00000007")
+    assert writes.paths[0].endswith("cuts/attempt-0001/step-00000007-0001")
     clock.now += 2  # so long it is written
     assert not cuts.due(), "one at a time"
     with caplog.at_level(logging.INFO, "sparsefleet.train"):
@@ -128,6 +133,64 @@ def test_one_that_is_asked_for_is_taken_at_once_and_told(monkeypatch: pytest.Mon
         writes.end(outcome)
         assert not cuts.due(), "servers may ask for a moment longer"
     assert attempt.told[0][0] == "ticket 0"
-    assert str(attempt.told[0][1]).endswith("cuts/step-00000007")
+    assert str(attempt.told[0][1]).endswith("cuts/step-00000007-0001")
     assert attempt.told[0][2] is None
     assert attempt.told[1][2] == "no cut could be written: no space left on device"
+
+
+def test_cuts_go_on_while_their_trainer_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, taken = Clock(monkeypatch), SimpleQueue[None]()
+    asked = threading.Event()
+    """Somebody has asked whose the cuts are."""
+
+    class Told(Writes):
+        def aside(self, *arguments: Any, **more: Any) -> None:
+            super().aside(*arguments, **more)
+            taken.put(None)
+
+    def mine() -> bool:
+        asked.set()
+        return first
+
+    writes, first = Told(), False
+    cuts = cuts_of(writes, Attempt("cuts", 5.0))
+    clock.now += 5
+    with cuts.while_waiting(mine):
+        assert asked.wait(20)
+        assert not writes.paths, "they are another trainer's to take"
+        first = True
+        for _ in range(3):
+            taken.get(timeout=20)
+            writes.end(WRITTEN)
+            clock.now += 5
+        taken.get(timeout=20)
+        writes.end(WRITTEN)
+    clock.now += 5
+    assert cuts.due(), "nobody looks any more"
+    assert len(writes.paths) == 4
+
+
+def test_each_has_a_name_of_its_own_though_its_trainer_stands_still(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Clock(monkeypatch)
+    writes, attempt = Writes(), Attempt(str(tmp_path), 5.0)
+    names = ["step-00000007-0001", "step-00000007-0002", "step-00000007-0003"]
+    for taker in (cuts_of(writes, attempt), cuts_of(writes, attempt)):  # the second goes on for one that was lost
+        taker.take()
+        LocalStore().save(writes.paths[-1], RunFacts(step=7))
+        writes.end(WRITTEN)
+    shutil.rmtree(tmp_path / names[0])  # as a prune does
+    cuts_of(writes, attempt).take()
+    assert [Path(path).name for path in writes.paths] == names
+    LocalStore().save(writes.paths[-1], RunFacts(step=7))
+    assert [checkpoint.location.name for checkpoint in loadable(tmp_path)] == [names[2], names[1]]
+    assert prune(tmp_path, keep=1) == [names[1]]
+
+
+def test_an_error_of_who_waits_comes_out_and_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    cuts, before = cuts_of(Writes(), Attempt("cuts", 5.0)), threading.active_count()
+    with pytest.raises(OSError, match="a server is gone"), cuts.while_waiting(lambda: True):
+        raise OSError("a server is gone")
+    assert threading.active_count() == before

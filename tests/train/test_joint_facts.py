@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sparsefleet.metrics import ClickMetrics
@@ -28,3 +30,14 @@ def test_who_was_lost_within_the_epoch_is_told_to_who_resumes(states, lost):
     assert lost_within_epoch(facts) == lost
     for worker in lost:
         assert TrainingState.from_facts(facts, worker, 3).finished
+
+
+def test_how_the_run_stands_is_told_by_whoever_knows_most():
+    """One that came late saves for all: what the others have judged, and the best of it, stays."""
+    stood = {"metric": "auc", "judged": 1, "best": 0.7, "best_epoch": 1}
+    stands = {**stood, "judged": 2, "not_better": 1}
+    states = {0: at(2), 1: replace(at(2), validation=stood), 2: replace(at(2), validation=stands)}
+    facts = joint_facts(states, mine=0, trainers=3)
+    assert facts.extra["training"]["validation"] == stands
+    assert TrainingState.from_facts(facts, 0, 3).validation == stands
+    assert "validation" not in joint_facts({0: at(2)}, mine=0, trainers=1).extra["training"]

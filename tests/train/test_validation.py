@@ -174,8 +174,11 @@ def test_real_metrics(clicks, tmp_path):
     assert policy.lower
     assert result.best["valid"] == result.best["test"]
     assert result.best["value"] == result.best["valid"]["logloss"]
+    job = trainer()
     with pytest.raises(ConfigError, match="no metric 'acu' to go by; it has auc, logloss"):
-        trainer().fit(network(), rows_of(clicks), valid=rows_of(clicks, part="test"), validation=Validation("acu"))
+        job.fit(network(), rows_of(clicks), valid=rows_of(clicks, part="test"), validation=Validation("acu"))
+    tables = job.store.stats()["tables"].values()
+    assert not any(table["rows"] for table in tables), "it is refused before an epoch is trained for it"
     with pytest.raises(ConfigError, match="give valid="):
         trainer().fit(network(), rows_of(clicks), validation=Validation())
 

@@ -16,7 +16,7 @@ from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.datasets.synth import SynthSpec, synth
 
 ROWS = "SparseFeatFactors"
-pytestmark = pytest.mark.xdist_group("verify distributed")  # `made` takes long: once is enough
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("verify distributed")]  # `made` takes long: once is enough
 
 
 @pytest.fixture(scope="module")

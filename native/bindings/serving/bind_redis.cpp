@@ -10,6 +10,15 @@ Bytes view(const nb::bytes& text) {
     return {reinterpret_cast<const unsigned char*>(text.c_str()), text.size()};
 }
 
+void expect_room(const In<std::uint64_t, 1>& keys, const In<std::int64_t, 1>& at, std::size_t answered,
+                 const Out<std::uint8_t, 2>& packed, const Out<std::uint8_t, 1>& found) {
+    expect(packed.shape(0) == keys.shape(0) && found.shape(0) == keys.shape(0) && packed.shape(1) > 0,
+           "one row and one mark per key");
+    for (std::size_t i = answered; i < at.shape(0); ++i)
+        expect(at.data()[i] >= 0 && static_cast<std::size_t>(at.data()[i]) < keys.shape(0),
+               "a place is of no key");
+}
+
 }  // namespace
 
 void bind_redis(nb::module_& m) {
@@ -49,11 +58,7 @@ void bind_redis(nb::module_& m) {
                              std::size_t answered, Out<std::uint8_t, 2> packed, Out<std::uint8_t, 1> found) {
         expect(begin <= end && end <= data.shape(0) && per_command > 0,
                "read_buckets reads within the buffer");
-        expect(packed.shape(0) == keys.shape(0) && found.shape(0) == keys.shape(0) && packed.shape(1) > 0,
-               "one row and one mark per key");
-        for (std::size_t i = answered; i < at.shape(0); ++i)
-            expect(at.data()[i] >= 0 && static_cast<std::size_t>(at.data()[i]) < keys.shape(0),
-                   "a place is of no key");
+        expect_room(keys, at, answered, packed, found);
         BucketsRead done;
         {
             nb::gil_scoped_release release;
@@ -62,6 +67,22 @@ void bind_redis(nb::module_& m) {
         }
         return nb::make_tuple(done.consumed, done.answered, done.status);
     });
+    m.def("receive_buckets",
+          [](int socket, double seconds, Out<std::uint8_t, 1> data, std::size_t begin, std::size_t end,
+             In<std::uint64_t, 1> keys, In<std::int64_t, 1> at, std::size_t per_command, std::size_t answered,
+             Out<std::uint8_t, 2> packed, Out<std::uint8_t, 1> found) {
+              expect(begin <= end && end <= data.shape(0) && per_command > 0,
+                     "receive_buckets reads within the buffer");
+              expect_room(keys, at, answered, packed, found);
+              Received received{data.data(), data.shape(0), begin, end};
+              BucketsReceived done;
+              {
+                  nb::gil_scoped_release release;
+                  done = receive_buckets(socket, seconds, received, keys.data(), at.data(), at.shape(0),
+                                         per_command, packed.shape(1), answered, packed.data(), found.data());
+              }
+              return nb::make_tuple(received.begin, received.end, done.answered, done.status, done.error);
+          });
     m.def("decode_rows",
           [](In<std::uint8_t, 2> packed, In<std::uint8_t, 1> found, std::uint32_t type, Out<float, 2> out) {
               const std::size_t n = packed.shape(0), stride = packed.shape(1);

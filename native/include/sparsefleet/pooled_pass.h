@@ -1,9 +1,11 @@
 // Forward and backward of one network over one batch: rows of a table pooled by slot, beside dense features,
-// through a tower, to the loss of clicks; and all the way back to the gradients of the rows.
+// through a tower or a shallow part or both, to the loss of clicks; and all the way back to the gradients of
+// the rows.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "sparsefleet/tower.h"
@@ -24,6 +26,15 @@ struct Pooling {
     bool mean;
 };
 
+// What is added to the tower's logit, or is the logit where there is no tower: a bias, the weights of values
+// and numbers, and with `pairs` the product of each two slots' vectors. A row of the table begins with its
+// value's weight; the vector is what follows. Arrays as in TowerArrays.
+struct Shallow {
+    bool pairs;
+    const float *bias, *numbers;  // [1], [dense features]
+    float *grad_bias, *grad_numbers;
+};
+
 // The bags of a batch: `inverse` says which of the rows each value is, `offsets` where bags begin (rows.h).
 struct Bags {
     const std::int32_t* inverse;
@@ -33,13 +44,14 @@ struct Bags {
 // A pass over batches of so many samples. One thread at a time.
 class PooledPass {
   public:
-    // `widths`: of the tower, from input to output, which is 1 or 2 wide. `half`: as in tower.h.
-    PooledPass(std::size_t samples, std::vector<std::size_t> widths, TowerArrays arrays, Pooling pooling,
-               bool half);
+    // `widths`: of the tower, from input to output, which is 1 or 2 wide, beside a shallow part 1; empty: no
+    // tower, but a shallow part. `half`: as in tower.h.
+    PooledPass(std::size_t samples, std::size_t dense_features, std::vector<std::size_t> widths,
+               TowerArrays arrays, Pooling pooling, std::optional<Shallow> shallow, bool half);
 
-    std::size_t samples() const { return tower_.rows(); }
+    std::size_t samples() const { return samples_; }
     const Pooling& pooling() const { return pooling_; }
-    std::size_t dense_features() const { return tower_.widths().front() - pooled_; }
+    std::size_t dense_features() const { return dense_features_; }
 
     // rows [U, dim]; dense [samples, dense_features]; labels and probabilities [samples]. Returns the loss,
     // summed over the samples.
@@ -50,13 +62,22 @@ class PooledPass {
     void backward(const Bags& bags, float* grad_rows, std::size_t unique);
 
   private:
-    TowerSpace tower_;
+    void shallow_forward(const Bags& bags, const float* rows);
+    void shallow_backward(const Bags& bags, float* grad_rows);
+
+    std::size_t samples_, dense_features_;
+    std::optional<TowerSpace> tower_;
     TowerArrays arrays_;
     Pooling pooling_;
+    std::optional<Shallow> shallow_;
     bool half_;
-    std::size_t pooled_;  // columns of the tower's input that are pooled rows; dense features follow, whose
-                          // gradients nobody asks for
+    std::size_t vector_;  // values of a slot that the tower sees: a row's, without the weight
+    std::size_t pooled_;  // columns of x that are pooled rows; dense features follow, whose gradients nobody
+                          // asks for
+    std::size_t width_;   // columns of x
     std::vector<float> x_, grad_x_, logits_, grad_logits_;
+    std::vector<float> shallow_logits_, sums_;  // [samples]; [samples, vector]: of all slots' vectors
+    std::vector<float> squares_;                // [vector]: of one sample, summed over its slots
 };
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

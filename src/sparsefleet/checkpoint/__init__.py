@@ -1,7 +1,8 @@
 """Checkpoints: everything of one moment in one directory, loadable on any number of servers. See FORMAT.md.
 
 Writing: `begin`, `write_sparse_shard` / `write_dense` / `write_buffers` (any process), `commit`.
-Reading: `Checkpoint.open`. A run's folder: `step_path`, `point_latest`, `latest`, `best`, `chosen`, `prune`.
+Reading: `Checkpoint.open`. A run's folder: `step_path`, `cut_path`, `point_latest`, `latest`, `best`, `chosen`,
+`prune`.
 Looking: `show`, `diff`.
 """
 
@@ -16,6 +17,7 @@ from sparsefleet.checkpoint.retention import (
     best,
     best_step,
     chosen,
+    cut_path,
     latest,
     loadable,
     point_latest,
@@ -48,6 +50,7 @@ __all__ = [
     "best_step",
     "chosen",
     "commit",
+    "cut_path",
     "diff",
     "file_entry",
     "latest",

@@ -18,10 +18,11 @@ from sparsefleet.core.errors import ConfigError
 class ChainPolicy:
     """When a whole checkpoint follows a row of deltas."""
 
-    deltas: int = 16
+    deltas: int = 32
     """As many of them, at the most, stand on one whole checkpoint."""
-    share: float = 0.5
-    """Once deltas together have so much of the whole one's bytes, the next is whole."""
+    share: float = 1.0
+    """Once deltas together have more than this share of the whole one's bytes, the next is whole: to load one then
+    reads twice as much as a whole one has, and a disk holds as much."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.deltas <= MAX_DELTAS:

@@ -13,11 +13,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import sparsefleet
-from sparsefleet.core import initializer as initializers
 from sparsefleet.core.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from sparsefleet.core.initializer import Initializer
     from sparsefleet.optim.base import UpdateRule
     from sparsefleet.table.spec import TableSpec
 
@@ -89,18 +87,6 @@ class TableInfo:
             seed=spec.seed,
             step=step,
         )
-
-    def build_initializer(self) -> Initializer:
-        """The saved initializer, for those who build a table from the checkpoint alone."""
-        numbers = dict(self.initializer)
-        name = numbers.pop("name", None)
-        known = {kind.__name__: kind for kind in (initializers.Uniform, initializers.Normal, initializers.Constant)}
-        if name not in known:
-            raise CheckpointError(f"table {self.name!r}: initializer {name!r} is not one of {', '.join(sorted(known))}")
-        try:
-            return known[name](**numbers)
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"table {self.name!r}: initializer {dict(self.initializer)}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

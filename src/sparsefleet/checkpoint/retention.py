@@ -1,5 +1,8 @@
 """A run's folder of checkpoints: `step-00001234/` each, and `latest`, a text file that names the newest.
 
+Cuts of a job that heals lie in folders of the same kind, with a number of their own: `step-00001234-0017/`. A run may
+replace its checkpoint of a step; a cut never takes another's place, for servers may be reading that one.
+
 Which one is best, by the run's validation data, the newest says (`extra.best` in its manifest); `best` is a text file
 that names it, for people. It stays, however many newer ones there are.
 """
@@ -23,8 +26,8 @@ logger = logging.getLogger("sparsefleet.checkpoint")
 
 POINTER = "latest"
 BEST = "best"
-STEP = re.compile(r"step-(\d{8,19})")
-KILLED = re.compile(r"\.(step-\d{8,19})\.old-[0-9a-f]{12}")
+STEP = re.compile(r"step-(\d{8,19})(?:-(\d{4,7}))?")
+KILLED = re.compile(rf"\.({STEP.pattern})\.old-[0-9a-f]{{12}}")
 
 
 def step_path(folder: AnyPath, step: int) -> Location:
@@ -32,6 +35,19 @@ def step_path(folder: AnyPath, step: int) -> Location:
     if step < 0:
         raise CheckpointError(f"step={step} must be 0 or above")
     return locate(folder) / f"step-{step:08d}"
+
+
+def cut_path(folder: AnyPath, step: int) -> Location:
+    """Where a job that heals writes its next cut: a name that no cut of this folder has had.
+
+    By the folder, not by a count of who asks: when the trainer that takes the cuts is lost, another one goes on. The
+    newest cut is never pruned, so numbers do not come again.
+    """
+    place = locate(folder)
+    with reading(place):
+        found = [STEP.fullmatch(entry.name) for entry in place.list()]
+    number = 1 + max((int(each[2]) for each in found if each is not None and each[2]), default=0)
+    return place / f"{step_path(place, step).name}-{number:04d}"
 
 
 def point_latest(checkpoint: AnyPath) -> None:

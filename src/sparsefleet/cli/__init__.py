@@ -1,4 +1,4 @@
-"""The command line: `sparsefleet data|train|infer|status|checkpoint|export|publish|serve|verify|replay|doctor`.
+"""The command line: `sparsefleet COMMAND`; `cli/app.py` has the list of commands.
 
 Messages go to stderr, results to stdout.
 """

@@ -228,7 +228,7 @@ class _Lines(Progress):
             self._print(f"{self._amount(self._done)}, {self._amount(speed)}/s, done")
 
     def _amount(self, number: float) -> str:
-        return f"{number / 1e6:,.1f} MB" if self._unit == "bytes" else f"{number:,.0f} {self._unit}"
+        return size_text(number) if self._unit == "bytes" else f"{number:,.0f} {self._unit}"
 
     def _print(self, text: str) -> None:
         self._to.print(f"{self._title}: {text}", markup=False, soft_wrap=True)

@@ -95,13 +95,17 @@ def _synth_events(out: Path, spec: SynthSpec, overwrite: bool) -> None:
 @errors_to_exit
 def inspect_command(
     files: Annotated[
-        list[str], typer.Argument(help="Files, folders or patterns: CSV, TSV, JSON lines, libsvm, libffm or Parquet.")
+        list[str],
+        typer.Argument(help="Files, folders or patterns: CSV, TSV, JSON lines, libsvm, libffm, MultiSlot or Parquet."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="Write the schema that this suggests to this .toml file, to be edited.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="The column that holds the label. [default: guessed]")] = None,
-    format: Annotated[str, typer.Option(help="auto, csv, jsonl, libsvm, libffm or parquet.")] = "auto",
+    label: Annotated[
+        str | None,
+        typer.Option(help="The column that holds the label; of MultiSlot slot1, slot2, …. [default: guessed]"),
+    ] = None,
+    format: Annotated[str, typer.Option(help="auto, csv, jsonl, libsvm, libffm, multislot or parquet.")] = "auto",
     rows: Annotated[int, typer.Option(help="How many rows to look at, of all files together.")] = 100_000,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --out.")] = False,
 ) -> None:
@@ -131,7 +135,9 @@ def prepare_command(
     out: Annotated[Path, typer.Option(help="Folder to write train/, test/ and the schema to.")],
     schema: Annotated[
         Path | None,
-        typer.Option(help="Schema of CSV, JSON lines, libsvm, libffm or Parquet files, as data inspect writes it."),
+        typer.Option(
+            help="Schema of CSV, JSON lines, libsvm, libffm, MultiSlot or Parquet files, as data inspect writes it."
+        ),
     ] = None,
     split: Annotated[
         str, typer.Option(help="With --schema: random, time (the latest) or group (whole groups).")

@@ -94,7 +94,8 @@ def export(
     if require and test_data is None:
         raise ConfigError("--require compares metrics of --test-data: give that, too")
     checkpoint = str(checkpoint_of(checkpoint, which))
-    lineage = _lineage(checkpoint, own_model, test_data, format, pipe_command, same_inputs)
+    kept = None if outputs is None else [name.strip() for name in outputs.split(",")]
+    lineage = _lineage(checkpoint, own_model, test_data, format, pipe_command, same_inputs, kept)
     require_metrics(lineage.metrics, require or (), checkpoint)
     seen_as = train_data or test_data or ""
     done = export_checkpoint(
@@ -108,7 +109,7 @@ def export(
         lineage=lineage,
         seen=_seen(checkpoint, own_model, seen_as, format, pipe_command, same_inputs) if seen_as else None,
         seen_as=seen_as,
-        outputs=None if outputs is None else [name.strip() for name in outputs.split(",")],
+        outputs=kept,
         progress=lambda what: console.print(f"writing {what}", markup=False),
     )
     manifest = done.manifest
@@ -145,8 +146,15 @@ def _seen(
 
 
 def _lineage(
-    checkpoint: str, model: str | None, data: str | None, format: str, pipe_command: str | None, same_inputs: bool
+    checkpoint: str,
+    model: str | None,
+    data: str | None,
+    format: str,
+    pipe_command: str | None,
+    same_inputs: bool,
+    outputs: list[str] | None,
 ) -> Lineage:
+    """`outputs`: of a model for several labels, those that the bundle predicts; scores are of the first."""
     if data is None:
         return Lineage(commit=_commit())
     from sparsefleet.data.files import list_files
@@ -167,7 +175,11 @@ def _lineage(
     with tempfile.TemporaryDirectory() as folder, progress("scoring the test data") as report:
         out = Path(folder) / "scores.parquet"
         metrics, _ = scoring.score(list_files(data), out, lambda rows, share: report(rows, None))
-        scores = parquet.read_table(out, columns=["probability"])["probability"].to_numpy()
+        columns = [name for name in parquet.read_schema(out).names if name.startswith("probability")]
+        wanted = f"probability_{outputs[0]}" if outputs else columns[0]
+        # A name that no label has is refused by the export itself, which tells the labels.
+        score = wanted if wanted in columns else columns[0]
+        scores = parquet.read_table(out, columns=[score])[score].to_numpy()
     counts = np.bincount(np.searchsorted(np.array(SCORE_BOUNDS[:-1]), scores), minlength=len(SCORE_BOUNDS))
     kept = {
         name: value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from sparsefleet.cli.console import add_figures, figures, results
-from sparsefleet.core.schema import DELIMITERS
+from sparsefleet.core.schema.csv_dialect import DELIMITERS
 from sparsefleet.datasets.inspect import Column, Inspection
 
 SHOWN = 500
@@ -19,6 +19,8 @@ def show_inspection(found: Inspection) -> None:
     if table.dialect is not None:
         header = "with a header" if table.dialect.header else "without a header"
         kind = f"csv, {DELIMITERS[table.dialect.delimiter]} separated, {header}"
+    elif table.slots:
+        kind = f"multislot, {len(table.slots)} slots without names: slot1 is the first of a line"
     looked = "all" if table.whole else "the first"
     files = f"{len(found.files)} files" if len(found.files) > 1 else found.files[0]
     out.print(f"{files}: {kind}; {len(table.columns)} columns, {looked} {table.rows:,} rows", markup=False)
@@ -40,8 +42,9 @@ def show_inspection(found: Inspection) -> None:
     if len(found.columns) > SHOWN:
         out.print(f"and {len(found.columns) - SHOWN:,} columns more, which the schema of --out has too")
     if table.ragged:
+        what = "slots" if table.slots else "fields"
         out.print(
-            f"{table.ragged:,} lines have another number of fields, and were passed over; "
+            f"{table.ragged:,} lines have another number of {what}, and were passed over; "
             "readers refuse such rows (--on-bad-row skip counts them)",
             style="yellow",
         )

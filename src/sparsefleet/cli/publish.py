@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sparsefleet.cli.console import errors_to_exit, progress, say
+from sparsefleet.cli.console import errors_to_exit, progress, say, size_text
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
 
@@ -55,7 +55,7 @@ def publish(
                 done = run(opened, address, progress=report, timeout=timeout)
             if thin is not None:
                 write_thin(opened, thin)
-    what = f"{done.rows:,} rows, {done.bytes / 1e6:,.1f} MB in {done.seconds:.1f} s" if done.written else "was there"
+    what = f"{done.rows:,} rows, {size_text(done.bytes)} in {done.seconds:.1f} s" if done.written else "was there"
     say(
         f"{address.shown}, prefix {address.prefix}: version {done.version} is current ({what}); "
         f"previous: {done.previous or 'none'}; removed: {', '.join(done.removed) or 'none'}",

@@ -32,5 +32,8 @@ def scale_workers(job: RunningJob, workers: int) -> dict[str, Any]:
             continue
         if isinstance(found.get("broken"), str):
             raise StoreError(found["broken"])
+        if found["scaled_to"] is None:  # a process was lost, and a new attempt knows nothing of it
+            job.ask("scale_workers", workers=workers)
+            continue
         present = found["scaled_to"]["present"]
     return {"workers": present, "seconds": round(job.waited, 1)}

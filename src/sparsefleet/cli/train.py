@@ -24,6 +24,7 @@ from sparsefleet.cli.console import (
 )
 from sparsefleet.cli.presets import preset_help, use_preset
 from sparsefleet.cli.run_config import leave_config, read_config
+from sparsefleet.cli.server_role import log_to_stderr, serve
 from sparsefleet.core.elastic import Elastic
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
@@ -209,18 +210,23 @@ def train(
         float, _many("Seconds without a sign of life after which a process counts as lost.")
     ] = _USUAL.timeout,
     leases: Annotated[
-        bool,
-        _many(
-            "Hand the training files out in pieces as trainers ask for them, instead of in fixed shares: a fast one "
-            "takes more, a lost one's pieces go to the others, and a run is resumed on any number of trainers "
-            "(docs/faults.md). Needs --reader queue."
+        bool | None,
+        typer.Option(
+            "--leases/--no-leases",
+            help="Hand the training files out in pieces as trainers ask for them, or in fixed shares. In pieces a fast "
+            "one takes more, a lost one's go to the others, and a run is resumed on any number of trainers "
+            "(docs/faults.md). Default: in pieces with --reader queue; the other readers have shares, and so has a run "
+            "that goes on from a checkpoint that was cut within an epoch of shares.",
+            rich_help_panel="Many processes",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     elastic: Annotated[
         str | None,
         _many(
             "MIN:MAX: the job begins with --workers trainers, and goes on while so many are there: more may come and "
-            "some may go at any time (docs/faults.md). Data is handed out by leases."
+            "some may go at any time (docs/faults.md). Data is handed out by leases. With --restarts lost ones are "
+            "started again."
         ),
     ] = None,
     restarts: Annotated[
@@ -260,15 +266,9 @@ def train(
     if (restarts or cut_every is not None) and not servers and role.kind == "single":
         raise ConfigError("--restarts and --cut-every are for many processes: give --servers and --workers too")
     bounds = Elastic.parse("--elastic", elastic) if elastic else role.elastic
-    leases = leases or bounds is not None
     if elastic and workers:
         Elastic.parse("--elastic", elastic).check_start(workers)
-    if leases and not servers and role.kind == "single":
-        raise ConfigError("--leases and --elastic are for many processes: give --servers and --workers too")
-    if leases and reader != "queue":
-        raise ConfigError(
-            f"--leases hands out files that are streamed; --reader {reader} keeps its own share: use queue"
-        )
+    train_checks.check_leases(leases, reader, bounds, many=bool(servers) or role.kind != "single")
     if save_every is not None and not save:
         raise ConfigError("--save-every needs --save FOLDER")
     if save:
@@ -279,7 +279,10 @@ def train(
     if epochs < 1:
         raise ConfigError(f"--epochs {epochs} must be 1 or above; to score a saved model, there is sparsefleet infer")
 
-    # Late imports: what is said above, and by --help, need not wait for torch.
+    if role.is_server:
+        serve(role, strategy)
+
+    # Late imports: what is said above, and by --help, need not wait for torch; and servers do without it.
     import torch
 
     from sparsefleet import launch
@@ -332,6 +335,7 @@ def train(
             train_checks.look_at_resumed(begins_from, epochs, mode, alone=alone)
         if save and role.kind == "single":
             train_checks.look_at_used_folder(save, begins_from)
+    leased = not alone and train_checks.are_leased(leases, reader, bounds, resume, save, tell=role.is_first_worker)
     if servers and workers:
         # What only the processes would find out is found out before there are any.
         for path in filter(None, (data, test_data, valid_data)):
@@ -351,7 +355,8 @@ def train(
             workers,
             job.strategy,
             folder,
-            more=["--launched"],
+            # One answer for all, and for those that are started again when there are other checkpoints.
+            more=["--launched", "--leases" if leased else "--no-leases"],
             on_ray=needs,
             restart=launch.RestartPolicy(restarts, cut_every=cut_every),
             elastic=bounds,
@@ -361,20 +366,20 @@ def train(
             print(json.dumps(summary))
         raise typer.Exit(status)
     if role.kind != "single":
-        train_roles.log_to_stderr()
-    if role.is_server:
-        train_roles.serve()
+        log_to_stderr()
     with sigterm_interrupts():
         cuttable = can_be_cut(format, pipe_command)
-        if leases:
+        if leased:
             train_rows = replace(reading, leased=True).open(list_files(data), rows)
         else:
             train_rows = reading.open(train_roles.share(data, cuttable), rows, seed if shuffle else None)
 
         def scored(path: str | None) -> Reader | None:
-            if path is None or bounds is None:
-                return None if path is None else reading.open(train_roles.share(path, cuttable), rows)
-            return replace(reading, leased=True).open(list_files(path), rows)
+            if path is None:
+                return None
+            if leased:  # as the training data: what a lost trainer has not scored, the others do
+                return replace(reading, leased=True).open(list_files(path), rows)
+            return reading.open(train_roles.share(path, cuttable), rows)
 
         test_rows, valid_rows = scored(test_data), scored(valid_data)
         # After the data: nothing is written for a run that cannot be.
@@ -392,8 +397,9 @@ def train(
         test_skipped = test_rows.skipped() if test_rows else {}
         whole = train_roles.whole_job(trainer.crew, result)
         summary = plain_numbers({**train_parts.metrics(result, test_skipped), **whole})
-        if leases:
+        if leased:
             summary["leases"] = True
+            summary["epoch_samples"] = result.epoch_samples
         fleet.stop_worker()
     tell_skipped(result.skipped, "the training data")
     tell_skipped(test_skipped, "the test data")

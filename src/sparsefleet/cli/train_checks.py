@@ -12,7 +12,8 @@ from rich.markup import escape
 
 from sparsefleet.cli.console import say
 from sparsefleet.cli.run_config import given
-from sparsefleet.core.errors import CheckpointError, ConfigError
+from sparsefleet.core.elastic import Elastic
+from sparsefleet.core.errors import CheckpointError, ConfigError, SparseFleetError
 from sparsefleet.fleet.roles import TRAINING_ROLE, Role
 from sparsefleet.launch.on_ray.options import PLACES, check_ray
 
@@ -102,6 +103,58 @@ def check_regularisation(
             "--exact does not work in --mode geo: there every trainer moves rows of its own, and no row is moved by "
             "all steps of the job; choose sync, half_async or async"
         )
+
+
+def check_leases(asked: bool | None, reader: str, elastic: Elastic | None, *, many: bool) -> None:
+    """Refuse leases, or none, where that cannot be. asked: as the user has said; None: nothing."""
+    if asked is not None and not many:
+        raise ConfigError(
+            f"--{'' if asked else 'no-'}leases says how trainers share their data: give --servers and --workers too, "
+            "or leave it out"
+        )
+    if elastic is not None and not many:
+        raise ConfigError("--elastic is for many processes: give --servers and --workers too")
+    if elastic is not None and asked is False:
+        raise ConfigError(
+            "--elastic hands data out in pieces (leases), for trainers come and go: leave out --no-leases"
+        )
+    if (asked or elastic is not None) and reader != "queue":
+        raise ConfigError(
+            f"{'--leases' if asked else '--elastic'} hands out files that are streamed; --reader {reader} keeps its "
+            "own share: use queue"
+        )
+
+
+def are_leased(
+    asked: bool | None, reader: str, elastic: Elastic | None, resume: str | None, save: str | None, *, tell: bool
+) -> bool:
+    """Whether the trainers of a job take pieces of the training data, or have shares of it.
+
+    Pieces wherever that can be and nobody has said otherwise. A checkpoint that was cut within an epoch of shares can
+    only go on with those: so does the run, and (`tell`) says so.
+    """
+    if asked is not None or elastic is not None or reader != "queue":
+        return bool(asked) or elastic is not None
+    shares = _shares_within_epoch(resume, save)
+    if shares and tell:
+        say(
+            f"[yellow]without leases[/]: the checkpoint was cut within an epoch whose data {shares} trainers had "
+            "shares of, and this run goes on with those"
+        )
+    return not shares
+
+
+def _shares_within_epoch(resume: str | None, save: str | None) -> int:
+    """How many trainers had shares of the data, and positions in them, where the checkpoint to go on from was cut; 0:
+    there is none, or it goes on with pieces as well."""
+    from sparsefleet.checkpoint import Checkpoint, latest, to_go_on_from
+
+    try:
+        found = to_go_on_from(str(save)) if resume == "auto" else resume and latest(resume)
+        positions = Checkpoint.open(found).manifest.positions if found else {}
+    except SparseFleetError:
+        return 0  # whoever loads it says what is wrong with it
+    return len(positions) if len(positions) > 1 else 0
 
 
 _OF_VALIDATION = ("watch", "patience", "min_delta", "plateau_factor", "plateau_patience")

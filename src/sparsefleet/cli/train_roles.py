@@ -11,13 +11,12 @@ The same holds for processes that a scheduler or a person starts: the variables 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 
@@ -31,7 +30,7 @@ from sparsefleet.crew import Crew
 from sparsefleet.data.files import list_files
 from sparsefleet.data.split import split_files
 from sparsefleet.fleet.strategy import Resolved
-from sparsefleet.launch.logs import last_lines
+from sparsefleet.launch.logs import last_lines, only_ours
 from sparsefleet.launch.on_ray.needs import RayNeeds
 from sparsefleet.launch.on_ray.view import ray_view
 from sparsefleet.launch.view import view_for
@@ -86,6 +85,21 @@ def launch_roles(
         restart=restart or launch.RestartPolicy(),
         elastic=elastic,
     )
+    with only_ours(log_dir):
+        return _launch(context, command, servers, workers, settings, words, on_ray)
+
+
+def _launch(
+    context: typer.Context,
+    command: Sequence[str],
+    servers: int,
+    workers: int,
+    settings: launch.RunSettings,
+    words: Sequence[str],
+    on_ray: RayNeeds | None,
+) -> tuple[int, dict[str, Any]]:
+    """The same, once the folder of logs is ours: what stands there at the end is what our trainers said."""
+    log_dir, elastic = settings.log_dir, settings.elastic
     logs = [log_dir / f"workerlog.{index}" for index in range(workers if elastic is None else elastic.most)]
     for log in logs:
         try:
@@ -165,26 +179,16 @@ def _result(log: Path) -> dict[str, Any]:
     return {}
 
 
-def log_to_stderr() -> None:
-    """What servers and connections have to say belongs into a role's log."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-
-
-def serve() -> NoReturn:
-    """A server's whole life. It starts empty: a run that is resumed has its first trainer tell all servers to load."""
-    fleet.init_server()
-    fleet.run_server()
-
-
 def share(path: str, cuttable: bool) -> list[str]:
     """This trainer's part of the input; in one process, all of it."""
     return fleet.split_files(list_files(path), cuttable=cuttable)
 
 
 def whole_job(crew: Crew, result: FitResult) -> dict[str, Any]:
-    """Rows, speed and checkpoint of all trainers that are left. All call it."""
+    """Rows, speed and checkpoint of all trainers that are left, since each was started. All call it."""
     mine = {
         "rows": result.rows,
+        "steps": result.steps,
         "seconds": result.seconds,
         "skipped": dict(result.skipped),
         "model": result.checkpoint,
@@ -193,7 +197,7 @@ def whole_job(crew: Crew, result: FitResult) -> dict[str, Any]:
     rows, seconds = sum(part["rows"] for part in parts), max(part["seconds"] for part in parts)
     return {
         "rows": rows,
-        "steps": result.steps,
+        "steps": max(part["steps"] for part in parts),  # who has more pieces makes more
         "seconds": seconds,
         "samples_per_s": rows / seconds if seconds else 0.0,
         "skipped": dict(sum((Counter(part["skipped"]) for part in parts), Counter[str]())),

@@ -22,6 +22,7 @@ from sparsefleet.cli.console import (
     results,
     say,
 )
+from sparsefleet.cli.server_role import log_to_stderr, serve
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.fleet.roles import Role
@@ -113,7 +114,10 @@ def train_command(
         raise ConfigError(f"--epochs {epochs} must be 1 or above")
     config = Word2VecConfig(dim, window, negatives, shared_negatives, subsample, learning_rate, min_learning_rate, seed)
 
-    # Late imports: what is said above, and by --help, need not wait for torch.
+    if role.is_server:
+        serve(role, strategy)
+
+    # Late imports: what is said above, and by --help, need not wait for torch; and servers do without it.
     from sparsefleet import word2vec
     from sparsefleet.cli import train_roles
     from sparsefleet.train import SavePolicy, Trainer
@@ -124,9 +128,7 @@ def train_command(
     fleet.init(role)
     job = fleet.distributed_optimizer(word2vec.step_rule(), strategy)
     if role.kind != "single":
-        train_roles.log_to_stderr()
-    if role.is_server:
-        train_roles.serve()
+        log_to_stderr()
     files = word2vec.text_files(text)
     if threads is None:
         threads = 2 if role.kind == "single" and not workers else 1

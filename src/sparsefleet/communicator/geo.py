@@ -31,6 +31,7 @@ import numpy as np
 from sparsefleet.communicator.base import Communicator, Lane, Parameters, StepGradients
 from sparsefleet.communicator.clipping import clipped
 from sparsefleet.core.batch import F32, U64, Mark
+from sparsefleet.core.interrupts import interrupts_held_off
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.kernels.float_mode import flushed
 from sparsefleet.kernels.rows import unique_keys
@@ -45,6 +46,9 @@ logger = logging.getLogger("sparsefleet.communicator")
 
 LATE_STEPS, LATE_SHARE = 8, 10
 """Steps, and at most which part of `k_steps`, that go on before an exchange's answer is waited for."""
+TOUCHED_KEYS = 1 << 16
+"""Keys of steps that are kept as they come, before those that came twice are left out: few enough for a core's cache.
+All of 400 steps with word vectors are two million, tens of megabytes, and took twice as long to make distinct."""
 _NO_KEYS: U64 = np.empty(0, np.uint64)
 
 
@@ -134,8 +138,9 @@ class GeoCommunicator(Communicator):
 
     def flush(self) -> None:
         with self._exchanging:
-            learnt, self._flushed = self._steps != self._flushed, self._steps
-            self._send(1, rows=learnt)
+            steps = self._steps
+            self._send(1, rows=steps != self._flushed)
+            self._flushed = steps  # not before: interrupted on its way, a flush is made again before a save
             self._take_in()
             # What is scored and saved is the servers' model, the same for all trainers.
             np.copyto(self.parameters.dense_values, self._old_dense)
@@ -143,26 +148,30 @@ class GeoCommunicator(Communicator):
     def _send(self, shares: int, *, rows: bool = True) -> None:
         """Send one of so many shares of what was learnt; `rows` False: of the dense block only."""
         self._take_in()  # of the last time, if it has been waited for by nobody
-        sparse = {table: copy.take_delta(shares) if rows else copy.nothing() for table, copy in self._copies.items()}
-        with flushed():
-            delta = (self.parameters.dense_values - self._old_dense) / np.float32(shares)
-            self._old_dense += delta
-        with self._counting:
-            marks, self._marks = self._marks, []
-        self._under_way = self.store.geo.exchange(sparse, self.parameters.dense_part(delta), marks)
+        with interrupts_held_off():  # what was taken from the copies, and not sent, would be in no checkpoint
+            copies = self._copies.items()
+            sparse = {table: copy.take_delta(shares) if rows else copy.nothing() for table, copy in copies}
+            with flushed():
+                delta = (self.parameters.dense_values - self._old_dense) / np.float32(shares)
+                self._old_dense += delta
+            with self._counting:
+                marks, self._marks = self._marks, []
+            self._under_way = self.store.geo.exchange(sparse, self.parameters.dense_part(delta), marks)
 
     def _take_in(self) -> None:
         """Take in the answer of the exchange under way, if there is one."""
         if self._under_way is None:
             return
-        answer, self._under_way = self._under_way.wait(), None
-        for table, copy in self._copies.items():
-            copy.receive(answer.sent[table], answer.changed.get(table))
-        for values in answer.dense.values():
-            with flushed():
-                news = values - self._old_dense
-            self._dense.add(news)
-            self._old_dense = values.copy()
+        answer = self._under_way.wait()
+        with interrupts_held_off():
+            self._under_way = None
+            for table, copy in self._copies.items():
+                copy.receive(answer.sent[table], answer.changed.get(table))
+            for values in answer.dense.values():
+                with flushed():
+                    news = values - self._old_dense
+                self._dense.add(news)
+                self._old_dense = values.copy()
 
 
 class _GeoLane(Lane):
@@ -184,6 +193,8 @@ class _LocalCopy:
         self._geo, self._name, self._dim, self.fetch = geo, spec.name, spec.dim, fetch
         self._rows = WorkingCopy(spec, done)
         self._touched: list[U64] = []
+        self._touched_keys, self._distinct_at = 0, TOUCHED_KEYS
+        """How many keys these are, and at how many those that came twice are left out."""
         self._held_back = _NO_KEYS
         """Rows of which the last exchange sent a share only."""
         self._sent = _NO_KEYS
@@ -211,14 +222,24 @@ class _LocalCopy:
         """The next exchange is about these rows: also those only read, that we may hear what others do to them."""
         with self._touching:
             # A step pulls and pushes the same keys: one entry is enough, unless an exchange came in between.
-            if not self._touched or self._touched[-1] is not keys:
-                self._touched.append(keys)
+            if self._touched and self._touched[-1] is keys:
+                return
+            self._touched.append(keys)
+            self._touched_keys += len(keys)
+            if self._touched_keys >= self._distinct_at:
+                distinct = self._distinct_touched()
+                self._touched, self._touched_keys = [distinct], len(distinct)
+                self._distinct_at = max(TOUCHED_KEYS, 2 * len(distinct))
+
+    def _distinct_touched(self) -> U64:
+        """In the order in which they came first."""
+        return unique_keys(np.concatenate(self._touched) if self._touched else _NO_KEYS)[0]
 
     def take_delta(self, shares: int) -> KeyedRows:
         """What the server should add: a share of what changed here since the last time, the rest of what did before."""
         with self._touching:
-            touched, self._touched = self._touched, []
-        shared, _ = unique_keys(np.concatenate(touched) if touched else _NO_KEYS)
+            shared = self._distinct_touched()
+            self._touched, self._touched_keys, self._distinct_at = [], 0, TOUCHED_KEYS
         keys, _ = unique_keys(np.concatenate([shared, self._held_back]))  # in order: those shared come first
         self._held_back = shared if shares > 1 else _NO_KEYS
         self._sent, delta = keys, np.empty((len(keys), self._dim), np.float32)

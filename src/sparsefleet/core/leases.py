@@ -110,9 +110,6 @@ class Leases:
         """Pieces that are neither done nor held."""
         return self.left - len(self._holders)
 
-    def held_by(self, holder: str) -> list[int]:
-        return sorted(piece for piece, one in self._holders.items() if one == holder)
-
     def progress(self) -> Progress:
         return to_progress(self.marks.values())
 

@@ -1,6 +1,7 @@
 """XXH64 in plain Python: for data generators, which start once per file and cannot wait for the native module.
 
-It is also the twin that the native one is tested against. Everything else hashes natively.
+It is also the twin that the native one is tested against, and what `core` hashes with, which stands below the kernels.
+Whatever hashes samples does it natively.
 """
 
 from __future__ import annotations

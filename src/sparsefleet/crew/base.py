@@ -68,7 +68,9 @@ class Entry:
     position: Mapping[str, Any]
     """What their pass over the data reads."""
     evaluations: int
-    """How often they have scored data together."""
+    """How often they have scored data together in that call."""
+    told: Mapping[str, Any]
+    """What they have for members that come late (`Crew.lender`)."""
 
 
 class PassLender(Lender, Protocol):
@@ -130,12 +132,16 @@ class Crew(ABC):
         gets the reports of all members. What takes long belongs after this call: all stand still for it.
         """
 
-    def lender(self, name: str, *, joinable: bool = False) -> PassLender | None:
+    def lender(self, name: str, *, told: Mapping[str, Any] | None = None) -> PassLender | None:
         """For the pass of this name; None: this member reads all data by itself.
 
-        joinable: members may come while it is under way.
+        told: members may come while it is under way, and hear this, plain data; None: none may come.
         """
         return None
+
+    def begin_run(self, *, leased: bool) -> None:  # noqa: B027  (a crew of one has nobody whose data could be missing)
+        """This member is about to train. leased: on data that all read together, so that others have what a lost member
+        has not trained; else on a share of its own."""
 
     def enter(self) -> Entry | None:
         """For a member that comes while the others are at work: return when it may take part. Else None, at once."""

@@ -206,26 +206,23 @@ def empty_file(path: str) -> EmptyFileError:
 
 def is_gzip(path: str) -> bool:
     """By its first bytes, whatever its name; a name that ends in .gz promises them."""
-    with open_file(path) as file:
-        try:
-            magic = file.read(2) or b""
-        except OSError as error:
-            raise _refused(path, error) from error
-    if magic and magic != GZIP_MAGIC and path.endswith(".gz"):
-        raise DataError(f"{path}: the name ends in .gz but the content is not gzip; rename it or compress it")
-    return magic == GZIP_MAGIC
+    return _begins_with(GZIP_MAGIC, path, ".gz", "gzip")
 
 
 def is_zstd(path: str) -> bool:
     """By its first bytes, whatever its name; a name that ends in .zst promises them."""
+    return _begins_with(ZSTD_MAGIC, path, ".zst", "zstd")
+
+
+def _begins_with(magic: bytes, path: str, suffix: str, packing: str) -> bool:
     with open_file(path) as file:
         try:
-            magic = file.read(4) or b""
+            found = file.read(len(magic)) or b""
         except OSError as error:
             raise _refused(path, error) from error
-    if magic and magic != ZSTD_MAGIC and path.endswith(".zst"):
-        raise DataError(f"{path}: the name ends in .zst but the content is not zstd; rename it or compress it")
-    return magic == ZSTD_MAGIC
+    if found and found != magic and path.endswith(suffix):
+        raise DataError(f"{path}: the name ends in {suffix} but the content is not {packing}; rename it or compress it")
+    return found == magic
 
 
 def is_packed(path: str) -> bool:

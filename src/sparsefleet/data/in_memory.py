@@ -80,8 +80,6 @@ class InMemoryDataset(FileReader):
         self._loading = Loading(self.format, units, self.threads, self.on_bad_row)
         self._load_bad_samples = tuple(self._loading.bad_samples)
 
-    preload = preload_into_memory
-
     def wait_preload_done(self) -> None:
         """Return when the samples are in memory; an error of a loading thread comes out here."""
         if self._loading is None:

@@ -1,8 +1,9 @@
 """Positional samples: values in the order of declared inputs, as Fluid's readers give them.
 
-With the inputs `[("dense_input", 2), "user", "ad", "label"]` (or a schema: all dense values as one, its slots, its
-label) `([0.5, 0.1], [17], [4, 8], [1])` is a sample. A slot or the label may be one number instead of a list. Dense
-values are taken as they are: whoever gives a sample by position has normalised them, as a data generator has.
+With the inputs `[("dense_input", 2), "user", "ad", "label"]` (or a schema: the order of its `multislot`, else all dense
+values as one, its slots, its label) `([0.5, 0.1], [17], [4, 8], [1])` is a sample. A slot or the label may be one
+number instead of a list. Dense values are taken as they are: whoever gives a sample by position has normalised them, as
+a data generator has.
 """
 
 from __future__ import annotations

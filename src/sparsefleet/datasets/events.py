@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from sparsefleet.core.schema import TOML_NAME, CsvDialect, DenseFeature, Label, Schema, Slot
-from sparsefleet.core.schema_text import schema_text
+from sparsefleet.core.schema.text import schema_text
 from sparsefleet.datasets.progress import OnProgress, ignore_progress
 from sparsefleet.datasets.staging import check_space, staged
 from sparsefleet.datasets.synth import SYNTH_FILE, SynthSpec, Truth

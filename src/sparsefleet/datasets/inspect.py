@@ -11,16 +11,19 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import DenseFeature, Label, Schema, Slot
-from sparsefleet.core.schema_text import schema_text
+from sparsefleet.core.schema.text import schema_text
 from sparsefleet.data.files import Path, list_files
 from sparsefleet.data.formats.libffm import VALUE
 from sparsefleet.data.formats.libsvm import FEATURES, QID
+from sparsefleet.datasets.multislot_table import is_key
 from sparsefleet.datasets.raw_table import RawTable, is_number, read_table
 
 ROWS = 100_000
@@ -96,6 +99,10 @@ def inspect(
             _place_svm(column, values)
             _look_into(column, values)
             column.relation = _relation(column, values, truth)
+        elif table.format == "multislot":
+            _place_multislot(column, values)
+            _look_into(column, values)
+            column.relation = _relation(column, values, truth)
         else:
             _place(column, values, table, chosen)
             _look_into(column, values)
@@ -108,24 +115,39 @@ def inspect(
 
 
 def _truth(value: Any) -> float:
-    text = str(value).lower()
-    return 1.0 if text in ("1", "1.0", "true") else 0.0 if text in ("0", "0.0", "false") else math.nan
+    """As readers take a label: 0, 1, and the truth values of JSON and Parquet. Text such as "True" is none."""
+    if isinstance(value, bool):
+        return float(value)
+    return {"1": 1.0, "1.0": 1.0, "0": 0.0, "0.0": 0.0}.get(str(value), math.nan)
 
 
 def _binary(values: Sequence[Any]) -> bool:
-    present = {str(value).lower() for value in values if value is not None}
-    return present <= {"0", "1", "0.0", "1.0", "true", "false"} and len({_truth(value) for value in present}) == 2
+    return {_truth(value) for value in values if value is not None and value != ""} == {0.0, 1.0}
+
+
+def _says_truth(values: Sequence[Any]) -> bool:
+    """Whether it is true and false in words, which no reader takes as a label."""
+    return {value.lower() for value in values if isinstance(value, str) and value} == {"true", "false"}
 
 
 def _label(table: RawTable, given: str | None) -> str:
     if given is not None:
         if given not in table.columns:
             raise ConfigError(f"--label {given}: there is no such column; there is {', '.join(table.columns)}")
+        if table.slots and given not in table.slots:
+            raise ConfigError(
+                f"--label {given}: it is one of several numbers of a slot; a label is a slot of one value"
+            )
         if not _binary(table.columns[given]):
             shown = ", ".join(map(str, list(dict.fromkeys(table.columns[given]))[:5]))
             raise ConfigError(f"--label {given}: a label is 0 or 1, and both occur; this column holds {shown}")
         return given
     binary = [name for name, values in table.columns.items() if _binary(values)]
+    if table.slots:
+        binary = [name for name in binary if name in table.slots]
+        ends = [name for name in dict.fromkeys((table.slots[0], table.slots[-1])) if name in binary]
+        if len(ends) == 1:
+            return ends[0]  # where generators of such lines put it
     named = [name for name in binary if LABELS.search(name)]
     if named:
         return named[0]
@@ -135,6 +157,9 @@ def _label(table: RawTable, given: str | None) -> str:
     if len(binary) == 1:
         return binary[0]
     found = f"columns of 0 and 1: {', '.join(binary)}" if binary else "no column holds 0 and 1 alone"
+    words = [name for name, values in table.columns.items() if _says_truth(values)]
+    if words:
+        found += f"; {', '.join(words)}: true and false as text are no label, write 1 and 0"
     raise ConfigError(f"which column is the label? Say --label NAME ({found})")
 
 
@@ -167,14 +192,17 @@ def _place(column: Column, values: Sequence[Any], table: RawTable, label: str) -
     if any(isinstance(value, dict) for value in present):
         _leave(column, "holds objects; take its parts out into columns of their own")
         return
-    if any(isinstance(value, list) for value in present):
-        column.kind = "list"
-        return
     if _binary(values) and FURTHER.search(name):
         pairs = zip(table.columns[label], values, strict=True)
         only = all(_truth(other) != 1 for own, other in pairs if _truth(own) == 0)
         column.kind = "label"
         column.note = label if only else ""
+        return
+    if table.format != "csv" and (why := _why_unread(present)):
+        _leave(column, why)
+        return
+    if any(isinstance(value, list) for value in present):
+        column.kind = "list"
         return
     texts = [str(value) for value in present]
     numeric = all(is_number(text) for text in texts)
@@ -207,9 +235,28 @@ def _place(column: Column, values: Sequence[Any], table: RawTable, label: str) -
         column.kind = "category"
         return
     if any(abs(float(text)) > 1e30 for text in texts):
+        if fractions and table.format != "csv":
+            _leave(column, "numbers too large for float32, and no whole numbers, which a slot could take")
         return
     column.kind = "number"
     column.quantiles = tuple(np.quantile(np.array(texts, np.float64), [0, 0.05, 0.5, 0.95, 1]).tolist())
+
+
+def _why_unread(present: Sequence[Any]) -> str | None:
+    """Why readers would refuse the column, as a slot and as a number; None: they would not. CSV is all text."""
+    if any(isinstance(value, list) for value in present):
+        parts = [one for value in present for one in (value if isinstance(value, list) else [value]) if one is not None]
+        strange = next((one for one in parts if isinstance(one, bool) or not isinstance(one, str | bytes | int)), None)
+        return None if strange is None else f"lists that hold {strange!r:.20}; a slot takes text and whole numbers"
+    if any(isinstance(value, bool) for value in present):
+        return "truth values; write 0 and 1, or text"
+    fractions = [value for value in present if isinstance(value, float | Decimal)]
+    if not all(map(math.isfinite, fractions)):
+        return "holds NaN or infinity; write null where a number is missing"
+    if fractions and any(isinstance(value, str) and not is_number(value) for value in present):
+        return "text and numbers with fractions; a slot takes text and whole numbers"
+    strange = next((one for one in present if not isinstance(one, str | bytes | int | float | Decimal | date)), None)
+    return None if strange is None else f"{type(strange).__name__} is neither text nor number; write one of these"
 
 
 def _place_svm(column: Column, values: Sequence[Any]) -> None:
@@ -225,6 +272,17 @@ def _place_svm(column: Column, values: Sequence[Any]) -> None:
     else:
         column.kind = "number"
         column.quantiles = tuple(np.quantile(np.array(present, np.float64), [0, 0.05, 0.5, 0.95, 1]).tolist())
+
+
+def _place_multislot(column: Column, values: Sequence[Any]) -> None:
+    """Keys, or numbers. Whoever wrote a line has chosen what is in it: readers take all of it, so none is left out."""
+    if isinstance(values[0], list):
+        column.kind = "list"
+    elif not all(map(is_key, values)):
+        column.kind = "number"
+        column.quantiles = tuple(np.quantile(np.array(values, np.float64), [0, 0.05, 0.5, 0.95, 1]).tolist())
+    if column.distinct == 1:
+        column.note = "always the same"
 
 
 def _leave(column: Column, why: str) -> None:
@@ -329,9 +387,20 @@ def _svm_schema(columns: Sequence[Column], label: str) -> Schema:
     return Schema(tuple(dense), tuple(slots), label, sparse_feature_dim=0, group=group)
 
 
+def _multislot_schema(columns: Sequence[Column], table: RawTable, label: str) -> Schema:
+    """Values are keys and numbers that somebody else has made, and slots are told apart by their place alone."""
+    slots = tuple(Slot(column.name, keys=True) for column in columns if column.kind in ("category", "list"))
+    if not slots:
+        raise ConfigError("no slot holds feature keys: a model here needs at least one")
+    dense = tuple(DenseFeature(column.name) for column in columns if column.kind == "number")
+    return Schema(dense, slots, label, sparse_feature_dim=0, multislot=table.slots)
+
+
 def _schema(columns: Sequence[Column], table: RawTable, label: str) -> Schema:
     if table.format in ("libsvm", "libffm"):
         return _svm_schema(columns, label)
+    if table.format == "multislot":
+        return _multislot_schema(columns, table, label)
     dense: list[DenseFeature] = []
     slots: list[Slot] = []
     more: list[Label] = []
@@ -384,6 +453,14 @@ def _number(column: Column) -> DenseFeature:
     return DenseFeature(column.name, float(f"{low:.6g}"), float(f"{diff:.6g}") if diff > 0 else 1.0)
 
 
+_MULTISLOT = {
+    "multislot": "The slots of a line, in order. Lines carry no names, so slots are called by their number; names can\n"
+    "be changed, here and below alike. A line holds all of them: none can be left out.",
+    "dense": "Numbers, taken as they stand in the line: whoever wrote it has normalised them.",
+    "slots": "Feature keys, taken as they stand in the line (modulo sparse_feature_dim, where that is not 0).",
+}
+
+
 def _comments(found: Inspection) -> dict[str, str]:
     table = found.table
     seen = "all" if table.whole else "the first"
@@ -397,6 +474,8 @@ def _comments(found: Inspection) -> dict[str, str]:
         "group": "group AUC is measured within it",
         "time_format": "auto: ISO 8601, or seconds since 1970; UTC",
     }
+    if table.format == "multislot":
+        comments |= _MULTISLOT
     left = []
     for column in found.columns:
         if column.left_out:
@@ -410,7 +489,7 @@ def _comments(found: Inspection) -> dict[str, str]:
 
 
 def _describe(column: Column) -> str:
-    parts = [column.kind]
+    parts = [column.kind, column.note] if column.note and column.kind != "label" else [column.kind]
     if column.missing:
         parts.append(f"{100 * column.missing / column.rows:.1f} % missing")
     if column.quantiles is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from sparsefleet.data.formats.libffm import VALUE, LibffmFormat
 from sparsefleet.data.formats.libsvm import FEATURES, QID, Entry, LibsvmFormat, entries, looks_like
 from sparsefleet.data.formats.records import BOM, is_object, open_text
 
-FORMATS = ("csv", "jsonl", "libsvm", "libffm", "parquet")
+FORMATS = ("csv", "jsonl", "libsvm", "libffm", "multislot", "parquet")
 MOST_HEAD = 1 << 24
 """Bytes of a file's first lines."""
+ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")
 MOST_NUMBERS = 1000
 """Features of libsvm whose values are numbers."""
 
@@ -35,7 +37,10 @@ class RawTable:
     """All rows of all files are here."""
     dialect: CsvDialect | None
     ragged: int = 0
-    """Lines of CSV that were passed over: they have another number of fields than the header. Readers refuse them."""
+    """Lines that were passed over, and that readers refuse: of CSV with another number of fields than the header, of
+    MultiSlot with another number of slots than the first."""
+    slots: tuple[str, ...] = ()
+    """Of MultiSlot: what the slots of a line are called, in order."""
 
 
 def read_table(files: Sequence[str], format: str, most: int) -> RawTable:
@@ -51,6 +56,10 @@ def read_table(files: Sequence[str], format: str, most: int) -> RawTable:
         dialect = guess_dialect(_first_lines(head))
     if format in ("libsvm", "libffm"):
         return _svm_table(files, format, most)
+    if format == "multislot":
+        from sparsefleet.datasets.multislot_table import multislot_table
+
+        return multislot_table(files, most)
     columns: dict[str, list[Any]] = {}
     rows = 0
     whole = True
@@ -89,10 +98,14 @@ def _guessed(head: Head) -> str:
         return "parquet"
     if is_object(head):
         return "jsonl"
+    if ARRAY.match(head.data):
+        raise DataError(f"{head.file}: this is one JSON array; write an object a line, without brackets and commas")
     for kind in (LibsvmFormat, LibffmFormat):
         if looks_like(kind.line, head):
             return kind.name
-    return "csv"
+    from sparsefleet.datasets.multislot_table import is_multislot
+
+    return "multislot" if is_multislot(head) else "csv"
 
 
 def _svm_table(files: Sequence[str], format: str, most: int) -> RawTable:
@@ -161,12 +174,16 @@ def _records(file: str, format: str, dialect: CsvDialect | None, ragged: list[in
 
 def _object(line: str, file: str, number: int) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = json.loads(line, parse_constant=_no_constant)
     except ValueError as error:
         raise DataError(f"{file}, line {number}: not JSON: {error}") from None
     if not isinstance(record, dict):
         raise DataError(f"{file}, line {number}: not a JSON object")
     return record
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number; write null for a missing one")
 
 
 def _csv(text: io.TextIOWrapper, dialect: CsvDialect, file: str, ragged: list[int]) -> Iterator[dict[str, Any]]:
@@ -214,7 +231,13 @@ def guess_dialect(head: bytes) -> CsvDialect:
     _, _, delimiter, rows = best
     multiline = any("\n" in cell for row in rows for cell in row)
     first = rows[0]
-    names = all(cell.strip() and not is_number(cell) for cell in first) and len(set(first)) == len(first)
+    names = all(cell.strip() and not is_number(cell) for cell in first)
+    if names and len(set(first)) < len(first):
+        below = [[row[i] for row in rows[1:] if i < len(row)] for i in range(len(first))]
+        if any(cells and all(map(is_number, cells)) for cells in below):  # numbers below text: it is a header
+            twice = next(name for name, count in Counter(first).items() if count > 1)
+            raise DataError(f"column {twice!r} stands twice in the header; rename one of them")
+        names = False
     if (
         names
         and len(rows) > 1

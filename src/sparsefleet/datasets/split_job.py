@@ -28,7 +28,7 @@ from sparsefleet.data.files import file_size, is_packed
 from sparsefleet.data.formats import format_for
 from sparsefleet.data.formats.base import BadSamples, Unit
 from sparsefleet.data.formats.parquet import ParquetFormat, open_parquet
-from sparsefleet.data.formats.records import RecordFormat
+from sparsefleet.data.formats.text import TextFormat
 from sparsefleet.datasets.planted import mix64
 from sparsefleet.datasets.prepare import PrepareSpec, is_test_sample
 from sparsefleet.datasets.value_counts import ValueCounts
@@ -103,8 +103,8 @@ class Worker:
         self._spec = PrepareSpec(**job.spec)
         schema = Schema.from_dict(job.schema)
         found = format_for(job.format, schema)
-        assert isinstance(found, RecordFormat | ParquetFormat)
-        self._format: RecordFormat | ParquetFormat = found
+        assert isinstance(found, TextFormat | ParquetFormat)
+        self._format: TextFormat | ParquetFormat = found
         self._counts = ValueCounts(folder, job.counted, tag)
 
     def times(self, item: int) -> Done:

@@ -29,14 +29,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from sparsefleet.core.errors import ConfigError, DataError
-from sparsefleet.core.kept_values import MOST, kept_text
 from sparsefleet.core.schema import TOML_NAME, Schema
-from sparsefleet.core.schema_text import kept_section, schema_text, without_kept
+from sparsefleet.core.schema.kept_values import MOST, kept_text
+from sparsefleet.core.schema.text import kept_section, schema_text, without_kept
 from sparsefleet.data.files import file_size, list_files
 from sparsefleet.data.formats import format_for, guess_format
 from sparsefleet.data.formats.csv import CsvFormat
-from sparsefleet.data.formats.parquet import ParquetFormat
-from sparsefleet.data.formats.records import BOM, RecordFormat
+from sparsefleet.data.formats.records import BOM
 from sparsefleet.data.formats.source import open_source
 from sparsefleet.datasets.prepare import PREPARE_FILE, PrepareSpec
 from sparsefleet.datasets.progress import OnProgress, ignore_progress
@@ -47,7 +46,14 @@ from sparsefleet.datasets.value_counts import frequent_values
 
 SPLITS = ("random", "time", "group")
 WORK = "work"
-SUFFIXES = {"parquet": ".parquet", "csv": ".csv", "jsonl": ".jsonl", "libsvm": ".libsvm", "libffm": ".libffm"}
+SUFFIXES = {
+    "parquet": ".parquet",
+    "csv": ".csv",
+    "jsonl": ".jsonl",
+    "libsvm": ".libsvm",
+    "libffm": ".libffm",
+    "multislot": ".multislot",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +93,22 @@ def split_table(
     """
     if split not in SPLITS:
         raise ConfigError(f"--split {split} is not a way to split; choose {', '.join(SPLITS)}")
-    for way, column in (("time", schema.time), ("group", schema.group)):
-        if split == way and column is None:
-            raise ConfigError(f"--split {way} needs a column: say {way} = NAME in the schema")
     if workers < 1:
         raise ConfigError(f"--workers {workers} must be 1 or above")
     files = list_files(raw)
     counting = counting_schema(schema)
     name = guess_format(files[0], counting) if format_name == "auto" else format_name
-    format = format_for(name, counting)
-    if not isinstance(format, RecordFormat | ParquetFormat):
+    if name not in SUFFIXES:
         raise ConfigError(
-            "with --schema, data prepare splits CSV, JSON lines, libsvm, libffm and Parquet; without it, Criteo's lines"
+            f"{files[0]}: read by this schema, it is of format {name}; with --schema, data prepare splits CSV, JSON "
+            "lines, libsvm, libffm, MultiSlot and Parquet; without it, Criteo's lines"
         )
+    if name == "multislot":
+        _check_multislot(schema, split)
+    for way, column in (("time", schema.time), ("group", schema.group)):
+        if split == way and column is None:
+            raise ConfigError(f"--split {way} needs a column: say {way} = NAME in the schema")
+    format = format_for(name, counting)
     if schema.csv is not None and schema.csv.multiline:
         raise ConfigError("data prepare cannot split CSV whose fields hold line ends (csv.multiline); write it without")
     head = _head_of(files, format)
@@ -137,6 +146,18 @@ def split_table(
         (stage / PREPARE_FILE).write_text(json.dumps(asdict(report), indent=1) + "\n")
         (stage / TOML_NAME).write_text(_schema_text(schema_file, measured))
     return report
+
+
+def _check_multislot(schema: Schema, split: str) -> None:
+    """Its lines hold keys and numbers that somebody has made: there are no values to count, and no further columns."""
+    if split != "random":
+        raise ConfigError(f"--split {split}: MultiSlot lines have no column of that; split them at random")
+    for slot in schema.slots:
+        if slot.min_count is not None:
+            raise ConfigError(
+                f"slot {slot.name!r}: min_count is for values of text, and MultiSlot lines hold ready-made keys: take "
+                "it out, and leave rare values out where the lines are written"
+            )
 
 
 def _head_of(files: Sequence[str], format: Any) -> bytes:
@@ -193,7 +214,7 @@ def _with_kept(schema: Schema, counted: Sequence[int], work: Path) -> Schema:
 
 
 def _kept_values(schema: Schema, at: int) -> int:
-    from sparsefleet.core.kept_values import kept_hashes
+    from sparsefleet.core.schema.kept_values import kept_hashes
 
     slot = schema.slots[at]
     return len(kept_hashes(slot.kept or "", f"slot {slot.name!r}"))

@@ -88,7 +88,9 @@ class Bundle:
             origin=shown(text) if remote else str(folder),
         )
         bundle._check_together()
-        bundle = replace(bundle, warm_up=_warm_up(folder, manifest, schema), profile=_profile(folder, manifest, schema))
+        bundle = replace(
+            bundle, warm_up=_warm_up(folder, manifest, schema, network), profile=_profile(folder, manifest, schema)
+        )
         if full and rows:
             bundle.check_rows()
         return bundle
@@ -97,6 +99,11 @@ class Bundle:
     def name(self) -> str:
         """The model's version."""
         return self.manifest.name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the network predicts, by name; the first is what a plain score is of."""
+        return tuple(name for name, _ in self.network.labels) or (self.schema.label,)
 
     @property
     def inputs(self) -> Inputs | None:
@@ -145,11 +152,11 @@ class Bundle:
             )
 
 
-def _warm_up(folder: Path, manifest: BundleManifest, schema: Schema) -> WarmUp | None:
+def _warm_up(folder: Path, manifest: BundleManifest, schema: Schema, network: NetworkInfo) -> WarmUp | None:
     if not any(entry.path == manifests.WARM_UP for entry in manifest.files):
         return None
     data = _read(folder, manifest.file(manifests.WARM_UP), manifests.MAX_BYTES)
-    return parse_warm_up(data, schema, str(folder / manifests.WARM_UP))
+    return parse_warm_up(data, schema, network, str(folder / manifests.WARM_UP))
 
 
 def _profile(folder: Path, manifest: BundleManifest, schema: Schema) -> Profile | None:

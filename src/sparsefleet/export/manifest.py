@@ -306,21 +306,23 @@ def _pooled(fields: BundleFields, poolings: tuple[str, ...]) -> EmbeddingInput:
     return embedding
 
 
-def _label(item: Any, where: str) -> tuple[str, str]:
-    if not (isinstance(item, list) and len(item) == 2 and all(isinstance(name, str) for name in item)):
-        raise BundleError(f"{where}: wanted is [label, output of the graph], got {short(item)}")
-    return item[0], item[1]
-
-
 def _text(item: Any, where: str) -> str:
     if not isinstance(item, str) or len(item) > MAX_TEXT:
         raise BundleError(f"{where}: wanted is text, got {short(item)}")
     return item
 
 
+def _label(item: Any, where: str) -> tuple[str, str]:
+    return _two_names(item, where, "[label, output of the graph]")
+
+
 def _parameter(item: Any, where: str) -> tuple[str, str]:
+    return _two_names(item, where, "[name in the model, name in the graph]")
+
+
+def _two_names(item: Any, where: str, wanted: str) -> tuple[str, str]:
     if not (isinstance(item, list) and len(item) == 2 and all(isinstance(name, str) for name in item)):
-        raise BundleError(f"{where}: wanted is [name in the model, name in the graph], got {short(item)}")
+        raise BundleError(f"{where}: wanted is {wanted}, got {short(item)}")
     return item[0], item[1]
 
 

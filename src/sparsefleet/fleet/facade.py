@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import sys
@@ -29,23 +28,19 @@ from sparsefleet.fleet.old_shapes import (
 from sparsefleet.fleet.optimizer import DistributedOptimizer
 from sparsefleet.fleet.roles import TRAINER_ENDPOINTS, Role
 from sparsefleet.fleet.security import Security
+from sparsefleet.fleet.server_life import serve
 from sparsefleet.fleet.serving_model import save_bundle
 from sparsefleet.fleet.shuffle import exchange
-from sparsefleet.fleet.strategy import DistributedStrategy, Resolved
+from sparsefleet.fleet.strategy import DistributedStrategy
 from sparsefleet.fleet.together import Util
 from sparsefleet.fleet.transpiler import DistributeTranspilerConfig
 from sparsefleet.optim.base import UpdateRule
-from sparsefleet.server import ServerConfig
-from sparsefleet.server.process import run_server
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
-from sparsefleet.store.remote.failed_start import tell_peers
 from sparsefleet.store.wire.frames import Bytes
 from sparsefleet.train import FitResult, Trainer
 
 log = logging.getLogger(__name__)
 
-SILENT_ATTEMPTS = 5
-"""Time-outs that a server of a job that heals waits for trainers to come back."""
 LOOK_SECONDS = 2.0
 """How long a server may take to say in which attempt it is."""
 
@@ -178,53 +173,7 @@ class Fleet:
                 "call fleet.distributed_optimizer(optimizer, strategy) before fleet.run_server(), on servers too: "
                 "they need to know the strategy"
             )
-        role, strategy = self._known_role(), self._optimizer.strategy
-        try:
-            run_server(self._server_config(role, strategy))
-        except SparseFleetError as error:
-            # One line, and at once: whoever started it by hand looks at it, and the others wait for this server.
-            sys.stderr.write(f"error: {error}\n")
-            sys.stderr.flush()
-            self._tell_other_servers(str(error))
-            sys.exit(1)
-
-    def _tell_other_servers(self, reason: str) -> None:
-        role = self._known_role()
-        with contextlib.suppress(SparseFleetError):  # what could be wrong with them is this server's error already
-            security = Security.from_environment()
-            tell_peers(
-                RemoteConfig(role.server_endpoints, token=security.token, tls_root_certs=security.roots),
-                role.index,
-                reason,
-            )
-
-    def _server_config(self, role: Role, strategy: Resolved) -> ServerConfig:
-        assert role.current_endpoint is not None
-        host, _, port = role.current_endpoint.rpartition(":")
-        security, healing = Security.from_environment(), HealingVariables.from_environment()
-        return ServerConfig(
-            host=host,
-            port=int(port),
-            index=role.index,
-            endpoints=role.server_endpoints,
-            workers=role.worker_num,
-            elastic=role.elastic,
-            mode=strategy.mode,
-            timeout=strategy.timeout,
-            join_timeout=strategy.connect_timeout,
-            # In a job that heals, trainers that have fallen silent are started again.
-            abandoned_after=strategy.timeout * (1 if healing is None else SILENT_ATTEMPTS),
-            # Of an elastic job the others have the lost one's data.
-            lost_trainer="drop" if strategy.lost_trainer == "drop" or role.elastic else "error",
-            load_from=self._model_path,
-            attempt=None if healing is None else healing.attempt,
-            cut=None if healing is None else healing.cut,
-            stopped=() if healing is None else healing.stopped,
-            token=security.token,
-            tls_certificate=security.certificate,
-            tls_key=security.key,
-            insecure=security.insecure,
-        )
+        serve(self._known_role(), self._optimizer.strategy, self._model_path)
 
     # -- trainers ------------------------------------------------------------------------------------------------------
 
@@ -278,6 +227,9 @@ class Fleet:
             attempt = store.connection.attempt or 0
             store.connection.abandon()
             self._connect(replace(store.connection.config, attempt=attempt + 1), healing, why)
+            assert self._remote is not None
+            # Of an elastic job: where it is not of the attempt's crew, the others may have met without it.
+            self._remote.crew.catching_up = self._remote.connection.late
 
         if self._optimizer:
             part = None if healing is None else FleetHealing(healing, store, rejoin)

@@ -6,6 +6,7 @@ SPARSEFLEET_ATTEMPT=3                every process: a server is in this attempt,
 SPARSEFLEET_CUT_EVERY=60             trainers: seconds between cuts; without: so that they cost about 1 % of the time
 SPARSEFLEET_CUT=/shared/job/cuts/…   servers: what the attempt begins from; without: as the first one did
 SPARSEFLEET_STOPPED=0,2              servers: trainers that came to their end in an earlier attempt
+SPARSEFLEET_CREW=0,1,3               servers of an elastic job: trainers of the attempt at its beginning
 ```
 Without SPARSEFLEET_CUTS a job does not heal.
 """
@@ -28,7 +29,8 @@ CUT_EVERY = "SPARSEFLEET_CUT_EVERY"
 ATTEMPT = "SPARSEFLEET_ATTEMPT"
 CUT = "SPARSEFLEET_CUT"
 STOPPED = "SPARSEFLEET_STOPPED"
-HEALING_VARIABLES = (CUTS, CUT_EVERY, ATTEMPT, CUT, STOPPED)
+CREW = "SPARSEFLEET_CREW"
+HEALING_VARIABLES = (CUTS, CUT_EVERY, ATTEMPT, CUT, STOPPED, CREW)
 
 START_AGAIN = 75
 """Exit status (EX_TEMPFAIL) of a trainer that has met the end of an attempt outside of `fit`: start it again."""
@@ -41,6 +43,7 @@ class HealingVariables:
     cut_every: float | None = None
     cut: str | None = None
     stopped: tuple[int, ...] = ()
+    crew: tuple[int, ...] | None = None
 
     def environment(self) -> dict[str, str]:
         """The inverse of `from_environment`."""
@@ -50,6 +53,7 @@ class HealingVariables:
             **({CUT_EVERY: repr(self.cut_every)} if self.cut_every is not None else {}),
             **({CUT: self.cut} if self.cut is not None else {}),
             **({STOPPED: ",".join(map(str, self.stopped))} if self.stopped else {}),
+            **({CREW: ",".join(map(str, self.crew))} if self.crew else {}),
         }
 
     @classmethod
@@ -65,12 +69,17 @@ class HealingVariables:
                 int(given.get(ATTEMPT) or 1),
                 float(every) if every else None,
                 given.get(CUT) or None,
-                tuple(int(worker) for worker in (given.get(STOPPED) or "").split(",") if worker),
+                _numbers(given.get(STOPPED)),
+                _numbers(given.get(CREW)) or None,
             )
         except ValueError as error:
             raise ConfigError(
-                f"{ATTEMPT}, {CUT_EVERY} and {STOPPED} are set by a launcher, and are numbers: {error}"
+                f"{ATTEMPT}, {CUT_EVERY}, {STOPPED} and {CREW} are set by a launcher, and are numbers: {error}"
             ) from None
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    return tuple(int(number) for number in (text or "").split(",") if number)
 
 
 def folder_of(cuts: str, attempt: int) -> str:

@@ -1,4 +1,5 @@
-"""One network forward and backward in one call each: rows pooled by slot, dense features, a tower, the loss of clicks.
+"""One network forward and backward in one call each: rows pooled by slot, dense features, the loss of clicks; between
+them a tower, a shallow part, or both.
 
 Legend: B samples, N feature values, U unique keys, D values a row, n dense features.
 """
@@ -16,11 +17,27 @@ from sparsefleet.kernels.rows import I32
 
 
 @dataclass(frozen=True)
+class Shallow:
+    """A linear term and, with `pairs`, the product of each two slots' vectors: added to the tower's one logit.
+
+    A row of the table then begins with its value's weight; the D - 1 values behind it are the vector.
+    """
+
+    bias: F32
+    """[1]"""
+    numbers: F32
+    """[n] the weights of the dense features."""
+    grad_bias: F32
+    grad_numbers: F32
+    pairs: bool
+
+
+@dataclass(frozen=True)
 class PooledNetwork:
     """The network, and the arrays of its parameters and their gradients, which stay where they are."""
 
     weights: Sequence[F32]
-    """A layer each, from the input on: [to, from]. The last gives one or two logits."""
+    """A layer of the tower each, from the input on: [to, from]. The last gives one or two logits. None: no tower."""
     biases: Sequence[F32]
     grad_weights: Sequence[F32]
     grad_biases: Sequence[F32]
@@ -34,12 +51,14 @@ class PooledNetwork:
     """Whether a slot's rows are averaged, not summed."""
     half: bool
     """Whether the tower's products are of bfloat16."""
+    shallow: Shallow | None = None
 
 
 class PooledPass:
     """A pass over batches of B samples, with buffers of its own; one thread at a time."""
 
     def __init__(self, samples: int, network: PooledNetwork) -> None:
+        shallow = network.shallow
         self._native = _native.PooledPass(
             samples,
             list(network.weights),
@@ -51,6 +70,8 @@ class PooledPass:
             network.dim,
             network.mean,
             network.half,
+            shallow is not None and shallow.pairs,
+            *([None] * 4 if shallow is None else _arrays(shallow)),
         )
 
     def forward(self, rows: F32, inverse: I32, offsets: I64, dense: F32, labels: F32) -> tuple[float, F32]:
@@ -63,3 +84,7 @@ class PooledPass:
         gradient = np.empty(rows.shape, np.float32)
         self._native.backward(gradient)
         return gradient
+
+
+def _arrays(shallow: Shallow) -> list[F32]:
+    return [shallow.bias, shallow.numbers, shallow.grad_bias, shallow.grad_numbers]

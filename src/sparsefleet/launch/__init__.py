@@ -11,8 +11,8 @@ from sparsefleet.core.errors import SparseFleetError
 
 if TYPE_CHECKING:
     from sparsefleet.launch.attempts import RestartPolicy
-    from sparsefleet.launch.jobs import run_hosts, run_local
-    from sparsefleet.launch.supervisor import Outcome, RunSettings, run_roles
+    from sparsefleet.launch.jobs import run_hosts, run_local, run_roles
+    from sparsefleet.launch.supervisor import Outcome, RunSettings
 
 __all__ = ["Outcome", "RestartPolicy", "RunSettings", "main", "run_hosts", "run_local", "run_roles"]
 
@@ -30,6 +30,6 @@ def __getattr__(name: str) -> Any:
     # Late, so that `main` can say what is wrong where these cannot be imported.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    homes = {"run_hosts": "jobs", "run_local": "jobs", "RestartPolicy": "attempts"}
+    homes = {"run_hosts": "jobs", "run_local": "jobs", "run_roles": "jobs", "RestartPolicy": "attempts"}
     module = homes.get(name, "supervisor")
     return getattr(import_module(f"{__name__}.{module}"), name)

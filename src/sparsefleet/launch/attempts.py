@@ -1,6 +1,6 @@
 """Attempts: the lives of a job that heals. When a process is lost, a new one begins from the last cut.
 
-Who starts processes (`launch/supervisor.py`) says when; here is which attempt it is, what it begins from, and that all
+Who starts processes (`launch/healing_job.py`) says when; here is which attempt it is, what it begins from, and that all
 servers hear of it. A thread for each server looks at it again and again: a server that is in an earlier attempt is told
 of the present one, whatever became of earlier words to it. Trainers hear of it from the servers, in whatever call they
 are in.
@@ -71,6 +71,10 @@ class Attempts:
         self.cut: str | None = None
         """What the present attempt begins from; None: from the job's beginning."""
         self._why, self._stopped = "", tuple[int, ...]()
+        self._crew: tuple[int, ...] | None = None
+        """Of an elastic job, the workers that the present attempt began with; None: as the job began."""
+        self.left: set[int] = set()
+        """Of an elastic job: numbers of workers that have left it, or that are not started again."""
         self._begun = time.monotonic()
         self._losses: deque[tuple[float, str]] = deque()
         self._answers: dict[int, dict[str, Any]] = {}
@@ -125,7 +129,9 @@ class Attempts:
     def environment(self) -> dict[str, str]:
         """For a process that is started now."""
         every = self._policy.cut_every
-        return HealingVariables(str(self.folder), self.number, every, self.cut, self._stopped).environment()
+        with self._lock:
+            told = HealingVariables(str(self.folder), self.number, every, self.cut, self._stopped, self._crew)
+        return told.environment()
 
     # --- losses
 
@@ -145,16 +151,23 @@ class Attempts:
         return f"{len(self._losses)} of {self._policy.restarts} restarts are used up"
 
     def begin(
-        self, why: str, stopped: Iterable[int], gone: Iterable[int], endpoints: Sequence[str] | None = None
+        self,
+        why: str,
+        stopped: Iterable[int],
+        gone: Iterable[int],
+        endpoints: Sequence[str] | None = None,
+        crew: Iterable[int] | None = None,
     ) -> None:
         """A new attempt. stopped: trainers that have come to their end; gone: servers that are being started again.
 
-        endpoints: the servers that it has from now on, where those are others. Server 0 stays.
+        endpoints: the servers that it has from now on, where those are others. Server 0 stays. crew: of an elastic job,
+        the workers that are there or are being started again. All others come late, as to any work that has begun.
         """
         with self._lock:
             self.number += 1
             self._begun = time.monotonic()
             self.cut, self._why, self._stopped = self.newest_cut(), why, tuple(sorted(stopped))
+            self._crew = None if crew is None else tuple(sorted(crew))
             # When the loss was seen: room for what takes its place may have been long in coming.
             seen = self._losses[-1][0] if self._losses and endpoints is None else time.monotonic()
             self._lost_at = self._lost_at or seen
@@ -187,13 +200,36 @@ class Attempts:
                     applied.append(answer["accounts"])
                 finally:
                     link.client.close()
+            whole = all(accounts == applied[0] for accounts in applied)
+            return whole and self._tell_all("retire", {"attempt": self.number, "worker": worker, "whole": True})
         except (SparseFleetError, KeyError):
             return False
-        return all(accounts == applied[0] for accounts in applied)
+
+    def _tell_all(self, action: str, request: Mapping[str, Any]) -> bool:
+        for index in range(len(self._endpoints)):
+            link = self._link(index)
+            try:
+                link.action(action, dict(request), LOOK_SECONDS)
+            finally:
+                link.client.close()
+        return True
 
     def has_not_come_back(self, worker: int) -> bool:
         """Whether the others have gone on without this worker, and it has not joined them since."""
         return any(worker in answer.get("retired", []) for answer in self._present())
+
+    def waits_to_join(self, worker: int) -> bool:
+        """Whether it has come back, and had not been let in when the servers were last heard."""
+        return any(worker in answer.get("joining", []) for answer in self._present())
+
+    def has_left_everywhere(self, worker: int) -> bool:
+        """Whether it has said good-bye to every server: whatever ends its process then, nothing of it is missing."""
+        answers = self._present()
+        return len(answers) == len(self._endpoints) and all(worker in answer.get("left", []) for answer in answers)
+
+    def has_left(self, worker: int) -> bool:
+        """Whether the last that had this number has left an elastic job."""
+        return any(worker in answer.get("left", []) for answer in self._present())
 
     def newest_cut(self) -> str | None:
         """The newest that can be opened. Once one has turned out to be damaged, others are read to their end first."""
@@ -220,15 +256,20 @@ class Attempts:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def same_place(self, worker: int) -> str | None:
-        """A worker was killed. Where its data is, if that is the third time since one cut: perhaps by one sample."""
+        """A worker was killed. Where its data is, if it had to begin there for the third time: perhaps by one sample.
+
+        Cuts go on while it is started again, so its place in the newest one counts, not the cut.
+        """
         cut = self.newest_cut()
-        before, count = self._killed.get(worker, (cut, 0))
-        count = count + 1 if before == cut else 1
-        self._killed[worker] = (cut, count)
+        begun = _begun_in(cut, worker)
+        place = cut if begun is None else repr(begun)
+        before, count = self._killed.get(worker, (place, 0))
+        count = count + 1 if before == place else 1
+        self._killed[worker] = (place, count)
         if count != SAME_PLACE:
             return None
         return (
-            f"worker {worker} was killed {count} times after the same cut: perhaps by one of the next samples. "
+            f"worker {worker} was killed {count} times at the same place: perhaps by one of the next samples. "
             f"It reads on {place_in(cut, worker)}"
         )
 
@@ -336,13 +377,16 @@ class Attempts:
                     if self._endpoints[index : index + 1] != (endpoint,):
                         continue
                     self._answers[index], self._heard[index] = answer, time.monotonic()
-                    number, cut, stopped, why = self.number, self.cut, list(self._stopped), self._why
-                    servers = list(self._endpoints)
+                    number, cut, why = self.number, self.cut, self._why
+                    told: dict[str, Any] = {"attempt": number, "cut": cut, "stopped": list(self._stopped), "why": why}
+                    told |= {"servers": list(self._endpoints), "crew": self._crew and list(self._crew)}
                 if type(answer.get("attempt")) is int and answer["attempt"] < number:
-                    told = {"attempt": number, "cut": cut, "stopped": stopped, "why": why, "servers": servers}
                     bad = link.action("begin_attempt", told, BEGIN_SECONDS).get("bad_cut")
                     if bad and cut is not None:
                         self._bad_cuts[cut] = str(bad)
+                elif answer.get("attempt") == number:
+                    for worker in self.left.intersection(answer.get("awaited", [])):
+                        link.action("not_coming", {"attempt": number, "worker": worker}, LOOK_SECONDS)
                 for worker in self.done.difference(answer.get("stopped", [])):
                     link.action("note_stopped", {"worker": worker}, LOOK_SECONDS)
         if link is not None:
@@ -357,13 +401,23 @@ def place_in(cut: str | None, worker: int) -> str:
     """Where a worker's reader stands in a cut, in words."""
     if cut is None:
         return "from the beginning"
+    begun = _begun_in(cut, worker)
+    if begun is None:
+        return f"from {cut} on"
+    return ", ".join(_place(*each) for each in begun) or "from the beginning of its share"
+
+
+def _begun_in(cut: str | None, worker: int) -> list[tuple[str, int, int]] | None:
+    """The files that a worker reads in a cut, with the samples and bytes that it has had of each; None: not known."""
+    if cut is None:
+        return None
     with contextlib.suppress(SparseFleetError, KeyError, TypeError, ValueError, IndexError):
         position = Checkpoint.open(cut).manifest.positions[str(worker)]
+        if not position:  # it had not begun
+            return []
         begun = [mark for mark in position["progress"] if not mark[3]]
-        if begun:
-            places = (_place(position["units"][unit][0], samples, offset) for unit, samples, offset, _ in begun)
-            return ", ".join(places)
-    return f"from {cut} on"
+        return [(position["units"][unit][0], samples, offset) for unit, samples, offset, _ in begun] or None
+    return None
 
 
 def _place(file: str, samples: int, offset: int) -> str:

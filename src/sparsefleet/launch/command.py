@@ -14,6 +14,7 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import parse_endpoints
 from sparsefleet.launch.attempts import RestartPolicy
 from sparsefleet.launch.jobs import run_hosts, run_local
+from sparsefleet.launch.logs import only_ours
 from sparsefleet.launch.on_ray.options import ray_options, refuse_ray_options, run_script_on_ray
 from sparsefleet.launch.plan import parse_hosts, parse_ports
 from sparsefleet.launch.supervisor import Outcome, RunSettings
@@ -172,7 +173,8 @@ def _run(options: argparse.Namespace) -> Outcome:
         if options.host_ip is not None:
             raise ConfigError("--host_ip belongs to --servers and --workers")
         ports = None if options.ports is None else parse_ports("--ports", options.ports, options.server_num)
-        return run_local(lambda role: command, options.server_num, options.worker_num, settings, ports=ports)
+        with only_ours(settings.log_dir):
+            return run_local(lambda role: command, options.server_num, options.worker_num, settings, ports=ports)
     if options.servers is None or options.workers is None:
         raise ConfigError("--servers and --workers belong together; give both")
     if options.ports is not None:

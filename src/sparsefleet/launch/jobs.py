@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import Role, join_endpoint
 from sparsefleet.launch.addresses import HeldEndpoints
+from sparsefleet.launch.healing_job import HealingJob
 from sparsefleet.launch.plan import roles_here
-from sparsefleet.launch.supervisor import CommandForRole, Outcome, RunSettings, run_roles
-from sparsefleet.launch.view import View
+from sparsefleet.launch.supervisor import CommandForRole, Outcome, RunSettings
+from sparsefleet.launch.view import View, view_for
 
 LOOPBACK = "127.0.0.1"
+
+
+def run_roles(
+    command_for_role: CommandForRole,
+    roles: Sequence[Role],
+    settings: RunSettings | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    view: View | None = None,
+) -> Outcome:
+    """Start every role with its variables set, and wait for the end of the job. Returns with all processes gone."""
+    if not roles:
+        raise ConfigError("there is no role to run")
+    given = os.environ if environment is None else environment
+    with HealingJob(roles, settings or RunSettings(), view or view_for(), given) as job:
+        job.start(command_for_role)
+        return job.wait()
 
 
 def run_local(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from sparsefleet.core.errors import ConfigError
@@ -24,6 +26,38 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"log_dir={str(folder)!r} cannot be made: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def only_ours(folder: Path) -> Iterator[None]:
+    """Refuse a folder that a running job writes its logs to, and keep others out until the end.
+
+    A launcher reads there what its own trainers said: another job's result would be taken for this one's. For jobs that
+    run from one launcher; launchers of several hosts may share a folder, in which each has its own roles.
+    """
+    try:
+        made = not folder.exists()
+        if made:
+            folder.mkdir(parents=True, exist_ok=True)
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(f"log_dir={str(folder)!r} cannot be used: {error.strerror}; give a folder") from None
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"log_dir={str(folder)!r} is in use: another job that runs now writes its logs there; give this one a "
+                "folder of its own (sparsefleet train --log-dir DIR, fleetrun --log_dir DIR)"
+            ) from None
+        except OSError:
+            pass  # a file system that cannot lock folders
+        yield
+    finally:
+        os.close(place)
+        if made:  # a job that was refused before anything started leaves nothing
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def log_of(folder: Path, role: Role) -> Path:

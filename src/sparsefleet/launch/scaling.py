@@ -19,27 +19,33 @@ LOOK_SECONDS = 2.0
 """How long server 0 may take over one answer."""
 
 
+Request = tuple[int | None, int]
+"""A wish for so many workers: the attempt of the job that it was made in, and its number there."""
+
+
 class Scaling:
     """A thread that asks; nobody waits for a server that does not answer."""
 
     def __init__(self, endpoints: Sequence[str], environment: Mapping[str, str]) -> None:
         self._endpoints, self._environment = tuple(endpoints), environment
-        self._served = 0
-        self._wanted: tuple[int, int] | None = None
+        self._served: Request | None = None
+        self._wanted: tuple[Request, int] | None = None
         self.taken: set[int] = set()
-        """Numbers that workers have which were started by hand, or elsewhere, as far as is known."""
+        """Numbers that workers have, as server 0 knows, those that were started by hand too."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="scaling", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def wanted(self) -> int | None:
-        """How many workers there should be: each request once."""
-        if self._wanted is None or self._wanted[0] == self._served:
-            return None
-        self._served, workers = self._wanted
-        return workers
+    def wanted(self) -> tuple[Request, int] | None:
+        """A request that was not served yet, and how many workers it is for."""
+        wanted = self._wanted
+        return None if wanted is None or wanted[0] == self._served else wanted
+
+    def serve(self, request: Request) -> None:
+        """All that it needs has been done: from now on it is the workers' own business how many they are."""
+        self._served = request
 
     def close(self) -> None:
         self._closing.set()
@@ -54,7 +60,7 @@ class Scaling:
                 answer = link.action("look", {}, LOOK_SECONDS)
                 if (scaled := answer.get("scaled_to")) is not None:
                     self.taken = {int(worker) for worker in scaled["present"]}
-                    self._wanted = (int(scaled["request"]), int(scaled["workers"]))
+                    self._wanted = ((answer.get("attempt"), int(scaled["request"])), int(scaled["workers"]))
         if link is not None:
             link.client.close()
 

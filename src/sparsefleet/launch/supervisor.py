@@ -8,10 +8,7 @@ a server fails               ─► the others may report for `timeout` seconds 
 a worker fails               ─► the servers are told, and say what becomes of the others (or `keep_going` does):
     they end                 ─► they may report for `timeout` seconds                ─► end what is left ─► its status
     they go on               ─► they work to their end                               ─► end what is left ─► its status
-a role is killed or hangs, and the job heals (`RestartPolicy`):
-                             ─► it is started again; a new attempt begins from the last cut (`launch/attempts.py`)
-    too often                ─► end everything ─► its status
-`sparsefleet scale`          ─► once a cut is taken, a new attempt begins from it with more or fewer servers
+a role is killed or hangs, and the job heals; or its processes become more or fewer: `launch/healing_job.py`
 Ctrl-C, SIGTERM, SIGHUP      ─► workers may save for `timeout` seconds               ─► end what is left ─► 128 + signal
     once more                ─► end everything; a third one kills
 the launcher is killed       ─► its guard ends everything
@@ -21,32 +18,28 @@ the launcher is killed       ─► its guard ends everything
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Self
 
 from sparsefleet.core.elastic import Elastic
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.fleet.healing import HEALING_VARIABLES, START_AGAIN
-from sparsefleet.fleet.roles import ROLE_VARIABLES, Role, parse_endpoint
+from sparsefleet.fleet.healing import HEALING_VARIABLES
+from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
 from sparsefleet.launch import job_token, logs, reaper
-from sparsefleet.launch.addresses import HeldEndpoints
-from sparsefleet.launch.attempts import Attempts, RestartPolicy
+from sparsefleet.launch.attempts import RestartPolicy
 from sparsefleet.launch.guard import Guard
 from sparsefleet.launch.interrupts import Interrupts
 from sparsefleet.launch.listening import Listening
 from sparsefleet.launch.notices import Notices
 from sparsefleet.launch.process import Exit, RoleProcess, signal_name
 from sparsefleet.launch.progress import JobProgress
-from sparsefleet.launch.scaling import Scaling
 from sparsefleet.launch.summary import culprit_first, tell_failures
-from sparsefleet.launch.view import ENDED_WELL, View, state_of, view_for
+from sparsefleet.launch.view import ENDED_WELL, View, state_of
 from sparsefleet.store.wire.auth import TOKEN_VARIABLE
 
 CommandForRole = Callable[[Role], Sequence[str]]
@@ -55,8 +48,6 @@ REPORT_SECONDS = 3.0
 """For workers that still wait for a server when it has failed: what they could say is said, or never will be."""
 STOPPED_SECONDS = 5.0
 """How long a worker may stand stopped (Ctrl-Z, SIGSTOP) once all servers have ended."""
-STOPPED_SERVERS_SECONDS = 2.0
-"""How long to wait for servers to say whether a worker that was killed had come to its end."""
 ASK_EVERY = 1.0
 """Seconds between two questions to a server here whether it still serves anybody."""
 TELL_SECONDS = 3.0
@@ -91,11 +82,6 @@ class RunSettings:
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name}={value} must be a number of seconds, 0 or more")
-        if self.elastic is not None and self.restart.restarts:
-            raise ConfigError(
-                "elastic and restarts do not go together yet: an elastic job goes on without workers that are lost, "
-                "and more can be started at any time (sparsefleet scale --workers)"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +92,9 @@ class Outcome:
     """Roles that failed by themselves: the one that ended the job, then the others as they came."""
 
 
-def run_roles(
-    command_for_role: CommandForRole,
-    roles: Sequence[Role],
-    settings: RunSettings | None = None,
-    *,
-    environment: Mapping[str, str] | None = None,
-    view: View | None = None,
-) -> Outcome:
-    """Start every role with its variables set, and wait for the end of the job. Returns with all processes gone."""
-    if not roles:
-        raise ConfigError("there is no role to run")
-    given = os.environ if environment is None else environment
-    with _Job(roles, settings or RunSettings(), view or view_for(), given) as job:
-        job.start(command_for_role)
-        return job.wait()
-
-
-class _Job:
-    _why_not_scale: ClassVar[str | None] = None
-    """Why this kind of job cannot change its number of servers; None: it can."""
+class Job:
+    """A job of fixed shape, in which a process that is lost is lost. What one that heals or changes its shape does
+    otherwise (`launch/healing_job.py`) stands in methods of its own: see "for jobs that heal" below."""
 
     def __init__(
         self, roles: Sequence[Role], settings: RunSettings, view: View, environment: Mapping[str, str]
@@ -148,30 +117,10 @@ class _Job:
         self._notices = Notices(roles[0].server_endpoints, self._environment, settings.timeout)
         every = settings.progress if view.wants_progress else 0.0
         self._progress = JobProgress(roles[0].server_endpoints, self._environment, every)
-        self._attempts: Attempts | None = None
-        if settings.restart.restarts:
-            if self._workers_elsewhere or self._servers_elsewhere:
-                raise ConfigError(
-                    "restarts are for jobs of one host so far: run this one without, and resume it when it was ended"
-                )
-            folder = settings.log_dir / f"cuts-{self._id[-8:]}"
-            self._attempts = Attempts(roles[0].server_endpoints, self._environment, settings.restart, folder)
-        elastic_here = settings.elastic is not None and not (self._workers_elsewhere or self._servers_elsewhere)
-        self._scaling = Scaling(roles[0].server_endpoints, self._environment) if elastic_here else None
-        self._went: list[RoleProcess] = []
-        """Workers of an elastic job that were killed: the others go on with their data."""
-        self._lost: list[RoleProcess] = []
-        """To be started again."""
         self._former: list[RoleProcess] = []
         """Others have taken their place."""
-        self._hung: list[RoleProcess] = []
         self._too_many: str | None = None
-        self._keeps_cuts = False
-        """Somebody was told to resume from one, though the job has not failed."""
-        self._held: list[HeldEndpoints] = []
-        """Addresses of servers that were added to the job."""
-        self._begun_by = "the loss"
-        """What the present attempt goes on after, in words."""
+        """Why the job is given up, though no process of it has failed by itself."""
         self._interrupts = Interrupts()
         self._guard: Guard | None = None
 
@@ -183,12 +132,7 @@ class _Job:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             self._end_all()
-            if self._attempts is not None:
-                self._attempts.close()
-            for held in self._held:
-                held.__exit__(None, None, None)
-            if self._scaling is not None:
-                self._scaling.close()
+            self._close()
             self._notices.close()
             self._progress.close()
             if kind is not None:
@@ -217,8 +161,13 @@ class _Job:
 
         def start_role(role: Role, again: bool) -> RoleProcess:
             assert self._guard is not None
-            healing = self._attempts.environment() if self._attempts is not None else {}
-            own = {**plain, **role.environment(), **healing, reaper.JOB_VARIABLE: job, "PYTHONUNBUFFERED": "1"}
+            own = {
+                **plain,
+                **role.environment(),
+                **self._variables(),
+                reaper.JOB_VARIABLE: job,
+                "PYTHONUNBUFFERED": "1",
+            }
             process = RoleProcess(role, command_for_role(role), own, logs.log_of(folder, role), again=again)
             self._guard.watch(process.pid)
             return process
@@ -233,10 +182,6 @@ class _Job:
             f"logs in {folder}; servers at {','.join(any_role.server_endpoints)}"
         )
         self._progress.start()
-        if self._attempts is not None:
-            self._attempts.start()
-        if self._scaling is not None:
-            self._scaling.start()
 
     def _keep_token(self, token: str, endpoints: Sequence[str] | None = None) -> None:
         assert self._guard is not None
@@ -254,12 +199,10 @@ class _Job:
         deadline: float | None = None
         while not self._interrupts.count and self._something_to_wait_for():
             self._look()
-            self._scale()
-            self._heal()
+            self._tend()
             if self._too_many is not None:
                 break
             self._kill_stopped_workers()
-            self._end_who_comes_too_late()
             if deadline is None and (patience := self._patience()) is not None:
                 deadline = time.monotonic() + patience
             if deadline is not None and (time.monotonic() >= deadline or self._nobody_left()):
@@ -282,8 +225,8 @@ class _Job:
         return self._conclude()
 
     def _something_to_wait_for(self) -> bool:
-        if self._lost and not self._failures:
-            return True  # they may be started again
+        if self._starts_more():
+            return True
         if self._workers_elsewhere:
             return any(process.running for process in self._processes)
         if any(process.running for process in self._workers()):
@@ -331,168 +274,41 @@ class _Job:
     def _note(self, ended: Iterable[RoleProcess]) -> None:
         """Processes that were seen to have ended."""
         for process in ended:
-            if self._attempts is not None and self._can_be_healed(process):
-                self._lost.append(process)
+            if self._takes_over(process):
                 continue
             if process.role.is_server:
                 self._notices.server_ended(process.role.index)
             if process.failed and process.exit is not None:
-                if self._goes_alone(process):
-                    self._went.append(process)
-                    self._view.say(f"{process.role} ended ({process.exit}); the others go on with its data")
-                else:
+                if not self._goes_alone(process):
                     self._failures.append(process)
                 if process.role.is_worker:
                     self._notices.worker_ended(process.role.index, process.exit)
 
-    # --- a job whose workers come and go
+    # --- for jobs that heal, or whose processes become more or fewer while they run
+
+    def _variables(self) -> dict[str, str]:
+        """Of a process that is started now, besides those of its role."""
+        return {}
+
+    def _tend(self) -> None:
+        """Called often while the job runs, after each look at its processes."""
+
+    def _takes_over(self, process: RoleProcess) -> bool:
+        """A process has ended. Whether it is about to be started again, so that nobody need hear of it."""
+        return False
 
     def _goes_alone(self, process: RoleProcess) -> bool:
-        """A worker of an elastic job was killed, and there are others. Of too few, the servers end the job."""
-        if self._settings.elastic is None or process.role.is_server or process.exit is None:
-            return False
-        others = any(one.running or not one.failed for one in self._workers() if one is not process)
-        return process.exit.signal_name is not None and (others or bool(self._workers_elsewhere))
+        """A process has ended badly. Whether the others go on without it, so that the job has not failed."""
+        return False
 
-    def _scale(self) -> None:
-        """Start the workers that somebody has asked for; those that are too many leave by themselves."""
-        if self._scaling is None or self._failures or (wanted := self._scaling.wanted()) is None:
-            return
-        running = {process.role.index for process in self._workers() if process.running}
-        most = self._settings.elastic.most if self._settings.elastic is not None else 0
-        free = [index for index in range(most) if index not in running and index not in self._scaling.taken]
-        for index in free[: max(0, wanted - len(running | self._scaling.taken))]:
-            former = [process for process in self._workers() if process.role.index == index]
-            for process in former:
-                self._processes.remove(process)
-                self._former.append(process)
-            role = replace(next(role for role in self._roles if role.is_worker), index=index)
-            self._processes.append(self._start_role(role, bool(former)))
-        self._view.say(f"{_count(wanted, 'worker')} wanted: {len(running)} were running")
+    def _starts_more(self) -> bool:
+        """Whether processes are about to be started, though none may run."""
+        return False
 
-    # --- a job that heals
+    def _close(self) -> None:
+        """The job is over, and its processes have ended."""
 
-    def _can_be_healed(self, process: RoleProcess) -> bool:
-        """Killed, not failed by an error of its own: that would come again."""
-        if not process.failed or process.exit is None or self._interrupts.count or self._failures:
-            return False
-        return process.exit.signal_name is not None or _starts_again(process)
-
-    def _heal(self) -> None:
-        attempts = self._attempts
-        if attempts is None or self._failures or self._interrupts.count:
-            return
-        self._kill_hung(attempts)
-        ended = [process.ended_at for process in self._lost if process.ended_at is not None]
-        # Had a worker that was killed come to its end? A server that does not say is about to be seen to have ended.
-        unknown = bool(ended) and not attempts.look_now() and all(process.role.is_worker for process in self._lost)
-        if unknown and time.monotonic() - min(ended) < STOPPED_SERVERS_SECONDS:
-            return
-        lost, self._lost = self._without_those_done(attempts, self._lost), []
-        if not any(process.running for process in self._workers()) and not any(p.role.is_worker for p in lost):
-            for process in lost:  # a server, when all workers have come to their end: nobody needs it any more
-                process.ended_by_us = True
-            return
-        wanted = attempts.wanted()
-        if not lost and wanted is None:
-            if (seconds := attempts.healed()) is not None:
-                self._view.say(f"attempt {attempts.number} trains on, {seconds:.1f} s after {self._begun_by}")
-            elif (scale := attempts.scale_wanted()) is not None:
-                self._go_on_with(attempts, *scale)
-            return
-        why = "; ".join(f"{process.role} ended ({process.exit})" for process in lost) or str(wanted)
-        if (too_many := attempts.another(why)) is not None:
-            self._too_many = too_many
-            self._failures += lost
-            newest = attempts.newest_cut()
-            self._view.say(f"giving up: {too_many}{f'. Go on with: --resume {newest}' if newest else ''}")
-            return
-        again = self._start_again(lost)
-        if again is None:
-            return
-        only_joins = [p for p in lost if p.role.is_worker and (_starts_again(p) or not attempts.joined(p.role.index))]
-        others = any(process.running for process in self._workers() if process not in lost)
-        if others and wanted is None and all(process.role.is_worker for process in again):
-            gone = [process for process in lost if process not in only_joins]
-            only_joins += [process for process in gone if attempts.goes_on_without(process.role.index)]
-        if len(only_joins) < len(again) or not lost:
-            done = {p.role.index for p in self._workers() if state_of(p) == ENDED_WELL} | attempts.done
-            attempts.begin(why, done, [process.role.index for process in again if process.role.is_server])
-            self._begun_by = "the loss"
-            begins = f"attempt {attempts.number} begins from {attempts.cut or 'the beginning'}"
-        else:
-            begins = f"it joins attempt {attempts.number}"
-        self._view.say(f"{why}: {begins} ({attempts.allowed})")
-        for process in lost:
-            killed = process.role.is_worker and not _starts_again(process)
-            if killed and (same := attempts.same_place(process.role.index)):
-                self._view.say(same)
-        for process in again:
-            self._former.append(process)
-            self._processes[self._processes.index(process)] = self._successor(process, attempts)
-
-    def _start_again(self, lost: list[RoleProcess]) -> list[RoleProcess] | None:
-        """Everybody who starts again when these were lost: at the least these. None: the job ends instead.
-
-        Where roles need room elsewhere, this waits for it.
-        """
-        return lost
-
-    def _successor(self, process: RoleProcess, attempts: Attempts) -> RoleProcess:
-        """The process that takes its place, started."""
-        process.kill()  # what it has left behind
-        return self._start_role(_on_servers(process.role, attempts.endpoints), True)
-
-    def _go_on_with(self, attempts: Attempts, servers: int, ticket: str) -> None:
-        """Somebody wants another number of servers, and there is a cut: a new attempt begins from it with so many."""
-        if self._why_not_scale is not None:
-            attempts.refuse_scale(ticket, self._why_not_scale)
-            return
-        before = attempts.endpoints
-        host, _ = parse_endpoint("servers", before[0])
-        more = HeldEndpoints.free(max(0, servers - len(before)), host)
-        self._held.append(more)
-        endpoints = (*before[:servers], *more.endpoints)
-        here = [process for process in self._processes if process.role.is_server]
-        done = {p.role.index for p in self._workers() if state_of(p) == ENDED_WELL} | attempts.done
-        why = f"the job goes on with {_count(servers, 'server')} instead of {len(before)} (sparsefleet scale)"
-        attempts.begin(why, done, [], endpoints)
-        self._begun_by = "the change"
-        self._view.say(f"{why}: attempt {attempts.number} begins from {attempts.cut}; servers at {','.join(endpoints)}")
-        self._notices.close()
-        self._notices = Notices(endpoints, self._environment, self._settings.timeout)
-        if self._token:
-            self._keep_token(self._token, more.endpoints)
-        for process in here[servers:]:
-            # Nobody speaks to it any more but for the attempt before, which is over.
-            process.ended_by_us = True
-            process.interrupt(signal.SIGTERM)
-            self._processes.remove(process)
-            self._former.append(process)
-        for index in range(len(before), servers):
-            role = Role.server(index, self._roles[0].worker_num, endpoints)
-            self._processes.insert(index, self._start_role(role, True))
-
-    def _without_those_done(self, attempts: Attempts, lost: list[RoleProcess]) -> list[RoleProcess]:
-        """Leave out who was killed when its work was done: a worker that had stopped; all, once servers have ended."""
-        over = any(p.role.is_server and state_of(p) == ENDED_WELL for p in self._processes)  # all workers had stopped
-        done = [p for p in lost if over or (p.role.is_worker and attempts.has_stopped(p.role.index))]
-        for process in done:
-            process.ended_by_us = True
-            if process.role.is_worker:
-                attempts.done.add(process.role.index)
-        return [process for process in lost if process not in done]
-
-    def _kill_hung(self, attempts: Attempts) -> None:
-        silent = {("server", index) for index in attempts.silent_servers()}
-        silent |= {("worker", index) for index in attempts.silent_workers()}
-        running = {process.role.index: process.seconds for process in self._workers() if process.running}
-        silent |= {("worker", index) for index in attempts.missing_workers(running)}
-        for process in self._processes:
-            if (process.role.kind, process.role.index) in silent and process.running and process not in self._hung:
-                self._hung.append(process)
-                self._view.say(f"{process.role} gives no sign of life: killing it")
-                process.kill()
+    # ---
 
     def _patience(self) -> float | None:
         """Seconds until the roles that still run are ended; None: as long as they like."""
@@ -508,7 +324,7 @@ class _Job:
                 if any(process.running for process in self._processes):
                     self._view.say(f"{first.role} failed{when} ({first.exit}); the others may go on for {seconds:g} s")
                 return seconds
-        if self._workers_elsewhere or any(process.running for process in self._workers()):
+        if self._workers_elsewhere or self._starts_more() or any(process.running for process in self._workers()):
             return None
         return self._settings.timeout
 
@@ -546,16 +362,6 @@ class _Job:
                 self._view.say(f"{process.role} stands stopped (SIGSTOP), and its servers have ended; killing it")
                 process.kill()
                 self._stopped_since[process.pid] = float("inf")  # once is enough
-
-    def _end_who_comes_too_late(self) -> None:
-        """A worker that starts again, when the others have trained its data and the job has come to its end."""
-        servers = [process for process in self._processes if process.role.is_server]
-        if self._attempts is None or not servers or any(state_of(process) != ENDED_WELL for process in servers):
-            return
-        late = [p for p in self._workers() if p.running and self._attempts.has_not_come_back(p.role.index)]
-        for process in self._told_to_end(late):
-            self._view.say(f"{process.role} comes too late: the others have trained its data, and the job has ended")
-            process.kill()
 
     def _workers(self) -> list[RoleProcess]:
         return [process for process in self._processes if process.role.is_worker]
@@ -608,8 +414,6 @@ class _Job:
             self._view.say(f"processes {', '.join(map(str, stuck))} cannot be killed; they hang inside the system")
 
     def _conclude(self) -> Outcome:
-        if self._attempts is not None and not self._failures and self._too_many is None and not self._keeps_cuts:
-            self._attempts.remove_cuts()
         failures = culprit_first(self._failures)
         failed = tuple((process.role, process.exit) for process in failures if process.exit is not None)
         if failed:
@@ -625,17 +429,6 @@ class _Job:
         what = _count(workers, "worker") if workers else _count(len(self._processes), "server")
         self._view.say(f"all done: {what} ended well after {seconds:.1f} s")
         return Outcome(0)
-
-
-def _on_servers(role: Role, endpoints: Sequence[str]) -> Role:
-    """The role in a job that has these servers by now."""
-    own = endpoints[role.index] if role.is_server else None
-    return replace(role, server_endpoints=tuple(endpoints), current_endpoint=own)
-
-
-def _starts_again(process: RoleProcess) -> bool:
-    """A worker that met the end of an attempt outside of fit, and asks to be started again."""
-    return process.role.is_worker and process.exit is not None and process.exit.status == START_AGAIN
 
 
 def _count(number: int, what: str) -> str:

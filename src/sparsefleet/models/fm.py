@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
-
-from sparsefleet.core.batch import Batch
 from sparsefleet.models.base import ModelInputs, SchemaModel
 from sparsefleet.models.common import VectorSettings, vectors_of
-from sparsefleet.nn import LinearTerm, dense_input, pair_products, weights_and_vectors
+from sparsefleet.nn import LinearTerm, ShallowDeep
 
 
-class FM(SchemaModel):
+class FM(ShallowDeep, SchemaModel):
     """Batch -> [B] logits. Pairs are of slots; numbers are in the linear term."""
 
     name: ClassVar[str] = "FM"
     summary = "Factorization machine: a linear term and all pairs of slots."
     reference = "Rendle, Factorization Machines, ICDM 2010"
+    pairs = True
     Settings = VectorSettings
 
     def __init__(self, inputs: ModelInputs, settings: Any = None) -> None:
-        super().__init__(inputs, settings)
+        SchemaModel.__init__(self, inputs, settings)
         self.rows = vectors_of(inputs, self.settings, weights=True)
         self.linear = LinearTerm(inputs.dense_features)
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        weights, vectors = weights_and_vectors(self.rows(batch), len(self.inputs.slots))
-        out: torch.Tensor = self.linear(weights, dense_input(batch)) + pair_products(vectors)
-        return out
+        self.deep = None

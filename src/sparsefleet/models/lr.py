@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
-from sparsefleet.core.batch import Batch
 from sparsefleet.core.initializer import Uniform
 from sparsefleet.models.base import ModelInputs, SchemaModel
 from sparsefleet.models.common import TABLE
 from sparsefleet.models.settings import Settings, setting
-from sparsefleet.nn import LinearTerm, SparseEmbedding, dense_input
+from sparsefleet.nn import LinearTerm, ShallowDeep, SparseEmbedding
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class LRSettings(Settings):
         self.require("init_range", 0 <= self.init_range < float("inf"), "a number, 0 or above")
 
 
-class LogisticRegression(SchemaModel):
+class LogisticRegression(ShallowDeep, SchemaModel):
     """Batch -> [B] logits."""
 
     name: ClassVar[str] = "LogisticRegression"
@@ -32,11 +29,9 @@ class LogisticRegression(SchemaModel):
     Settings = LRSettings
 
     def __init__(self, inputs: ModelInputs, settings: Any = None) -> None:
-        super().__init__(inputs, settings)
+        SchemaModel.__init__(self, inputs, settings)
         reach = self.settings.init_range
-        self.weights = SparseEmbedding(TABLE, 1, inputs.slots, initializer=Uniform(-reach, reach))
+        # `weights` comes first: by that name bundles call the network's input.
+        self.weights = self.rows = SparseEmbedding(TABLE, 1, inputs.slots, initializer=Uniform(-reach, reach))
         self.linear = LinearTerm(inputs.dense_features)
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        out: torch.Tensor = self.linear(self.weights(batch), dense_input(batch))
-        return out
+        self.deep = None

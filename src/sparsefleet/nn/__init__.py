@@ -13,6 +13,7 @@ from sparsefleet.nn.linear_term import LinearTerm, weights_and_vectors
 from sparsefleet.nn.pooled_tower import PooledTower
 from sparsefleet.nn.self_attention import FieldAttention, NumberFields
 from sparsefleet.nn.sequence_embedding import Sequence, SequenceEmbedding
+from sparsefleet.nn.shallow_deep import ShallowDeep
 from sparsefleet.nn.tower import DenseTower
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PooledTower",
     "Sequence",
     "SequenceEmbedding",
+    "ShallowDeep",
     "SparseEmbedding",
     "Uniform",
     "WeightedPairs",

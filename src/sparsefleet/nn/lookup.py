@@ -29,7 +29,7 @@ class Lookup:
     inverse: I32
     """[N] place in `keys` of each feature value."""
     offsets: I64
-    """[B*S+1] bags of the table's slots, row-major."""
+    """[B*S+1] bags of the table's slots, sample-major."""
     slots: tuple[str, ...]
     """The S slots that `offsets` speaks of."""
     trained: bool = False

@@ -102,26 +102,32 @@ def _workers(folder: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]
         for process in processes:
             process.terminate()
             process.send_signal(signal.SIGCONT)  # one that stands stopped ends its commands too
-        for process in processes:
-            _end(process)
+        _end(processes)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of a process that was asked to end."""
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for the end of processes that were asked to end: all of them have the same time."""
     # Asked twice: an exception of a signal handler is lost where it comes up in a callback or a finalizer.
     for seconds in (AGAIN_SECONDS, END_SECONDS):
-        try:
-            process.wait(seconds)
-            return _close_input(process)
-        except subprocess.TimeoutExpired:
+        for process in (left := _left(processes, seconds)):
             process.terminate()
-    # The end of its input ends it whatever it does, and the commands that it has started first (share.py).
-    _close_input(process)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(2 * END_SECONDS)
-        return
-    process.kill()
-    process.wait()
+        if not left:
+            break
+    # The end of its input ends a process whatever it does, and the commands that it has started first (share.py).
+    for process in processes:
+        _close_input(process)
+    for process in _left(processes, 2 * END_SECONDS):
+        process.kill()
+        process.wait()
+
+
+def _left(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[subprocess.Popen[bytes]]:
+    """Those that still run after so many seconds, or none as soon as all have ended."""
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    return [process for process in processes if process.returncode is None]
 
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:

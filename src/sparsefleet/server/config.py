@@ -52,6 +52,9 @@ class ServerConfig:
     """What ended the attempt before."""
     stopped: tuple[int, ...] = ()
     """Trainers that came to their end in an earlier attempt."""
+    crew: tuple[int, ...] | None = None
+    """Of an elastic job: the trainers that this attempt begins with; others may come later. None: the first `workers`
+    numbers, as the job itself began."""
     token: str | None = field(default=None, repr=False)
     """Shared secret that every call must carry."""
     tls_certificate: bytes | None = field(default=None, repr=False)
@@ -66,6 +69,13 @@ class ServerConfig:
     def start(self) -> str | None:
         """What tables and blocks start from as they are created."""
         return self.cut or self.load_from
+
+    @property
+    def vacant(self) -> set[int]:
+        """Of an elastic job: numbers that nobody has at the beginning, and that nobody waits for."""
+        if self.elastic is None:
+            return set()
+        return set(range(self.elastic.most)).difference(range(self.workers or 0) if self.crew is None else self.crew)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -82,6 +92,11 @@ class ServerConfig:
             raise ConfigError("elastic: say with how many workers the job begins, too")
         if self.elastic is not None and self.workers is not None:
             self.elastic.check_start(self.workers)
+        if self.crew is not None:
+            numbers = range(0 if self.elastic is None else self.elastic.most)
+            if not self.crew or not all(worker in numbers for worker in self.crew):
+                allowed = f"at least one of 0 to {len(numbers) - 1}" if numbers else "for elastic jobs"
+                raise ConfigError(f"crew={self.crew} lists the trainers that an attempt begins with: {allowed}")
         for name in ("timeout", "join_timeout"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0 seconds")

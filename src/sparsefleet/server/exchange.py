@@ -194,6 +194,8 @@ class Exchange:
                 )
             self._on_wait(reason)
 
+        # Before the norm: those whose round is open without this trainer have told its norm without it.
+        state.rounds.wait_to_be_let_in(self._account, self._on_wait)
         squares = state.norms.squares(self._account, number, bound, float(clip_norm), on_wait)
         self._applied("norm", number)
         self._note("norm", bound, start)

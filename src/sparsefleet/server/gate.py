@@ -92,7 +92,9 @@ class Gate:
             self._deadline = math.inf if seconds is None else time.monotonic() + seconds
             if not self._changed.wait_for(lambda: self._inside == 0, patience):
                 self._open()
-                raise StoreError(f"pushes under way did not end within {patience:g} s; the freeze was given up")
+                raise StoreError(
+                    f"pushes under way did not end within {patience:g} s, so no moment could be named: save again"
+                )
 
     def renew(self, owner: str, seconds: float) -> bool:
         """Hold on for so many seconds from now; False where this owner does not hold the gate."""
@@ -148,4 +150,7 @@ class Gate:
     def _mine(self, owner: str) -> None:
         self._expire()
         if self._owner != owner:
-            raise StoreError("the freeze has ended (it was not renewed in time, or belongs to another): save again")
+            raise StoreError(
+                "this server is held for that checkpoint no longer (it was not renewed in time, or is another's); "
+                "save again"
+            )

@@ -22,10 +22,11 @@ from sparsefleet.core.errors import CheckpointError, Disagreement, Rejoin, Store
 from sparsefleet.core.keyed_rows import U32
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.server.gate import SLICE, OnWait
-from sparsefleet.server.ledger import CREATE, LOAD, Ledger, Record
+from sparsefleet.server.ledger import CREATE, LOAD, RATES, Ledger, Record
 from sparsefleet.store.base import Layout, differing_layouts
 from sparsefleet.store.partial import load_partially, plan_held
 from sparsefleet.store.partition import Share, dense_cut
+from sparsefleet.store.rates import lower_rates
 from sparsefleet.store.shards import HeldBlock, ShardCut, check_fits, load_all, load_block, load_table
 from sparsefleet.store.wire import Part, WireError
 from sparsefleet.store.wire.parts import ROWS
@@ -235,6 +236,13 @@ class Holdings:
 
             record = Record(LOAD, parts=[*(table.spec for table in tables), *(block.table for block in blocks)])
             self._ledger.apply_alone(record, check, fill, owner, patience)
+
+    def lower_rates(self, factor: float) -> None:
+        """From the next step on; see `store/rates.py`. Waits while a cut is named, which holds the old rates or the new
+        ones in all tables."""
+        blocks = [block.table for block in self.blocks()]
+        record = Record(RATES, parts=[*(table.spec for table in self.tables()), *blocks])
+        self._ledger.apply(record, lambda: lower_rates(self.tables(), blocks, factor), lambda reason: None)
 
     def let_go(self) -> None:
         """Nothing is held any more: what a message under way has its hands on goes when that is done."""

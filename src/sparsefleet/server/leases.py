@@ -38,6 +38,8 @@ class LeaseBook:
         self._leases = Leases(0)
         self._position: dict[str, Any] | None = None
         """What is read, as the first trainer said; None: of a pass that nobody may join."""
+        self._told: dict[str, Any] = {}
+        """What that one has for trainers that come late."""
         self._under_way = False
         """A lap is: somebody has taken a piece of it, and not all have met at its end. `sessions.changed` guards it."""
         self._laps: list[int] = []
@@ -49,6 +51,14 @@ class LeaseBook:
         sessions.on_new_life.append(self._note_loss)
         ledger.on_marks = self._note
 
+    def begin_run(self, worker: int, incarnation: str, leased: bool) -> None:
+        """A trainer is about to train, on leased data or on a share of its own: then nothing is left to hand out."""
+        with self._sessions.changed:
+            self._sessions.begin_run(worker, incarnation, leased)
+            if not leased:
+                with self._lock:
+                    self._clear()
+
     def open(
         self,
         worker: int,
@@ -58,6 +68,7 @@ class LeaseBook:
         pieces: int,
         progress: Any,
         position: dict[str, Any] | None = None,
+        told: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """`wanted` in the answer: nobody has said yet what is read; open it again with a `position`."""
         if not 0 <= pieces <= MAX_PIECES:
@@ -73,8 +84,8 @@ class LeaseBook:
                 return {"wanted": True}
             if name != self._name:
                 self._name, self._plan, self._laps, self._position = name, plan, [], position or None
+                self._told = told or {}
                 self._leases = Leases(pieces, marks, fixed=fixed)
-                self._sessions.leased = self._sessions.leased or bool(position)
                 self._leases.deal(crew)
             elif plan != self._plan:
                 raise Disagreement(
@@ -156,6 +167,7 @@ class LeaseBook:
             "name": self._name,
             "laps": len(self._laps),
             "position": self._position,
+            "told": self._told,
             "turns": self._meetings.turns(),
             "step": sessions.furthest_step(),
         }
@@ -195,10 +207,14 @@ class LeaseBook:
         """With `sessions.changed` held: somebody, or (None) everybody, is gone. What has to wait is done later."""
         with self._lock:
             if worker is None:
-                self._name, self._leases, self._laps, self._ended = "", Leases(0), [], []
-                self._under_way, self._position = False, None
+                self._clear()
             elif (life := self._sessions.life_of(worker)) is not None:
                 self._ended.append((worker, life))
+
+    def _clear(self) -> None:
+        """With both locks held."""
+        self._name, self._leases, self._laps, self._ended = "", Leases(0), [], []
+        self._under_way, self._position, self._told = False, None, {}
 
     def left(self, worker: int) -> None:
         """A trainer has said good-bye: what it still holds is for the others."""

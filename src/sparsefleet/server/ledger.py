@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from sparsefleet.server.gate import SLICE, Gate, OnWait, never_over
 
 log = logging.getLogger(__name__)
 
-PUSH, ROUND, GEO, CREATE, LOAD = "push", "round", "geo", "create", "load"
+PUSH, ROUND, GEO, CREATE, LOAD, RATES = "push", "round", "geo", "create", "load", "rates"
 
 MAX_CALLERS = 4096
 """Callers of one trainer: as many as it has threads that call the store."""
@@ -247,11 +248,17 @@ class Ledger:
         return mine
 
     @staticmethod
-    def let_end(accounts: Iterable[Account]) -> None:
-        """Return when nothing is being applied of these."""
+    def let_end(accounts: Iterable[Account], seconds: float = threading.TIMEOUT_MAX) -> bool:
+        """Return when nothing is being applied of these; False where something still is after so many seconds.
+
+        Without a limit that takes as long as a record may wait at the gate: until a cut is named, or its owner is lost.
+        """
+        until = time.monotonic() + seconds
         for account in accounts:
-            with account.lock:
-                pass
+            if not account.lock.acquire(timeout=min(threading.TIMEOUT_MAX, max(0.0, until - time.monotonic()))):
+                return False
+            account.lock.release()
+        return True
 
     def _put_aside_former_lives(self, worker: int, incarnation: str) -> None:
         former = [k for k, one in self._accounts.items() if one.worker == worker and one.incarnation != incarnation]

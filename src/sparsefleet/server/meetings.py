@@ -15,7 +15,10 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.server.sessions import Sessions
 
 KEPT = 64
-"""Finished meetings that are remembered, for trainers who ask again after a lost answer."""
+"""Finished meetings that are remembered, for trainers who have not asked again since they were told who is missing."""
+KEPT_TOLD = 4
+"""The same of meetings whose outcome all have been told: an answer may get lost. What is handed in can be large, as
+metrics of every user are, and lies here once for each trainer."""
 
 Place = tuple[str, str, int]
 """kind, name, turn: the nth meeting of that name."""
@@ -27,6 +30,11 @@ class Meeting:
     lives: dict[int, str] = field(default_factory=dict)
     """By trainer, the incarnation that came."""
     result: list[Any] | None = None
+    first: int | None = None
+    """Who of those that came does what one does for all. Settled once: one that is slow to give signs of life could be
+    told of another than the others are, and nobody would do it."""
+    told: set[int] = field(default_factory=set)
+    """Who has been told the outcome."""
 
 
 @dataclass
@@ -80,10 +88,10 @@ class Meetings:
                 missing = sessions.in_meetings() - meeting.payloads.keys()
                 if not missing:
                     meeting.result = [meeting.payloads[one] for one in sorted(meeting.payloads)]
+                    meeting.first = min(meeting.payloads.keys() & sessions.in_meetings(), default=sessions.first())
                     self._met[place[:2]] = max(place[2], self._met.get(place[:2], 0))
                     for look in self.on_met:
                         look(place)
-                    self._forget_old()
                     sessions.changed.notify_all()
                     break
                 if lost := sessions.lost_among(missing):
@@ -96,7 +104,9 @@ class Meetings:
                     return {"missing": [self._whereabouts(one) for one in sorted(missing)]}
                 sessions.changed.wait(min(left, 0.25))
             self._waiting.pop(worker, None)
-            return {"all": meeting.result, "first": sessions.first()}
+            meeting.told.add(worker)
+            self._forget_old()
+            return {"all": meeting.result, "first": meeting.first}
 
     def turns(self) -> list[list[Any]]:
         """With `sessions.changed` held: kind, name and last turn of the meetings that are over, for who comes late."""
@@ -142,7 +152,8 @@ class Meetings:
 
     def _forget_old(self) -> None:
         finished = [place for place, meeting in self._meetings.items() if meeting.result is not None]
-        for place in finished[:-KEPT]:
+        told = [place for place in finished if self._meetings[place].payloads.keys() <= self._meetings[place].told]
+        for place in {*finished[:-KEPT], *told[:-KEPT_TOLD]}:
             del self._meetings[place]
 
 

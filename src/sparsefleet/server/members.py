@@ -25,6 +25,8 @@ class Member:
     """It came while the others were at work."""
     retired: bool = False
     """In a job that heals: it was lost, and the others go on with its data; another life of it may join them."""
+    share_missing: bool = False
+    """It was lost to a call of `fit` in which it had a share of its own, though later ones have leased data."""
     leaving: bool = False
     """It was asked to leave, and does when it has trained what it holds."""
 

@@ -92,6 +92,24 @@ class Rounds:
             self._entering.add(worker)
             self._let_in_where_nobody_is()
 
+    def leave(self, worker: int, incarnation: str) -> None:
+        """A trainer that came late, and got no data, goes before its first round: it is not let in there."""
+        with self._sessions.changed:
+            self._sessions.check(worker, incarnation)
+            self._entering.discard(worker)
+
+    def wait_to_be_let_in(self, account: Account, on_wait: OnWait) -> None:
+        """Of a trainer that came late: return once the round is over that is open without it."""
+        worker = account.worker
+        while True:
+            with self._sessions.changed:
+                self._sessions.check(worker, account.incarnation)
+                if worker not in self._entering:
+                    return
+                bell = self._open.bell
+            if not bell.wait(SLICE):
+                on_wait("the open round is without this trainer")
+
     def contribute(self, step: Step, parts: Sequence[Bound], on_wait: OnWait) -> int:
         """Hand in a part of the open round, and return the round's number once it is applied.
 
@@ -103,13 +121,7 @@ class Rounds:
         with self._sessions.changed:
             if self._made_before(account, sequence):
                 return account.round  # sent again after a lost answer
-            bell = self._open.bell if worker in self._entering else None
-        while bell is not None:  # it came late: its first round is the next one
-            if not bell.wait(SLICE):
-                on_wait("the open round is without this trainer")
-            with self._sessions.changed:
-                self._sessions.check(worker, account.incarnation)
-                bell = self._open.bell if worker in self._entering else None
+        self.wait_to_be_let_in(account, on_wait)
         with self._sessions.changed:
             # At once: while it waits for a round that is being applied, the others must not begin the next without it.
             self._sessions.come_back(worker)

@@ -4,8 +4,9 @@ While the gate is held, a cut is named (`name`): the tables are marked, which ta
 the gate is opened, and the cut is written while pushes go on. There is one cut at a time. It belongs to the life of the
 trainer that saves: it is dropped when that life ends, and when it is not renewed in time.
 
-Of the last ones that were written the tables' clocks are remembered, so that the next one can be a delta: the rows that
-were touched later.
+Of the last checkpoints that were committed the tables' clocks are remembered, so that the next one can be a delta: the
+rows that were touched later. A cut that was written and never became a checkpoint is nothing to stand on: the rows that
+it held are in no file.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sparsefleet.store.shards import ShardCut
 log = logging.getLogger(__name__)
 
 KEPT_MARKS = 4
-"""Cuts whose clocks are remembered: the last that was written may not have been committed."""
+"""Checkpoints whose clocks are remembered: between two cuts of a job that heals, its trainers may save some."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at whether a cut's owner is still there."""
 
@@ -39,11 +40,13 @@ class ServerCut:
     shard: ShardCut
     deadline: float
     over: threading.Event = field(default_factory=threading.Event)
+    written: tuple[str, _Mark] | None = None
+    """The draft's directory that its files are in, and what is remembered of it once that is committed."""
 
 
 @dataclass(frozen=True)
 class _Mark:
-    """What is remembered of a cut that was written."""
+    """What is remembered of a checkpoint."""
 
     clocks: dict[str, int]
     loads: int
@@ -72,7 +75,7 @@ class ServerCuts:
             try:
                 ledger.gate.check(owner)  # the whole time: a freeze may have run out meanwhile
                 if ledger.number != number:
-                    raise StoreError("the freeze has ended while the cut was named: save again")
+                    raise StoreError("this server was held no longer while the cut was named: save again")
             except BaseException:
                 shard.close()
                 raise
@@ -93,14 +96,8 @@ class ServerCuts:
                 self._cut.deadline = time.monotonic() + seconds
             return mine
 
-    def write(
-        self, owner: str, directory: str, drop_state: bool, path: str | None = None, since: str | None = None
-    ) -> dict[str, Any]:
-        """Write the cut's files into a draft's directory; may take long.
-
-        path: what the checkpoint will be called, so that a later one can be a delta of it. since: what this one is a
-        delta of.
-        """
+    def write(self, owner: str, directory: str, drop_state: bool, since: str | None = None) -> dict[str, Any]:
+        """Write the cut's files into a draft's directory; may take long. since: what it is a delta of."""
         cut, mark = self.check(owner), None
         if since is not None:
             mark = self._marks.get(since)
@@ -110,8 +107,8 @@ class ServerCuts:
         clocks = None if mark is None else mark.clocks
         files = shard.write(locate(directory), self._index, drop_state=drop_state, since=clocks)
         self.check(owner)
-        if path is not None and not drop_state:
-            self._remember(path, _Mark(shard.clocks(), loads))
+        if not drop_state:
+            cut.written = directory, _Mark(shard.clocks(), loads)
         return {
             "files": [entry.to_dict() for entry in files],
             "rows": shard.rows(),
@@ -119,11 +116,19 @@ class ServerCuts:
             "blocks": [info.to_dict() for info in shard.block_infos(drop_state)],
         }
 
-    def _remember(self, path: str, mark: _Mark) -> None:
-        self._marks.pop(path, None)
-        self._marks[path] = mark
-        while len(self._marks) > KEPT_MARKS:
-            del self._marks[next(iter(self._marks))]
+    def committed(self, owner: str, directory: str, path: str) -> None:
+        """The draft in this directory is the checkpoint `path` now: a later one may be a delta of it.
+
+        A word that comes when its cut is gone changes nothing; then the next checkpoint is whole.
+        """
+        with self._lock:
+            written = self._cut.written if self._cut is not None and self._cut.owner == owner else None
+            if written is None or written[0] != directory:
+                return
+            self._marks.pop(path, None)
+            self._marks[path] = written[1]
+            while len(self._marks) > KEPT_MARKS:
+                del self._marks[next(iter(self._marks))]
 
     def check(self, owner: str) -> ServerCut:
         """The owner's cut, or an error where it has none any more."""

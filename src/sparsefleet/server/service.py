@@ -17,7 +17,6 @@ from sparsefleet.server.meetings import read_place
 from sparsefleet.server.members import Registration
 from sparsefleet.server.scale_request import ScaleRequest
 from sparsefleet.server.state import ServerState
-from sparsefleet.store.rates import lower_rates
 from sparsefleet.store.wire import PROTOCOL, WireError, encode, read_json, refusal, spec_from_dict, to_json
 from sparsefleet.store.wire.auth import CheckToken
 from sparsefleet.store.wire.segment import accepted
@@ -49,6 +48,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "scale": self._scale,
             "scale_step": self._scale_step,
             "retire": self._retire,
+            "not_coming": self._not_coming,
             "note_stopped": lambda data: self._state.sessions.note_stopped(_integer(data, "worker")),
             "register": self._register,
             "ended": self._ended,
@@ -83,7 +83,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
                 *_identity(data), text_of(data, "name"), _integer(data, "lap")
             ),
             "lease_state": lambda data: self._state.leases.state(),
-            "note_leased": lambda data: self._state.sessions.note_leased(*_identity(data)),
+            "begin_run": lambda data: self._state.leases.begin_run(*_identity(data), data.get("leased") is True),
             "give_number": lambda data: {"worker": self._state.sessions.give_number(need_text(data, "incarnation"))},
             "enter": lambda data: self._state.leases.enter(*_identity(data), _patience(data)),
             "let_in": lambda data: self._state.sessions.let_all_in(*_identity(data)),
@@ -155,8 +155,11 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "silent": state.sessions.silent(),
             "stopped": state.sessions.stopped(),
             "retired": state.sessions.retired(),
+            "joining": state.sessions.joining(),
+            "awaited": state.sessions.awaited(),
+            "left": state.sessions.left(),
             "trained": state.ledger.has_steps(),
-            "leased": state.sessions.leased and state.sessions.mode != "geo",
+            "leased": bool(state.sessions.leased) and state.sessions.mode != "geo",
             "timeout": state.config.timeout,
             "bad_cut": state.holdings.unreadable,
             "servers": None if state.config.endpoints is None else list(state.config.endpoints),
@@ -176,16 +179,15 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
                 raise StoreError("this server was started for a job that does not heal: it knows of no attempts")
             if attempt <= old.attempt:
                 return {}
-            stopped = data.get("stopped", [])
-            if not isinstance(stopped, list) or not all(type(worker) is int for worker in stopped):
-                raise WireError(f"stopped must list workers; got {stopped!r}")
+            stopped, crew = _workers(data, "stopped"), _workers(data, "crew")
             cut = None if cut is None else need_text(data, "cut")
             servers = old.config.endpoints if data.get("servers") is None else _endpoints(data)
             config = replace(
                 old.config,
                 attempt=attempt,
                 cut=cut,
-                stopped=tuple(stopped),
+                stopped=stopped or (),
+                crew=crew,
                 begun_because=why,
                 endpoints=servers,
             )
@@ -234,10 +236,22 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             scale.cut = need_text(data, "cut")
 
     def _retire(self, data: Data) -> Data:
+        """The others go on without a trainer that was lost; `whole`: and all servers had the same of its steps."""
+        state = self._in_attempt(data)
+        if data.get("whole") is True:
+            state.retired_whole(_integer(data, "worker"))
+            return {}
+        return state.retire(_integer(data, "worker"))
+
+    def _not_coming(self, data: Data) -> None:
+        """A trainer that this attempt's crew lists had left the job when the attempt began."""
+        self._in_attempt(data).sessions.note_not_coming(_integer(data, "worker"))
+
+    def _in_attempt(self, data: Data) -> ServerState:
         state = self._state
         if _integer(data, "attempt") != state.attempt:
             raise StoreError(f"this server is in attempt {state.attempt} of the job, not in {data['attempt']}")
-        return state.retire(_integer(data, "worker"))
+        return state
 
     # --- actions
 
@@ -290,6 +304,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             own_error, no_error = data.get("own_error") is True, data.get("no_error") is True
             self._state.sessions.fail(worker, incarnation, failure[:MAX_REASON], own_error=own_error, no_error=no_error)
         else:
+            self._state.rounds.leave(worker, incarnation)
             self._state.sessions.leave(worker, incarnation, for_good)
         if for_good:
             self._state.geo.forget(worker)
@@ -353,6 +368,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         return {}
 
     def _name_cut(self, data: Data) -> Data:
+        self._state.check_no_doubt()
         return self._state.cuts.name(self._living(data), need_seconds(data, "seconds", MAX_FREEZE))
 
     def _thaw(self, data: Data) -> None:
@@ -361,11 +377,11 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
     def _write(self, data: Data) -> Data:
         cuts, owner = self._state.cuts, self._living(data)
         directory, drop_state = need_text(data, "directory"), data.get("drop_state") is True
-        path, since = (need_text(data, name) if name in data else None for name in ("path", "since"))
+        since = need_text(data, "since") if "since" in data else None
         cuts.check(owner)
         return self._state.tasks.ask(
             f"write to {directory}",
-            lambda: cuts.write(owner, directory, drop_state, path, since),
+            lambda: cuts.write(owner, directory, drop_state, since),
             _patience(data),
             key=f"write {owner} {directory}",
         )
@@ -374,8 +390,9 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         self._state.cuts.drop(self._living(data))
 
     def _saved(self, data: Data) -> None:
-        self._living(data)
-        self._state.last_checkpoint = need_text(data, "path")
+        owner, path = self._living(data), need_text(data, "path")
+        self._state.cuts.committed(owner, need_text(data, "directory"), path)
+        self._state.last_checkpoint = path
 
     def _ask_all(self, data: Data) -> Data:
         return self._state.joint_cuts.ask(need_text(data, "cut"), need_text(data, "phase"), _patience(data))
@@ -394,7 +411,10 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         position = data.get("position")
         if position is not None and not isinstance(position, dict):
             raise WireError(f"position must say what is read; got {position!r:.80}")
-        return self._state.leases.open(*_identity(data), name, plan, pieces, data.get("progress", []), position)
+        told = data.get("told", {})
+        if not isinstance(told, dict):
+            raise WireError(f"told must be an object; got {told!r:.80}")
+        return self._state.leases.open(*_identity(data), name, plan, pieces, data.get("progress", []), position, told)
 
     def _load(self, data: Data) -> Data:
         state, owner, path = self._state, self._living(data), need_text(data, "path")
@@ -412,8 +432,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
         factor = data.get("factor")
         if type(factor) not in (int, float) or not 0 < float(factor or 0) <= 1:
             raise WireError(f"factor must be above 0 and at most 1; got {factor!r}")
-        holdings = self._state.holdings
-        lower_rates(holdings.tables(), [block.table for block in holdings.blocks()], float(factor or 0))
+        self._state.holdings.lower_rates(float(factor or 0))
 
     def _living(self, data: Data) -> str:
         """The life of the registered trainer that calls: what it freezes, cuts or loads is in its name."""
@@ -455,6 +474,16 @@ def _integer(data: Data, name: str) -> int:
     if type(value) is not int:
         raise WireError(f"{name} must be a whole number; got {value!r}")
     return value
+
+
+def _workers(data: Data, name: str) -> tuple[int, ...] | None:
+    """A list of trainers' numbers; None where there is none."""
+    workers = data.get(name)
+    if workers is None:
+        return None
+    if not isinstance(workers, list) or not all(type(worker) is int for worker in workers):
+        raise WireError(f"{name} must list workers; got {workers!r}")
+    return tuple(workers)
 
 
 def _endpoints(data: Data) -> tuple[str, ...]:

@@ -7,7 +7,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from sparsefleet.core.errors import StoreError
 from sparsefleet.server.config import ServerConfig
+from sparsefleet.server.gate import SLICE
 from sparsefleet.server.geo import Geo
 from sparsefleet.server.holdings import Holdings
 from sparsefleet.server.joint_cut import JointCuts
@@ -31,7 +33,7 @@ class ServerState:
         self.config = config
         self.server_id = uuid.uuid4().hex
         self.started = time.monotonic()
-        self.sessions = sessions = Sessions(config, self.server_id)
+        self.sessions = sessions = Sessions(config)
         self.ledger = Ledger(sessions.is_over, self._end_job, config.index)
         self.holdings = Holdings(config.index, self.ledger, config.start, from_cut=config.cut is not None)
         self.cuts = ServerCuts(self.ledger, self.holdings, sessions.is_over, config.index)
@@ -51,6 +53,8 @@ class ServerState:
         sessions.on_late.append(self._note_former_life)
         self.wanted: str | None = None
         """Why a trainer asks for a new attempt of the job."""
+        self._in_doubt: set[int] = set()
+        """Trainers that were retired, and of whose last step the others may have had less, or more."""
         self.scale: ScaleRequest | None = None
         """Another number of servers that the job is to go on with."""
 
@@ -81,8 +85,10 @@ class ServerState:
     def retire(self, worker: int) -> dict[str, Any]:
         """A trainer of a job that heals was lost: take nothing of it any more, and say what has been applied.
 
-        `pending`: its part of a sync round waits for the others; ask again.
+        `pending`: its part of a sync round waits for the others, or its last step for a cut to be named; ask again.
+        Until `retired_whole` there are no cuts: one that held a part of its last step would be gone back to.
         """
+        self._in_doubt.add(worker)
         life = self.sessions.retire(worker)
         if life is None:
             return {"accounts": {}}
@@ -90,10 +96,23 @@ class ServerState:
             if self.rounds.holds(worker, life):
                 return {"pending": True}
             accounts = self.ledger.close_life(worker, life)
-        self.ledger.let_end(accounts)
+        if not self.ledger.let_end(accounts, SLICE / 2):
+            return {"pending": True}
         return {
             "accounts": {account.key: [account.sequence, account.records] for account in accounts if account.records}
         }
+
+    def retired_whole(self, worker: int) -> None:
+        """All servers have applied the same of this trainer's steps."""
+        self._in_doubt.discard(worker)
+
+    def check_no_doubt(self) -> None:
+        """Raise where this moment may hold a part of a step."""
+        if in_doubt := sorted(self._in_doubt):
+            raise StoreError(
+                f"no checkpoint is cut while it is not known whether all servers have the last step of worker "
+                f"{', '.join(map(str, in_doubt))}, which was just lost; save again"
+            )
 
     def _end_job(self, why: str) -> None:
         with self.sessions.changed:

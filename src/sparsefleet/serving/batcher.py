@@ -73,6 +73,8 @@ class Task:
     """Tasks with an equal `joins` may be taken together."""
     samples: int
     item: Any
+    """Let go of as soon as the task is taken: an item that knows its task would else live on, with the bytes of its
+    request, until the garbage collector finds the two of them."""
     long: bool
     taken: bool = False
     """By a thread, or dropped."""
@@ -157,7 +159,7 @@ class MicroBatcher:
         with self._changed:
             if task.taken:
                 return False
-            task.taken = True
+            task.taken, task.item = True, None
             (self._long if task.long else self._short).remove(task)
             self._count(task, -1)
         self._metrics.dropped(task.samples)
@@ -216,19 +218,26 @@ class MicroBatcher:
 
     def _work(self) -> None:
         while group := self._next():
-            started = time.monotonic()
-            try:
-                group[0].work([task.item for task in group])
-            except Exception as error:  # a bug of ours: the thread must live on, or nobody would score
-                tell_failure(error)
-            samples, seconds = sum(task.samples for task in group), time.monotonic() - started
-            with self._changed:
-                if samples:
-                    found = seconds / samples
-                    self._row_seconds += (found - self._row_seconds) * (0.1 if self._row_seconds else 1.0)
-                if group[0].long:
-                    self._on_long -= 1
-                    self._changed.notify()  # a thread that was kept for short ones may take the next piece
+            self._do(group)
+            del group  # or its requests would stay until the next one comes
+
+    def _do(self, group: list[Task]) -> None:
+        started = time.monotonic()
+        items = [task.item for task in group]
+        for task in group:
+            task.item = None
+        try:
+            group[0].work(items)
+        except Exception as error:  # a bug of ours: the thread must live on, or nobody would score
+            tell_failure(error)
+        samples, seconds = sum(task.samples for task in group), time.monotonic() - started
+        with self._changed:
+            if samples:
+                found = seconds / samples
+                self._row_seconds += (found - self._row_seconds) * (0.1 if self._row_seconds else 1.0)
+            if group[0].long:
+                self._on_long -= 1
+                self._changed.notify()  # a thread that was kept for short ones may take the next piece
 
     def _next(self) -> list[Task]:
         """What to do next; empty when the thread is to end."""

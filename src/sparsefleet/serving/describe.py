@@ -45,7 +45,7 @@ def described(bundle: Bundle) -> dict[str, Any]:
         "checkpoint": asdict(manifest.checkpoint),
         "dense": list(schema.dense_names),
         "slots": list(schema.slot_names),
-        "labels": [name for name, _ in bundle.network.labels] or [schema.label],
+        "labels": list(bundle.labels),
         "schema": schema.to_dict(),
         "inputs": None if bundle.inputs is None else bundle.inputs.to_dict(),
         "requests_hold": "" if bundle.inputs is None else pipe_advice(bundle.inputs),

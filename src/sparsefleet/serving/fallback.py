@@ -25,8 +25,10 @@ class FallbackSource(SparseSource):
         self._bundle, self._open, self._file = bundle, first, MappedSource(bundle)
         self._lock = threading.Lock()
         self._fetches = 0
-        self._news: list[str] = []
-        self._away = False
+        self._away = self._told = False
+        """Whether Redis could not give rows when it was last asked, and whether that was told."""
+        self._why = ""
+        """Of what happened since the last look."""
         self._retry_at = 0.0
         self._first: SparseSource | None = None
         self._closed = False
@@ -44,9 +46,7 @@ class FallbackSource(SparseSource):
     def look(self) -> list[str]:
         if self._first is None and time.monotonic() >= self._retry_at:
             self._try_open()
-        with self._lock:
-            news, self._news = self._news, []
-        return [*news, *self._file.look()]
+        return [*self._news(), *self._file.look()]
 
     def stats(self) -> Mapping[str, Any]:
         first = {} if self._first is None else self._first.stats()
@@ -59,6 +59,19 @@ class FallbackSource(SparseSource):
         if first is not None:
             first.close()
         self._file.close()
+
+    def _news(self) -> list[str]:
+        """A Redis that has lost its rows fails or not with every request, by what the cache holds: told once a look."""
+        with self._lock:
+            news, where = [], f"rows of version {self._bundle.name} come from"
+            if self._why and not self._told:
+                news.append(f"{self._why}; {where} its own file until it is back")
+                self._told = True
+            if self._told and not self._away:
+                news.append(f"{where} Redis again")
+                self._told = False
+            self._why = ""
+            return news
 
     def _either(self, asked: Sequence[tuple[str, U64]], first: Fetch | None, file: Fetch) -> list[tuple[F32, Found]]:
         if first is not None:
@@ -76,14 +89,12 @@ class FallbackSource(SparseSource):
     def _is_away(self, why: str) -> None:
         with self._lock:
             if not self._away:
-                self._news.append(f"{why}; rows of version {self._bundle.name} come from its own file until it is back")
+                self._why = why
             self._away = True
 
     def _is_back(self) -> None:
         if self._away:
             with self._lock:
-                if self._away:
-                    self._news.append(f"rows of version {self._bundle.name} come from Redis again")
                 self._away = False
 
     def _try_open(self) -> None:

@@ -76,6 +76,7 @@ class Service:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        self.versions.close()
         self.batcher.close()
         if self._log is not None:
             self._log.close()
@@ -104,6 +105,8 @@ class Service:
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
+            # An error's traceback holds this frame: without these two, the frame does not hold the error in turn.
+            del work, gone, task
         if self._log is not None and not arrow and _header(scope, b"x-log").strip().lower() != UNLOGGED:
             self._log.add(answer, body)
         return answer
@@ -328,10 +331,12 @@ def seconds_of(header: bytes, default: float) -> float:
 def application(config: ServeConfig, first: Predictor, pointer: Pointer | None = None, serves: str = "") -> ASGIApp:
     """The ASGI application; its threads start and end with it."""
     services: list[Service] = []
+    # Only `Versions` holds on to it: it is to go, with its network and its mapped rows, when it answers no more.
+    opened = [first]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
-        services.append(Service(config, first, pointer, serves))
+        services.append(Service(config, opened.pop(), pointer, serves))
         if config.canary is not None:
             await services[-1].versions.set_canary(config.canary, config.canary_share)
         if config.shadow is not None:

@@ -18,6 +18,8 @@ from sparsefleet.serving.predictor import Scores
 
 F64 = npt.NDArray[np.float64]
 BOUNDS = np.array(SCORE_BOUNDS[:-1], np.float32)
+VERSIONS = 32
+"""Versions that are told of by name; of more, those that have scored nothing for longest are forgotten."""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -39,8 +41,9 @@ class Metrics:
         self._values: Counter[str] = Counter()
         self._unknown_values: Counter[str] = Counter()
         self._shadow_rows: Counter[str] = Counter()
-        self._shadow_sums: defaultdict[str, float] = defaultdict(float)
-        self._shadow_most: defaultdict[str, float] = defaultdict(float)
+        self._shadow_sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+        """By version and label; so is the next."""
+        self._shadow_most: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._shadow_skipped = 0
 
     def answered(self, path: str, status: int, seconds: float) -> None:
@@ -62,29 +65,52 @@ class Metrics:
             self._keys += scores.keys
             self._unknown += scores.unknown
 
-            histogram = self._scores.setdefault(version, np.zeros(len(SCORE_BOUNDS), np.int64))
+            histogram = self._histogram(version)
             histogram += np.bincount(np.searchsorted(BOUNDS, scores.probabilities), minlength=len(SCORE_BOUNDS))
             if scores.by_slot is not None:
                 for slot, values, unknown in zip(batch.slots, *scores.by_slot, strict=True):
                     self._values[slot] += int(values)
                     self._unknown_values[slot] += int(unknown)
 
-    def shadowed(self, version: str, differences: F64) -> None:
-        """Samples that the shadow scored: its scores less those that were answered."""
+    def _histogram(self, version: str) -> I64:
+        """Of a version's scores. Versions stand in the order in which they have scored last."""
+        found = self._scores.pop(version, None)
+        self._scores[version] = found = np.zeros(len(SCORE_BOUNDS), np.int64) if found is None else found
+        if len(self._scores) > VERSIONS:
+            gone = next(iter(self._scores))
+            del self._scores[gone], self._answers[gone]
+        return found
+
+    def shadowed(self, version: str, differences: Mapping[str, F64]) -> None:
+        """Samples that the shadow scored: by label, its scores less those that were answered."""
         with self._lock:
-            self._shadow_rows[version] += len(differences)
-            self._shadow_sums[version] += float(np.abs(differences).sum())
-            self._shadow_most[version] = max(self._shadow_most[version], float(np.abs(differences).max(initial=0.0)))
+            rows = self._shadow_rows.pop(version, 0) + len(next(iter(differences.values())))
+            self._shadow_rows[version] = rows  # the last one to have scored stands last
+            if len(self._shadow_rows) > VERSIONS:
+                self._forget_shadow(next(iter(self._shadow_rows)))
+            for label, values in differences.items():
+                far, of = np.abs(values), (version, label)
+                self._shadow_sums[of] += float(far.sum())
+                self._shadow_most[of] = max(self._shadow_most[of], float(far.max(initial=0.0)))
+
+    def _forget_shadow(self, version: str) -> None:
+        del self._shadow_rows[version]
+        for of in [of for of in self._shadow_sums if of[0] == version]:
+            del self._shadow_sums[of], self._shadow_most[of]
 
     def shadow_skipped(self, rows: int) -> None:
         with self._lock:
             self._shadow_skipped += rows
 
-    def shadow_summary(self, version: str) -> tuple[int, float, float]:
-        """Samples compared, mean and largest difference."""
+    def shadow_summary(self, version: str) -> tuple[int, list[tuple[str, float, float]]]:
+        """Samples compared; of each label its name, the mean and the largest difference."""
         with self._lock:
             rows = self._shadow_rows[version]
-            return rows, self._shadow_sums[version] / max(rows, 1), self._shadow_most[version]
+            return rows, [
+                (label, total / max(rows, 1), self._shadow_most[name, label])
+                for (name, label), total in self._shadow_sums.items()
+                if name == version
+            ]
 
     def dropped(self, rows: int) -> None:
         with self._lock:
@@ -188,14 +214,20 @@ class Metrics:
         metric(
             "shadow_difference_sum",
             "counter",
-            "Sum of the differences between its scores and those answered.",
-            *((_labels(version=name), round(total, 9)) for name, total in sorted(self._shadow_sums.items())),
+            "Sum of the differences between its scores and those answered, by label.",
+            *(
+                (_labels(version=name, label=label), round(total, 9))
+                for (name, label), total in sorted(self._shadow_sums.items())
+            ),
         )
         metric(
             "shadow_difference_max",
             "gauge",
             "The largest of them.",
-            *((_labels(version=name), round(most, 9)) for name, most in sorted(self._shadow_most.items())),
+            *(
+                (_labels(version=name, label=label), round(most, 9))
+                for (name, label), most in sorted(self._shadow_most.items())
+            ),
         )
         metric("shadow_skipped_rows_total", "counter", "Rows that it had no time for.", ("", self._shadow_skipped))
         lines.append("# HELP sparsefleet_predict_seconds Time from a prediction's request to its answer.")

@@ -107,7 +107,7 @@ class Predictor:
     @property
     def labels(self) -> tuple[str, ...]:
         """What the model predicts, by name; the first is what `predict` tells."""
-        return tuple(name for name, _ in self.bundle.network.labels) or (self.bundle.schema.label,)
+        return self.bundle.labels
 
     def predict(self, rows: Sequence[Any]) -> F32:
         """Probabilities [B] of raw samples: dicts of field values, or lists of values in the schema's order."""
@@ -153,10 +153,7 @@ class Predictor:
         try:
             if warm_up is not None:
                 found = self._score(warm_up.batch, self.source.probe)
-                for label, values in found.by_label.items():  # the warm-up knows the first label's scores alone
-                    if not np.isfinite(values).all():
-                        return f"the warm-up's samples score {values.tolist()} for {label}, which are not all numbers"
-                return warm_up.problem(found.probabilities)
+                return warm_up.problem(found.probabilities, found.by_label)
             names = self.bundle.schema.fields  # a bundle of an older release
             scores = self._score(self.parser.samples([dict.fromkeys(names)]), self.source.probe).probabilities
         except Exception as error:  # whatever it is: requests would meet it, too

@@ -103,7 +103,9 @@ def serve(config: ServeConfig) -> None:
         timeout_keep_alive=75,
     )
     _begin_connections_directly(settings)
-    _Server(settings, {"url": url, "version": predictor.version}).run(sockets=[listener])
+    about = {"url": url, "version": predictor.version}
+    del predictor  # the application's, until another version takes its place
+    _Server(settings, about).run(sockets=[listener])
 
 
 def _begin_connections_directly(settings: uvicorn.Config) -> None:

@@ -1,17 +1,18 @@
 """Shadow: a version that scores what another one has answered, and answers nobody.
 
 It works when nothing else waits, after the answers are out; samples that it has no time for are counted. What it finds
-is in /metrics, and in the log now and then.
+is in /metrics, and in the log now and then: for each label, how far its scores are from those answered.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from sparsefleet.core.batch import Batch
+from sparsefleet.core.batch import F32, Batch
 from sparsefleet.serving.batcher import MicroBatcher
 from sparsefleet.serving.log import tell, tell_seldom
 from sparsefleet.serving.metrics import Metrics
@@ -30,7 +31,8 @@ class Shadow:
         """Samples that were scored for answers. Those of a canary are not compared."""
         if self._versions.shadow is None or answered is not self._versions.current:
             return
-        if not self._batcher.submit_idle(self._work, (batch, scores), len(batch)):
+        item = (batch, by_label(answered, scores))
+        if not self._batcher.submit_idle(self._work, item, len(batch)):
             self._metrics.shadow_skipped(len(batch))
 
     def _work(self, items: list[Any]) -> None:
@@ -38,11 +40,16 @@ class Shadow:
             for batch, answered in items if predictor is not None else ():
                 assert predictor is not None
                 try:
-                    found = predictor.score(batch).probabilities
+                    found = by_label(predictor, predictor.score(batch))
                 except Exception as error:
                     tell_seldom("shadow", f"the shadow {predictor.version} cannot score: {error}")
                     return
-                far = found.astype(np.float64) - answered.probabilities
+                # By name: a version that was switched to meanwhile may have others.
+                far = {name: found[name].astype(np.float64) - answered[name] for name in found if name in answered}
+                if not far:
+                    words = f"{', '.join(found)}, none of which is answered: {', '.join(answered)}"
+                    tell_seldom("shadow", f"the shadow {predictor.version} scores {words}")
+                    return
                 self._metrics.shadowed(predictor.version, far)
                 self._tell(predictor.version)
 
@@ -50,5 +57,11 @@ class Shadow:
         if time.monotonic() - self._told_at < TELL_SECONDS:
             return
         self._told_at = time.monotonic()
-        rows, mean, most = self._metrics.shadow_summary(version)
-        tell(f"the shadow {version} scored {rows:,} rows along: {mean:.6f} off on average, {most:.6f} at most")
+        rows, found = self._metrics.shadow_summary(version)
+        told = "; ".join(f"{name} {mean:.6f} off on average, {most:.6f} at most" for name, mean, most in found)
+        tell(f"the shadow {version} scored {rows:,} rows along: {told}")
+
+
+def by_label(predictor: Predictor, scores: Scores) -> Mapping[str, F32]:
+    """Scores of each label by its name, of a model for one label too."""
+    return scores.by_label or {predictor.labels[0]: scores.probabilities}

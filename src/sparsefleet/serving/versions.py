@@ -2,19 +2,26 @@
 
 A request holds one version until it is answered, so every answer is of one version; a version is closed when its last
 request is done. Rows, network and schema are parts of one object, so they switch together.
+
+Bundles are opened in one thread, always the same: glibc keeps what a thread has freed for that thread, so a bundle that
+any of several threads may open would in time cost its memory once for each of them. What a version that is closed
+leaves behind is given back to the system a moment later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import threading
 import zlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from sparsefleet.core.errors import BundleError
+from sparsefleet.core.memory import give_back_freed_memory
 from sparsefleet.core.schema import Schema
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.gate import require
@@ -25,6 +32,8 @@ from sparsefleet.serving.source import SourceError, needs_files, source_opener
 
 SWITCH_SECONDS = 60.0
 """How long a switch waits for another one."""
+TIDY_SECONDS = 1.0
+"""So long after a switch, requests of the version that was left are done, and its memory is given back."""
 
 
 class _Version:
@@ -65,6 +74,14 @@ class Versions:
         self._canary: _Canary | None = None
         self._shadow: _Version | None = None
         self._switching = asyncio.Lock()
+        self._opener = ThreadPoolExecutor(1, thread_name_prefix="open")
+        self._tidying: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """No more switches. A bundle that is being opened is not waited for."""
+        if self._tidying is not None:
+            self._tidying.cancel()
+        self._opener.shutdown(wait=False, cancel_futures=True)
 
     @property
     def current(self) -> Predictor:
@@ -106,16 +123,10 @@ class Versions:
         finally:
             version.let_go()
 
-    @contextmanager
-    def hold_shadow(self) -> Iterator[Predictor | None]:
+    def hold_shadow(self) -> AbstractContextManager[Predictor | None]:
+        """None where there is no shadow."""
         version = self._shadow
-        if version is None or not version.hold():
-            yield None
-            return
-        try:
-            yield version.predictor
-        finally:
-            version.let_go()
+        return nullcontext() if version is None else self._held(version)
 
     def held(self) -> list[AbstractContextManager[Predictor | None]]:
         """All versions that are open, each held within its `with` block; None for one that is closed meanwhile."""
@@ -139,8 +150,7 @@ class Versions:
         async with self._switched_alone():
             opened = None if path is None else await self._open_beside(path)
             left, self._canary = self._canary, None if opened is None else _Canary(_Version(opened), share)
-            if left is not None:
-                left.version.let_go()
+            self._let_go(left.version if left else None)
             return opened
 
     async def set_shadow(self, path: str | None) -> Predictor | None:
@@ -148,13 +158,12 @@ class Versions:
         async with self._switched_alone():
             opened = None if path is None else await self._open_beside(path)
             left, self._shadow = self._shadow, None if opened is None else _Version(opened)
-            if left is not None:
-                left.let_go()
+            self._let_go(left)
             return opened
 
     async def _open_beside(self, path: str) -> Predictor:
         try:
-            opened = await asyncio.to_thread(open_predictor, self._config, path)
+            opened = await self._opened(path)
             try:
                 self._check_follows(opened.bundle, False)
                 if opened.bundle.manifest.id == self.current.bundle.manifest.id:
@@ -171,7 +180,7 @@ class Versions:
         """Switch to a bundle. One that is refused (`BundleError`) or without rows (`SourceError`) changes nothing."""
         async with self._switched_alone():
             try:
-                opened = await asyncio.to_thread(open_predictor, self._config, path)
+                opened = await self._opened(path)
                 try:
                     self._check_follows(opened.bundle, other_schema)
                 except BundleError:
@@ -185,12 +194,11 @@ class Versions:
                 return self.current
             retired, self._previous, self._current = self._previous, self._current, _Version(opened)
             self._metrics.switched("loaded")
-            if retired is not None:
-                retired.let_go()
+            self._let_go(retired)
             promoted, taken = self._canary, opened.bundle.manifest.id
             if promoted is not None and promoted.version.predictor.bundle.manifest.id == taken:
                 self._canary = None
-                promoted.version.let_go()
+                self._let_go(promoted.version)
             return opened
 
     async def roll_back(self) -> Predictor:
@@ -203,8 +211,21 @@ class Versions:
                 )
             left, self._current, self._previous = self._current, self._previous, None
             self._metrics.switched("rolled_back")
-            left.let_go()
+            self._let_go(left)
             return self.current
+
+    def _let_go(self, version: _Version | None) -> None:
+        """Of a version that answers no more, and its memory soon after."""
+        if version is None:
+            return
+        version.let_go()
+        if self._tidying is not None:
+            self._tidying.cancel()
+        tidy = functools.partial(self._opener.submit, give_back_freed_memory)
+        self._tidying = asyncio.get_running_loop().call_later(TIDY_SECONDS, tidy)
+
+    async def _opened(self, path: str) -> Predictor:
+        return await asyncio.get_running_loop().run_in_executor(self._opener, open_predictor, self._config, path)
 
     @asynccontextmanager
     async def _switched_alone(self) -> AsyncIterator[None]:
@@ -228,7 +249,11 @@ class Versions:
                 f"{bundle.origin}: this is another model, but it has the name {bundle.name!r} of the one that serves: "
                 "answers could not be told apart; export it with another --name"
             )
-        difference = schema_difference(current.schema, bundle.schema) or inputs_difference(current, bundle)
+        difference = (
+            schema_difference(current.schema, bundle.schema)
+            or inputs_difference(current, bundle)
+            or labels_difference(current.labels, bundle.labels)
+        )
         if difference and not other_schema:
             raise BundleError(
                 f"{bundle.origin}: its schema differs from the one that serves: {difference}; requests would "
@@ -263,6 +288,14 @@ def inputs_difference(old: Bundle, new: Bundle) -> str:
     if old.inputs is None or new.inputs is None:
         return ""
     return "; ".join(old.inputs.differences(new.inputs, ("now", "then")))
+
+
+def labels_difference(old: tuple[str, ...], new: tuple[str, ...]) -> str:
+    """What of an answer would mean something else, in words: bundles of one schema may have outputs of their own."""
+    lost = [label for label in old if label not in new]
+    if lost:
+        return f"its answers have no scores for {', '.join(lost)}; there are {', '.join(new)}"
+    return "" if old[0] == new[0] else f"plain scores are of {old[0]}, now of {new[0]}"
 
 
 def schema_difference(old: Schema, new: Schema) -> str:

@@ -21,6 +21,7 @@ from sparsefleet.checkpoint import (
     write_sparse_shard,
 )
 from sparsefleet.checkpoint.manifest import DELTA_VERSION, VERSION
+from sparsefleet.checkpoint.sparse import group_rows
 from sparsefleet.core.errors import CheckpointError
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.store.base import Layout, RunFacts
@@ -92,7 +93,10 @@ class ShardCut:
         for table in self.tables:
             spec, state_width = table.spec, 0 if drop_state else table.state_width
             clock = None if since is None or table.exact else since.get(spec.name)
-            files += write_sparse_shard(directory, spec.name, shard, table.scan(since=clock), spec.dim, state_width)
+            rows = table.scan(group_rows(spec.dim, state_width), since=clock)
+            # Who writes deltas writes them often, and only loads read them; whole ones are for other programs too.
+            packed = since is not None
+            files += write_sparse_shard(directory, spec.name, shard, rows, spec.dim, state_width, packed=packed)
             table.close()
         pieces = []
         for held in self.blocks:

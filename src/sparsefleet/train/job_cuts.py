@@ -7,10 +7,13 @@ Most of them are deltas: the rows that changed since the one before (`checkpoint
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from sparsefleet.checkpoint import Manifest, step_path
+from sparsefleet.checkpoint import Manifest, cut_path
 from sparsefleet.store.base import RunFacts
 from sparsefleet.train.healing import Healing
 from sparsefleet.train.saver import Saver
@@ -27,6 +30,10 @@ RECENT = 8
 """Cuts whose mean time decides the distance: after a whole one, which takes longer, come several deltas."""
 KEPT = 3
 """Cuts of an attempt that stay: servers may be about to load one that is not the last any more."""
+
+
+LOOK_EVERY = 0.1
+"""Seconds between two looks at whether a cut is due, while this trainer waits for others."""
 
 
 class Distance:
@@ -72,12 +79,33 @@ class JobCuts:
         self._ticket = self._asked()
         self._saver.aside(self._path_of, KEPT, self._ended, chain=self._healing.chain, wait=wait)
 
+    @contextmanager
+    def while_waiting(self, mine: Callable[[], bool]) -> Iterator[None]:
+        """This trainer has nothing left to train, and waits inside for the others, which train on: cuts go on.
+
+        mine: whether they are this trainer's to take. Outside, none is being named.
+        """
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(LOOK_EVERY):
+                if self.due() and mine():
+                    self.take()
+
+        watching = threading.Thread(target=watch, name="sparsefleet-cuts", daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
+
     def _asked(self) -> str | None:
         ticket = self._healing.cut_wanted
         return None if ticket == self._answered else ticket
 
     def _path_of(self, facts: RunFacts) -> str:
-        self._path = str(step_path(self._folder, facts.step))
+        self._path = str(cut_path(self._folder, facts.step))
         return self._path
 
     def _ended(self, outcome: Manifest | Exception) -> None:

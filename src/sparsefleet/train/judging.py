@@ -51,6 +51,12 @@ class Judge:
         if self._score is not None and run.between_epochs and judged < run.epochs_done:
             self.epoch_end()
 
+    def join(self) -> None:
+        """Of a run that the others are at: rules that are applied here have the rates that theirs have."""
+        standing = self._run.standing
+        if standing is not None and standing.rate_factor < 1:
+            self._communicator.lower_rates(standing.rate_factor)
+
     def epoch_end(self) -> None:
         """Score the validation data, decide what follows, save."""
         if self._score is None:

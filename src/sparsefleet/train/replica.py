@@ -23,8 +23,8 @@ from sparsefleet.nn.objective import Judged, named_outputs, probabilities_of
 from sparsefleet.nn.own_pass import BatchPass, BringsPass
 from sparsefleet.train.row_source import BatchRows, Pull
 
-SCORED_ROWS = 64
-"""At least so many rows are scored at a time."""
+SCORED_SAMPLES = 64
+"""At least so many samples are scored at a time."""
 
 
 class DivergedError(SparseFleetError):
@@ -107,9 +107,9 @@ class Scorer:
 def _long_enough(batch: Batch) -> Batch:
     """The batch, repeated where it is short.
 
-    Matrix kernels for few rows round differently, so that a row in an input's short last batch would score otherwise
-    than in the midst of a long one, and the metrics of many processes could not be exactly those of one.
+    Matrix kernels for few samples round differently, so that a sample in an input's short last batch would score
+    otherwise than in the midst of a long one, and the metrics of many processes could not be exactly those of one.
     """
-    if not 0 < len(batch) < SCORED_ROWS:
+    if not 0 < len(batch) < SCORED_SAMPLES:
         return batch
-    return Batch.concat([batch] * -(-SCORED_ROWS // len(batch)))
+    return Batch.concat([batch] * -(-SCORED_SAMPLES // len(batch)))

@@ -1,4 +1,4 @@
-"""Run: one call of `Trainer.fit`: its threads, its progress, its saves, its watchers."""
+"""Run: the training of one call of `Trainer.fit`, or of one attempt of it: threads, progress, saves, watchers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.saver import Saver
 from sparsefleet.train.status import StatusReports
 from sparsefleet.train.threads import run_threads
-from sparsefleet.train.training_state import TrainingState, joint_facts, leased_facts, random_state_text
+from sparsefleet.train.training_state import VALIDATION, TrainingState, joint_facts, leased_facts, random_state_text
 from sparsefleet.train.validation import Standing
 from sparsefleet.train.workplace import Workplace
 
@@ -90,6 +90,9 @@ class FitResult:
     """The last checkpoint written."""
     lost: tuple[str, ...] = ()
     """Trainers of the job that died and that the others went on without."""
+    epoch_samples: int | None = None
+    """Of leased data: samples that all trainers together have read in the last epoch of this call, those of trainers
+    that left and those passed over included."""
     profile: StepProfile | None = None
     """Where the time of this trainer's steps went, if asked for."""
     valid: Mapping[str, float] | None = None
@@ -171,6 +174,7 @@ class Run:
         # Resumed within an epoch, it is under way: a checkpoint from before the first step must not begin it anew.
         self._at = _Place(state.epoch, under_way=bool(state.position) or state.finished, stepped=state.finished)
         self._nothing_left = state.finished
+        self._epoch_samples: int | None = None
         self.standing = Standing.from_dict(state.validation) if state.validation else None
         """How the run stands by its validation data."""
         self._caller = threading.current_thread()
@@ -185,7 +189,7 @@ class Run:
 
     @property
     def fit(self) -> int:
-        """Which call of its trainer's `fit` this is."""
+        """Which call of `fit` this is (`Workplace.fits`)."""
         return self._before.fit
 
     @property
@@ -219,7 +223,8 @@ class Run:
         progress.epoch = number
         self.bound.model.train()
         self.status.staleness = communicator.staleness
-        lender = None if self.leased is None else self.crew.lender(self._pass_name(number), joinable=True)
+        told = {} if self.standing is None else {VALIDATION: self.standing.to_dict()}
+        lender = None if self.leased is None else self.crew.lender(self._pass_name(number), told=told)
         """Of leased data, who lends it; None: this process reads all that it was given."""
         if self.leased is not None:
             self.leased.lend_by(lender)
@@ -228,12 +233,12 @@ class Run:
         try:
             self.data.set_epoch(number)  # a shuffling reader's order is a function of it
             self._lap(number, place, communicator, carries_marks=lender is not None)
-            while lender is not None and (lender.leaves or lender.end_lap()):  # what a lost trainer has left
+            while lender is not None and (lender.leaves or self._end_lap(lender)):  # what a lost trainer has left
                 if lender.leaves:
                     self.crew.leave_job()
                 self._lap(number, place, communicator, carries_marks=True)
             if lender is not None:
-                self._check_samples(lender)
+                self._count_samples(lender)
         finally:
             progress.stop_clock()
             if self.leased is not None:
@@ -266,9 +271,9 @@ class Run:
                 with gate.aside():  # a handler may save, and who waits for its turn must not hold that up
                     for handler, window in self._handlers:
                         handler.after_step(count, partial(self.fetch, window))
-            if self.save_policy is not None and self.save_policy.due(count) and self.crew.first() == self.crew.index:
+            if self.save_policy is not None and self.save_policy.due(count) and self._is_first():
                 self.save()
-            if self.cuts is not None and self.cuts.due() and self.crew.first() == self.crew.index:
+            if self.cuts is not None and self.cuts.due() and self._is_first():
                 self.cuts.take()
 
         def leave(index: int, error: BaseException | None) -> None:
@@ -288,13 +293,32 @@ class Run:
         self._nothing_left = False
         communicator.flush()
 
+    def _end_lap(self, lender: PassLender) -> int:
+        with self._waiting_for_others():
+            return lender.end_lap()
+
+    @contextmanager
+    def _waiting_for_others(self) -> Iterator[None]:
+        """They may train on for long, with larger shares or pieces: the job's cuts do not wait for them."""
+        if self.cuts is None or self.crew.size == 1:
+            yield
+            return
+        with self.cuts.while_waiting(self._is_first):
+            yield
+
+    def _is_first(self) -> bool:
+        return self.crew.first() == self.crew.index
+
     def _pass_name(self, epoch: int) -> str:
         """Of leased data, the same in all trainers."""
         return f"fit {self.fit}, epoch {epoch + 1}"
 
-    def _check_samples(self, lender: PassLender) -> None:
+    def _count_samples(self, lender: PassLender) -> None:
         standing = lender.state()
-        if standing is not None and standing.progress and not any(samples for _, samples, *_ in standing.progress):
+        if standing is None or not standing.progress:
+            return
+        self._epoch_samples = sum(int(samples) for _, samples, *_ in standing.progress)
+        if not self._epoch_samples:
             raise DataError("there are no samples in the files that all trainers were given")
 
     def save_epoch(self, *, anyway: bool = False) -> None:
@@ -311,7 +335,8 @@ class Run:
     def meet(self, number: int, communicator: Communicator) -> None:
         """All trainers have come to the end of an epoch."""
         mine = {"metrics": self.progress.metrics.to_dict(), "statistics": self.bound.statistics()}
-        parts = self.crew.reduce(f"epoch {number}", mine)
+        with self._waiting_for_others():
+            parts = self.crew.reduce(f"epoch {number}", mine)
         self.bound.agree_on([part["statistics"] for part in parts])
         self.everyone = MetricSet.together((part["metrics"] for part in parts), self.config.training_metrics)
         for trainer in self.crew.lost():
@@ -392,8 +417,8 @@ class Run:
         """What a checkpoint should know besides the parameters, from what every trainer reports of itself."""
         states = {trainer: TrainingState(**report) for trainer, report in reports.items()}
         joint = self._leased_facts(states) if self._lent else self._shared_out_facts(states)
-        standing = self.standing
-        if standing is not None and standing.best is not None:
+        stands = joint.extra["training"].get(VALIDATION)
+        if stands and (standing := Standing.from_dict(stands)).best is not None:
             joint = replace(joint, extra={**joint.extra, "best": standing.marks()})
         if self.cuts is not None:
             record = cut_record(self._before.fit, {trainer: state.rows for trainer, state in states.items()})
@@ -466,6 +491,7 @@ class Run:
             skipped=self.data.skipped(),
             checkpoint=self.saver.checkpoint,
             lost=tuple(self.lost),
+            epoch_samples=self._epoch_samples,
             profile=self._profiler.result(self.progress.step - self._first_step) if self._profiler else None,
             valid=valid,
             best=best,

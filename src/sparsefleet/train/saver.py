@@ -35,7 +35,6 @@ class _Named:
 
     cut: StoreCut
     facts: RunFacts
-    path: str
     report: object
     """Where this process stood."""
 
@@ -68,9 +67,9 @@ class Saver:
 
     def save_to(self, path: str, *, drop_state: bool = False) -> None:
         """A checkpoint of this moment at `path`; returns when it is written, or raises."""
-        named = self._name(lambda facts: path, anyway=True)
+        named = self._name(anyway=True)
         assert named is not None
-        self._write(named, drop_state=drop_state)
+        self._write(named, path, drop_state=drop_state)
 
     def save(self, *, wait: bool = False) -> None:
         """A checkpoint of this moment, by the policy. From any thread; one of training only at the end of its step.
@@ -81,7 +80,7 @@ class Saver:
         assert policy is not None
         self.check()
         try:
-            named = self._name(lambda facts: str(step_path(policy.folder, facts.step)))
+            named = self._name()
         except Exception as error:
             self._failed(error)
             return
@@ -108,7 +107,7 @@ class Saver:
         chain: whether it may be a delta, and of which one.
         """
         try:
-            named = self._name(path_of, anyway=True)
+            named = self._name(anyway=True)
         except Exception as error:
             ended(error)
             return
@@ -118,10 +117,11 @@ class Saver:
             outcome: Manifest | Exception
             try:
                 with named.cut:
-                    outcome = named.cut.write(named.path, named.facts, since=chain.base_for(named.path))
-                chain.written(named.path, outcome)
-                point_latest(named.path)
-                prune(locate(named.path).parent, keep)
+                    path = path_of(named.facts)
+                    outcome = named.cut.write(path, named.facts, since=chain.base_for(path))
+                chain.written(path, outcome)
+                point_latest(path)
+                prune(locate(path).parent, keep)
             except Exception as error:
                 outcome = error
             finally:
@@ -156,7 +156,7 @@ class Saver:
         wrong.__cause__ = error
         return wrong
 
-    def _name(self, path_of: Callable[[RunFacts], str], *, anyway: bool = False) -> _Named | None:
+    def _name(self, *, anyway: bool = False) -> _Named | None:
         """Name a cut. anyway: also where nothing is new since the last one."""
 
         def act(reports: Reports) -> _Named | None:
@@ -164,7 +164,7 @@ class Saver:
             if not anyway and self._crew.size == 1 and mine == self._last:
                 return None
             facts = self._facts(reports)
-            return _Named(self._store.cut(), facts, path_of(facts), mine)
+            return _Named(self._store.cut(), facts, mine)
 
         with self._member.gate.aside():
             self._wait_for_the_save_before()
@@ -185,22 +185,23 @@ class Saver:
             self._told_slow = True
             logger.warning("training waited %.1f s for the checkpoint before: save less often", waited)
 
-    def _write(self, named: _Named, *, drop_state: bool = False) -> None:
+    def _write(self, named: _Named, path: str, *, drop_state: bool = False) -> None:
         try:
             with named.cut:
-                named.cut.write(named.path, named.facts, drop_state=drop_state)
+                named.cut.write(path, named.facts, drop_state=drop_state)
         finally:
             self._cut_open.release()
 
     def _write_planned(self, named: _Named, policy: SavePolicy) -> None:
         try:
+            path = str(step_path(policy.folder, named.facts.step))
             with named.cut:
-                named.cut.write(named.path, named.facts)
-            point_latest(named.path)
+                named.cut.write(path, named.facts)
+            point_latest(path)
             prune(policy.folder, policy.keep)
             self._failures.clear()
-            self._last, self.checkpoint = named.report, named.path
-            self._saved(named.path, named.facts.step)
+            self._last, self.checkpoint = named.report, path
+            self._saved(path, named.facts.step)
         except Exception as error:
             self._failed(error)
         finally:

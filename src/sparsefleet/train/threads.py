@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -99,3 +100,13 @@ def _all_set(events: Sequence[threading.Event], seconds: float) -> bool:
     """Wait until all are set, so long at most."""
     deadline = time.monotonic() + seconds
     return all(event.wait(max(0.0, deadline - time.monotonic())) for event in events)
+
+
+@contextmanager
+def intra_op_threads_kept() -> Iterator[None]:
+    """Training threads turn off torch's own threads, which changes this process-wide; the caller gets them back."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

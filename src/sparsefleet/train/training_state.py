@@ -17,6 +17,9 @@ from sparsefleet.store.base import RunFacts
 LEASES = "leases"
 """Among a checkpoint's positions: that of all trainers together, where data is handed out in pieces."""
 
+VALIDATION = "validation"
+"""Among what is known of a run: how it stands by its validation data."""
+
 
 @dataclass(frozen=True)
 class TrainingState:
@@ -32,7 +35,8 @@ class TrainingState:
     random_state: str = ""
     """torch's generator, so that dropout goes on as if never interrupted."""
     validation: Mapping[str, Any] = field(default_factory=dict)
-    """How the run stands by its validation data (`Standing`); empty where it has none. The same in all trainers."""
+    """How the run stands by its validation data (`Standing`); empty where it has none. The same in all trainers,
+    but for those that have just judged another epoch."""
     rows: int = 0
     """Samples trained by the present call of `fit`."""
 
@@ -54,7 +58,8 @@ class TrainingState:
         elif positions and leased:
             raise CheckpointError(
                 f"the checkpoint was cut within an epoch whose data {len(positions)} trainers had shares of: resume it "
-                "without leases, with as many trainers; or from a checkpoint of an epoch's end"
+                "without leases (--no-leases, split_files), with as many trainers; or from a checkpoint of an epoch's "
+                "end"
             )
         if positions and set(positions) != {str(number) for number in range(trainers)}:
             raise CheckpointError(
@@ -73,7 +78,7 @@ class TrainingState:
                 finished=bool(mine.get("finished", False)),
                 metrics=dict(training["metrics"]) if trainer == 0 else {},
                 random_state=str(mine.get("random_state", training["random_state"])),
-                validation=dict(training.get("validation", {})),
+                validation=dict(training.get(VALIDATION, {})),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"the checkpoint's record of the run is damaged: {error!r}") from error
@@ -108,8 +113,9 @@ def joint_facts(states: Mapping[int, TrainingState], mine: int, trainers: int, o
         "metrics": metrics.to_dict(),
         "random_state": states[mine].random_state,
     }
-    if states[mine].validation:
-        training["validation"] = dict(states[mine].validation)
+    # Not this trainer's own: an attempt, and the best checkpoint, must not hang on who of them happens to save.
+    if stands := max((state.validation for state in states.values()), key=_judged):
+        training[VALIDATION] = dict(stands)
     positions = {}
     if trainers > 1:
         lost = TrainingState(step=states[mine].step, epoch=epoch + 1, random_state=states[mine].random_state)
@@ -131,6 +137,10 @@ def joint_facts(states: Mapping[int, TrainingState], mine: int, trainers: int, o
     elif within_epoch:
         positions = {str(mine): states[mine].position}
     return RunFacts(step=states[mine].step, positions=positions, extra={"training": training})
+
+
+def _judged(validation: Mapping[str, Any]) -> int:
+    return int(validation.get("judged", 0)) if validation else -1
 
 
 def lost_within_epoch(facts: RunFacts) -> list[int]:

@@ -27,6 +27,12 @@ class Workplace(ABC):
     rule: UpdateRule
     """For the dense parameters, and for every table that has no rule of its own."""
 
+    fits: int = 0
+    """Calls of `fit` here, of all `Trainer`s, the present one included. Passes over leased data and cuts are known by
+    this number: it is the same in every process of a job, for all make the same calls in the same order."""
+    evaluations: int = 0
+    """How often all trainers of the job have scored data together, since the last call of `fit` began."""
+
     @property
     @abstractmethod
     def store(self) -> ParameterStore:

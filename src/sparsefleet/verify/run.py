@@ -247,7 +247,7 @@ def _options(bundle: Bundle) -> str:
 def _notes(samples: DataSamples, config: VerifyConfig, bundle: Bundle) -> list[str]:
     notes = []
     if bundle.inputs is not None and (takes := pipe_advice(bundle.inputs)):
-        notes.append(f"requests to this model hold {takes}: nothing is hashed or normalised online")
+        notes.append(f"requests to this model hold {takes}: these are not hashed or normalised online")
     elif not samples.is_raw:
         notes.append(
             "the data holds keys and normalised numbers, so hashing and normalisation were not put to the test"

@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from sparsefleet.core.batch import Batch
@@ -23,6 +25,7 @@ from sparsefleet.data.formats.records import RecordFormat
 from sparsefleet.data.formats.source import open_source
 
 RawSample = dict[str, Any]
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +107,31 @@ def _criteo(line: bytes, schema: Schema, labelled: bool) -> RawSample:
 
 
 def _parquet(file: str, schema: Schema) -> Iterator[RawSample]:
+    milliseconds = schema.time_format == "milliseconds"
     with open_parquet(file) as opened:
         for batch in opened.iter_batches(1024, columns=list(schema.fields)):
             for sample in batch.to_pylist():
-                yield {name: _text(value) for name, value in sample.items()}
+                yield {name: _plain(value, name, milliseconds) for name, value in sample.items()}
 
 
-def _text(value: Any) -> Any:
-    """The value as JSON can carry it: bytes become the text that they spell."""
+def _plain(value: Any, name: str, milliseconds: bool) -> Any:
+    """The value as JSON can carry it; a time as the schema's time_format has it."""
+    if isinstance(value, list):
+        return [_plain(one, name, milliseconds) for one in value if one is not None]
     if isinstance(value, bytes):
-        return value.decode("utf-8", "surrogatepass")
-    return [_text(one) for one in value if one is not None] if isinstance(value, list) else value
+        try:
+            return value.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"column {name!r} holds {value!r:.40}, which is not UTF-8: JSON requests cannot carry it, and so "
+                "nothing can be compared; write such values as text, in training too"
+            ) from None
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, datetime):
+        since = value - (EPOCH if value.tzinfo else EPOCH.replace(tzinfo=None))
+        return int(since // timedelta(milliseconds=1 if milliseconds else 1000))
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def _from_batch(batch: Batch, schema: Schema) -> list[RawSample]:

@@ -14,8 +14,8 @@ from torch import nn
 
 from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.core.errors import ConfigError, SparseFleetError
-from sparsefleet.core.kept_values import kept_hashes
 from sparsefleet.core.schema import Schema
+from sparsefleet.core.schema.kept_values import kept_hashes
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.exporting import inputs_of
 from sparsefleet.export.manifest import ZEROS

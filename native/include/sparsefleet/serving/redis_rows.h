@@ -58,4 +58,22 @@ BucketsRead read_buckets(const unsigned char* data, std::size_t size, const std:
                          const std::int64_t* at, std::size_t n, std::size_t per_command, std::size_t stride,
                          std::size_t answered, unsigned char* packed, std::uint8_t* found);
 
+// A buffer of received bytes; those from `begin` to `end` have not been read yet.
+struct Received {
+    unsigned char* data;
+    std::size_t size, begin, end;
+};
+
+// The same, and receives what has not come yet from a socket (none if negative). Ends with kMore where there
+// is no socket, or where a value does not fit into the buffer; `error` is an errno if the socket fails,
+// ETIMEDOUT after `seconds`, ECONNRESET if the other side has closed it.
+struct BucketsReceived {
+    std::size_t answered = 0;
+    int status = kMore, error = 0;
+};
+BucketsReceived receive_buckets(int socket, double seconds, Received& received, const std::uint64_t* keys,
+                                const std::int64_t* at, std::size_t n, std::size_t per_command,
+                                std::size_t stride, std::size_t answered, unsigned char* packed,
+                                std::uint8_t* found);
+
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

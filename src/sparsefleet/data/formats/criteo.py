@@ -40,6 +40,9 @@ class CriteoFormat(TextFormat):
     def guess(cls, head: Head, schema: Schema) -> bool:
         fields, features = head.line.count(b"\t") + 1, len(schema.dense) + len(schema.slots)
         # A line of another number of fields is a Criteo line gone wrong: the parser's error says how.
+        # Where the schema tells the order of MultiSlot lines, a line without tabs is one of these.
+        if fields == 1 and schema.multislot is not None:
+            return False
         return head.is_text and (fields in (features, features + 1) or (fields > 1 and b" " not in head.line))
 
     def inputs(self, files: Sequence[str]) -> Inputs:

@@ -152,6 +152,10 @@ class CsvFormat(RecordFormat):
                         )
                 yield sample
 
+    def explain(self, reason: Reason, done: Parsed) -> str:
+        # All of CSV is text, and text that reads true or false is no truth value.
+        return reason.text if reason == Reason.LABEL else super().explain(reason, done)
+
     def explain_in(self, file: str, reason: Reason, done: Parsed) -> str:
         said = self.explain(reason, done)
         names = self.header(file).names

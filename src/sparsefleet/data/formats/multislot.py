@@ -1,12 +1,13 @@
 """MultiSlot text: one sample a line, the declared slots in order, each `n v1 … vn`, space separated.
 
 Whoever wrote the line has hashed and normalised: keys are taken as they are (folded modulo
-`sparse_feature_dim` unless that is 0), dense values too. The order is, unless a layout says otherwise: all
-dense values as one slot, the sparse slots as the schema has them, the label.
+`sparse_feature_dim` unless that is 0), dense values too. The order is that of the schema's `multislot`; without it,
+and unless a layout says otherwise: all dense values as one slot, the sparse slots as the schema has them, the label.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Self
 
@@ -21,7 +22,8 @@ from sparsefleet.kernels.text_types import MAX_LINE, Columns, Parsed, Reason, Sl
 Layout = Sequence[tuple[str, str]]
 """(name, kind) of every slot in order; kind is dense, sparse or label.
 
-A dense slot that has the name of a dense feature holds that one; under any other name it holds them all.
+A dense slot that has the name of a dense feature holds that one. A slot `x` holds the features x_1, x_2, … where there
+are such; under any other name it holds them all.
 """
 
 ALL_DENSE = "dense_feature"
@@ -29,6 +31,11 @@ ALL_DENSE = "dense_feature"
 
 
 def default_layout(schema: Schema, labelled: bool = True) -> list[tuple[str, str]]:
+    """The order that the schema says, or the usual one."""
+    if schema.multislot is not None:
+        kinds = {**dict.fromkeys(schema.slot_names, "sparse"), schema.label: "label"}
+        named = [(name, kinds.get(name, "dense")) for name in schema.multislot]
+        return [(name, kind) for name, kind in named if labelled or kind != "label"]
     dense = [(ALL_DENSE, "dense")] if schema.dense else []
     label = [(schema.label, "label")] if labelled else []
     return [*dense, *((name, "sparse") for name in schema.slot_names), *label]
@@ -42,9 +49,13 @@ def slot_entries(layout: Layout, schema: Schema) -> list[SlotEntry]:
     labels = 0
     for name, kind in layout:
         if kind == "dense":
-            one = name in schema.dense_names
-            covered = [name] if one else list(schema.dense_names)
-            first = schema.dense_names.index(name) if one else 0
+            covered = _dense_in(name, schema.dense_names)
+            first = schema.dense_names.index(covered[0]) if covered else 0
+            if tuple(covered) != schema.dense_names[first : first + len(covered)]:
+                raise ConfigError(
+                    f"layout: {name!r} holds the dense features {', '.join(covered)}, which must stand side by side in "
+                    f"the schema; it has {', '.join(schema.dense_names)}"
+                )
             entries.append(SlotEntry(SlotKind.DENSE, first, len(covered)))
             dense += covered
         elif kind == "sparse":
@@ -73,6 +84,14 @@ def slot_entries(layout: Layout, schema: Schema) -> list[SlotEntry]:
     return entries
 
 
+def _dense_in(slot: str, names: Sequence[str]) -> list[str]:
+    """The dense features that a dense slot holds."""
+    if slot in names:
+        return [slot]
+    part = re.compile(re.escape(slot) + r"_[0-9]+")
+    return [name for name in names if part.fullmatch(name)] or list(names)
+
+
 class MultiSlotFormat(TextFormat):
     looks = "'n v1 … vn' for each slot, space separated"
 
@@ -90,6 +109,11 @@ class MultiSlotFormat(TextFormat):
             raise ConfigError(
                 "format multislot has one label and features; the schema has further labels, weight, group or time: "
                 "write csv, jsonl or parquet"
+            )
+        if schema.uncounted:
+            raise ConfigError(
+                f"slot {schema.uncounted[0]!r} has a min_count, and its values are not counted; MultiSlot lines hold "
+                "ready-made keys, of which none is left out here: take min_count out of the schema"
             )
         self.layout = tuple(layout) if layout is not None else tuple(default_layout(schema, labelled))
         self._entries = slot_entries(self.layout, schema)

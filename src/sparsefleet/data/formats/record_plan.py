@@ -8,8 +8,8 @@ from collections.abc import Collection
 import numpy as np
 
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.core.kept_values import kept_hashes
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
+from sparsefleet.core.schema.kept_values import kept_hashes
 from sparsefleet.kernels.record_types import (
     DensePlan,
     Function,

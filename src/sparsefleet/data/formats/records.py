@@ -75,7 +75,8 @@ _ADVICE = {
     Reason.LABEL_MISSING: f"{Reason.LABEL_MISSING.text}; labelled=False (--unlabelled) reads samples without one",
     Reason.VALUE_KIND: f"{Reason.VALUE_KIND.text}: a slot takes text and whole numbers (ready-made keys: whole numbers "
     "alone), a dense feature one number",
-    Reason.TIME: f"{Reason.TIME.text} of the schema's time_format (auto: ISO 8601, or seconds since 1970)",
+    Reason.TIME: f"{Reason.TIME.text} of the schema's time_format (auto: ISO 8601, or seconds since 1970, up to the "
+    "year 9999; milliseconds are a time_format of their own)",
     Reason.WEIGHT: Reason.WEIGHT.text,
 }
 

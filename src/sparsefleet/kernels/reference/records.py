@@ -41,6 +41,8 @@ ISO = re.compile(
     rb"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.\d+)?)?(Z|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
 )
 INTEGER = re.compile(rb"-?\d+", re.ASCII)
+YEAR_10000 = 253402300800
+"""In seconds since 1970. What lies beyond is in another unit (milliseconds, most likely)."""
 
 
 def parse_time(text: bytes, format: int) -> int | None:
@@ -54,7 +56,7 @@ def parse_time(text: bytes, format: int) -> int | None:
         number = parse_decimal(text)
         if number is not None:
             seconds = math.floor(number / 1000 if format == TimeFormat.MILLISECONDS else number)
-            return seconds if abs(seconds) < 1e15 else None
+            return seconds if abs(seconds) < YEAR_10000 else None
         found = ISO.fullmatch(text) if format == TimeFormat.AUTO else None
         if found is None:
             return None

@@ -95,6 +95,14 @@ def _no_cluster(address: str, why: object) -> ConfigError:
     )
 
 
+Seat = tuple[str, int]
+"""A role of the job by its kind and its number, whoever has it: ("worker", 0)."""
+
+
+def seat_of(role: Role) -> Seat:
+    return role.kind, role.index
+
+
 @dataclass
 class Room:
     """Actors that have their places: a server each in a group that is spread over the nodes, and trainers."""
@@ -109,29 +117,28 @@ class Room:
     """Whether somebody has asked the launcher to end."""
     heals: bool = False
     group: Any = None
-    actors: list[Any] = field(default_factory=list)
-    """Servers first."""
-    _made: dict[tuple[str, int], int] = field(default_factory=dict)
+    actors: dict[Seat, Any] = field(default_factory=dict)
+    _made: dict[Seat, int] = field(default_factory=dict)
     """How many actors each role has had."""
 
-    def take(self) -> list[Place] | None:
+    def take(self) -> dict[Seat, Place] | None:
         """Wait for as long as it takes, and say for what; None: given up."""
         since, tell_at = time.monotonic(), time.monotonic() + FIRST_TOLD
         self.group = placement_group([self.needs.of("server")] * self.servers, strategy="SPREAD", name=self.job)
         grouped = self.group.ready()
-        self.actors = [self._actor("worker", index) for index in range(self.workers)]
-        places = [actor.place.remote(False) for actor in self.actors]
+        places = {("worker", index): self._place(("worker", index)) for index in range(self.workers)}
         have_servers = False
         while True:
             if not have_servers and ray.wait([grouped], timeout=0)[0]:
                 have_servers = True
-                servers = [self._actor("server", index) for index in range(self.servers)]
-                self.actors = [*servers, *self.actors]
-                places = [*(actor.place.remote(True) for actor in servers), *places]
-            ready, waiting = ray.wait(places, num_returns=len(places), timeout=LOOK_SECONDS)
+                places = {
+                    **{("server", index): self._place(("server", index)) for index in range(self.servers)},
+                    **places,
+                }
+            ready, waiting = ray.wait(list(places.values()), num_returns=len(places), timeout=LOOK_SECONDS)
             self._check(ready)
             if have_servers and not waiting:
-                return list(ray.get(places))
+                return {seat: ray.get(place) for seat, place in places.items()}
             if self.given_up():
                 return None
             if time.monotonic() >= tell_at:
@@ -139,16 +146,25 @@ class Room:
                 without = len(waiting) if not have_servers else min(len(waiting), self.workers)
                 self.say(self.waits_for(time.monotonic() - since, 0 if have_servers else self.servers, without))
 
-    def place_again(self, role: Role) -> Any:
-        """Another actor for a role whose own is lost, wherever there is room: its place, to be waited for.
+    def place(self, role: Role) -> Any:
+        """An actor for a worker more, or another one for a role whose own is lost, wherever there is room: its place,
+        to be waited for.
 
         Ray itself places the group's part anew that was on a lost node.
         """
-        position = role.index + (0 if role.is_server else self.servers)
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(self.actors[position])
-        self.actors[position] = self._actor(role.kind, role.index)
-        return self.actors[position].place.remote(role.is_server, role.current_endpoint)
+        self.give_back(seat_of(role))
+        return self._place(seat_of(role), role.current_endpoint)
+
+    def give_back(self, seat: Seat) -> None:
+        """The room of a role that has ended, or that is not wanted any more."""
+        if (actor := self.actors.pop(seat, None)) is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(actor)
+
+    def _place(self, seat: Seat, wanted: str | None = None) -> Any:
+        """wanted: of a server that starts again, the address that the others know it by."""
+        self.actors[seat] = self._actor(*seat)
+        return self.actors[seat].place.remote(seat[0] == "server", wanted)
 
     def _actor(self, kind: str, index: int) -> Any:
         resources = self.needs.of(kind)
@@ -203,9 +219,8 @@ class Room:
         )
 
     def leave(self) -> None:
-        for actor in self.actors:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(actor)
+        for seat in list(self.actors):
+            self.give_back(seat)
         if self.group is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 remove_placement_group(self.group)

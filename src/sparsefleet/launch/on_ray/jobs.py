@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -25,18 +26,21 @@ from sparsefleet.fleet.healing import HEALING_VARIABLES
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
 from sparsefleet.launch import job_token, logs, reaper
 from sparsefleet.launch.attempts import Attempts
+from sparsefleet.launch.healing_job import HealingJob, on_servers
 from sparsefleet.launch.interrupts import Interrupts
 from sparsefleet.launch.listening import Listening
 from sparsefleet.launch.notices import Notices
 from sparsefleet.launch.on_ray.actor import Place
-from sparsefleet.launch.on_ray.cluster import FIRST_TOLD, LOOK_SECONDS, TELL_EVERY, Room, connected, shipped_already
+from sparsefleet.launch.on_ray.cluster import LOOK_SECONDS, Room, Seat, connected, seat_of, shipped_already
 from sparsefleet.launch.on_ray.metrics import RayMetrics
 from sparsefleet.launch.on_ray.needs import RayNeeds
 from sparsefleet.launch.on_ray.role import RayRole
 from sparsefleet.launch.on_ray.storage import check_shared
+from sparsefleet.launch.on_ray.waiting import WaitingRoles
 from sparsefleet.launch.process import RoleProcess
 from sparsefleet.launch.progress import JobProgress
-from sparsefleet.launch.supervisor import CommandForRole, Outcome, RunSettings, _count, _Job
+from sparsefleet.launch.scaling import Scaling
+from sparsefleet.launch.supervisor import CommandForRole, Outcome, RunSettings, _count
 from sparsefleet.launch.view import View
 from sparsefleet.store.wire.auth import TOKEN_VARIABLE, insecure_allowed
 
@@ -44,7 +48,6 @@ HANDED_ON = "SPARSEFLEET_"
 """Variables of the driver that roles get too, beside those of their node; others are runtime_env's business."""
 LIVING_WAIT_SECONDS = 20.0
 """How long the roles that live wait for room for those that were lost; then they are ended, and start with them."""
-PLACE_TRIES = 3
 
 
 def run_on_ray(
@@ -68,7 +71,7 @@ def run_on_ray(
             raise ConfigError(f"{name}={count} must be at least 1; a job of one process needs no launcher")
     settings, needs, view = settings or RunSettings(), needs or RayNeeds(), view or ray_view()
     if settings.elastic is not None:
-        raise ConfigError("--elastic: workers on Ray do not come and go yet, those of processes on hosts do")
+        settings.elastic.check_start(worker_num)
     given = dict(os.environ if environment is None else environment)
     if not given.get(TOKEN_VARIABLE) and not insecure_allowed(given):
         given[TOKEN_VARIABLE] = job_token.make()
@@ -84,9 +87,10 @@ def run_on_ray(
             if places is None:
                 view.say("gave up waiting for room; nothing was started")
                 return Outcome(128 + (interrupts.first or 0))
-            endpoints = [place.endpoint for place in places if place.endpoint is not None]
+            endpoints = [place.endpoint for place in places.values() if place.endpoint is not None]
             roles = [Role.server(index, worker_num, endpoints) for index in range(server_num)]
             roles += [Role.worker(index, worker_num, endpoints) for index in range(worker_num)]
+            roles = [replace(role, elastic=settings.elastic) for role in roles]
             with _RayJob(roles, settings, view, given, room, places) as running:
                 running.start(command_for_role)
                 return running.wait()
@@ -105,7 +109,7 @@ class _Up(Listening):
         return process.role.is_server and not process.running and not process.listened
 
 
-class _RayJob(_Job):
+class _RayJob(HealingJob):
     _why_not_scale = "a job on Ray cannot change its number of servers while it runs yet: resume it with another one"
 
     def __init__(
@@ -115,10 +119,12 @@ class _RayJob(_Job):
         view: View,
         environment: Mapping[str, str],
         room: Room,
-        places: Sequence[Place],
+        places: Mapping[Seat, Place],
     ) -> None:
         super().__init__(roles, settings, view, environment)
-        self._room, self._places = room, list(places)
+        self._room, self._places = room, dict(places)
+        self._more = WaitingRoles(room)
+        """Workers that somebody has asked for, and that there was no room for yet."""
         self._listening = _Up()
         self._metrics = RayMetrics(roles[0].server_endpoints, self._environment, room.job)
 
@@ -126,20 +132,21 @@ class _RayJob(_Job):
         folder, job = self._settings.log_dir, self._roles[0]
         self._command_for_role = command_for_role
         logs.make_folder(folder)
-        logs.remove_others(folder, job.server_num, job.worker_num)
+        elastic = self._settings.elastic
+        logs.remove_others(folder, job.server_num, job.worker_num if elastic is None else elastic.most)
         if token := self._environment.get(TOKEN_VARIABLE):
             self._keep_token(token)
         if self._attempts is not None:
             check_shared(self._attempts.folder, self._room.actors, self._places)
         answers = []
-        for position in range(len(self._roles)):
-            started = self._role_at(position)
+        for role in self._roles:
+            started = self._placed(role)
             self._processes.append(started)
             answers.append((started, self._ask_to_start(started)))
         for started, answer in answers:
             started.started(answer)
         workers = sum(role.is_worker for role in self._roles)
-        nodes = len({place.node for place in self._places})
+        nodes = len({place.node for place in self._places.values()})
         self._view.say(
             f"started {_count(len(self._roles) - workers, 'server')} and {_count(workers, 'worker')} on "
             f"{_count(nodes, 'node')} of Ray ({self._room.job}); logs in {folder}; servers at "
@@ -149,11 +156,13 @@ class _RayJob(_Job):
         self._metrics.start()
         if self._attempts is not None:
             self._attempts.start()
+        if self._scaling is not None:
+            self._scaling.start()
 
-    def _role_at(self, position: int, former: RayRole | None = None) -> RayRole:
-        role = self._roles[position]
-        log = logs.log_of(self._settings.log_dir, role)
-        return RayRole(role, self._room.actors[position], self._places[position], log, former=former)
+    def _placed(self, role: Role, former: RayRole | None = None, *, again: bool = False) -> RayRole:
+        """A role in the actor that has its seat."""
+        log, seat = logs.log_of(self._settings.log_dir, role), seat_of(role)
+        return RayRole(role, self._room.actors[seat], self._places[seat], log, former=former, again=again)
 
     def _ask_to_start(self, process: RayRole) -> Any:
         ours = (*ROLE_VARIABLES, *HEALING_VARIABLES, reaper.JOB_VARIABLE)
@@ -165,6 +174,56 @@ class _RayJob(_Job):
         command = self._command_for_role(process.role)
         return process.start(command, sys.executable, variables, self._room.needs.folder)
 
+    # --- workers that come and go
+
+    def _tend(self) -> None:
+        self._start_those_with_room()
+        super()._tend()
+        self._give_room_back()
+
+    def _start_worker(self, role: Role, again: bool) -> None:
+        self._more.ask_for(role, again)
+
+    def _coming(self, wanted: int) -> set[int]:
+        running = sum(process.running for process in self._workers())
+        for seat in sorted(self._more.seats)[max(0, wanted - running) :]:
+            self._more.give_up(seat)
+        return {index for _, index in self._more.seats}
+
+    def _start_those_with_room(self) -> None:
+        if self._failures or self._lost:
+            return  # those that are lost come first
+        try:
+            for role, again, place in self._more.come(0.0):
+                self._start_at(role, again, place)
+        except ConfigError as error:
+            self._view.say(f"the job goes on without another worker: {error}")
+        if line := self._more.told():
+            self._view.say(line)
+
+    def _start_at(self, role: Role, again: bool, place: Place) -> None:
+        seat = seat_of(role)
+        try:
+            self._take_places({seat: place})
+            # Servers may have moved since it was asked for.
+            started = self._placed(on_servers(role, self._roles[0].server_endpoints), again=again)
+            started.started(self._ask_to_start(started))
+        except ConfigError:
+            self._room.give_back(seat)
+            raise
+        self._processes.append(started)
+
+    def _give_room_back(self) -> None:
+        """Of workers of an elastic job that have left it, or that the others go on without."""
+        if self._settings.elastic is None:
+            return
+        for process in self._workers():
+            seat, over = seat_of(process.role), not process.failed or process in self._went
+            mine = isinstance(process, RayRole) and self._room.actors.get(seat) is process.actor
+            if not process.running and over and process not in self._lost and mine:
+                process.reap(timeout=1.0)
+                self._room.give_back(seat)
+
     # --- a job that heals
 
     def _start_again(self, lost: list[RoleProcess]) -> list[RoleProcess] | None:
@@ -172,26 +231,26 @@ class _RayJob(_Job):
 
         Living processes know the servers' addresses from their start, and do not wait for each other for ever.
         """
-        wanted, ended, all_ended = _Wanted(self._room, self._roles), list[RoleProcess](), False
-        since = time.monotonic()
-        tell_at = since + FIRST_TOLD
+        wanted, ended, all_ended = WaitingRoles(self._room), list[RoleProcess](), False
+        asked, since = set[RoleProcess](), time.monotonic()
+        later = self._more.put_off()  # workers more would take the room that these need
         while True:
             for process in [*lost, *ended]:
-                if isinstance(process, RayRole) and process.gone:
-                    wanted.ask_for(self._processes.index(process))
-            self._take_places(wanted.come())
+                if isinstance(process, RayRole) and process.gone and process not in asked:
+                    asked.add(process)
+                    wanted.ask_for(process.role)
+            self._take_places({seat_of(role): place for role, _, place in wanted.come(LOOK_SECONDS)})
             if self._failures or self._interrupts.count:
                 self._say_what_to_resume_from()
                 return None
-            now = time.monotonic()
-            if not all_ended and (self._moved or (wanted.waiting and now - since > LIVING_WAIT_SECONDS)):
+            long = time.monotonic() - since > LIVING_WAIT_SECONDS
+            if not all_ended and (self._moved or (wanted.seats and long)):
                 ended, all_ended = self._end_living(), True
                 self._view.say("the others are ended too, and start again with them")
-            elif not wanted.waiting:
+            elif not wanted.seats:
                 break
-            if wanted.waiting and now >= tell_at:
-                tell_at = now + TELL_EVERY
-                self._view.say(self._room.waits_for(now - since, *wanted.counts()))
+            if line := wanted.told():
+                self._view.say(line)
             self._look()
             lost += self._lost  # whoever is lost meanwhile
             self._lost = []
@@ -199,19 +258,21 @@ class _RayJob(_Job):
             self._move()
         if all_ended:
             self._look_at_servers_anew()
+        for role, again in later:
+            self._more.ask_for(role, again)
         return [*lost, *ended]
 
-    def _take_places(self, places: Mapping[int, Place]) -> None:
+    def _take_places(self, places: Mapping[Seat, Place]) -> None:
         """Of actors that are new."""
-        for position, place in places.items():
-            self._places[position] = place
+        self._places |= places
         if places and self._attempts is not None:
-            check_shared(self._attempts.folder, [self._room.actors[one] for one in places], list(places.values()))
+            check_shared(self._attempts.folder, self._room.actors, places)
 
     @property
     def _endpoints(self) -> tuple[str, ...]:
         """Where the servers' actors are."""
-        return tuple(place.endpoint for place in self._places if place.endpoint is not None)
+        servers = range(self._roles[0].server_num)
+        return tuple(str(self._places["server", index].endpoint) for index in servers)
 
     @property
     def _moved(self) -> bool:
@@ -239,10 +300,7 @@ class _RayJob(_Job):
         assert self._attempts is not None
         endpoints = self._endpoints
         self._attempts.move(endpoints)
-        workers = self._roles[0].worker_num
-        self._roles = [
-            (Role.server if role.is_server else Role.worker)(role.index, workers, endpoints) for role in self._roles
-        ]
+        self._roles = [on_servers(role, endpoints) for role in self._roles]
         self._view.say(f"servers are at {','.join(endpoints)} now")
         if token := self._environment.get(TOKEN_VARIABLE):
             self._keep_token(token)
@@ -259,10 +317,14 @@ class _RayJob(_Job):
         self._metrics.close()
         self._metrics = RayMetrics(endpoints, self._environment, self._room.job)
         self._metrics.start()
+        if self._scaling is not None:
+            self._scaling.close()
+            self._scaling = Scaling(endpoints, self._environment)
+            self._scaling.start()
 
     def _successor(self, process: RoleProcess, attempts: Attempts) -> RoleProcess:
         assert isinstance(process, RayRole)
-        successor = self._role_at(self._processes.index(process), former=process)
+        successor = self._placed(on_servers(process.role, attempts.endpoints), former=process)
         successor.started(self._ask_to_start(successor))
         return successor
 
@@ -292,40 +354,3 @@ class _RayJob(_Job):
         while any(process.running for process in self._processes) and time.monotonic() < deadline:
             self._look()
             time.sleep(reaper.TICK_SECONDS)
-
-
-class _Wanted:
-    """Roles that wait for an actor to be placed."""
-
-    def __init__(self, room: Room, roles: Sequence[Role]) -> None:
-        self._room, self._roles = room, roles
-        self.waiting: dict[int, Any] = {}
-        self._asked: dict[int, int] = {}
-
-    def ask_for(self, position: int) -> None:
-        if position not in self._asked:
-            self._asked[position] = 1
-            self.waiting[position] = self._room.place_again(self._roles[position])
-
-    def come(self) -> dict[int, Place]:
-        """Those that have their place since the last time."""
-        if not self.waiting:
-            return {}
-        places = {}
-        ready, _ = ray.wait(list(self.waiting.values()), num_returns=len(self.waiting), timeout=LOOK_SECONDS)
-        for position in [position for position, place in self.waiting.items() if place in ready]:
-            try:
-                places[position] = ray.get(self.waiting.pop(position))
-            except ray.exceptions.RayActorError as error:  # lost again, with another node perhaps
-                if self._asked[position] >= PLACE_TRIES:
-                    raise ConfigError(f"{self._roles[position]} cannot be placed again: {error}") from None
-                self._asked[position] += 1
-                self.waiting[position] = self._room.place_again(self._roles[position])
-            except ray.exceptions.RayError as error:
-                raise ConfigError(f"{self._roles[position]} cannot be placed again: {error}") from None
-        return places
-
-    def counts(self) -> tuple[int, int]:
-        """Servers and workers that wait."""
-        servers = sum(self._roles[position].is_server for position in self.waiting)
-        return servers, len(self.waiting) - servers

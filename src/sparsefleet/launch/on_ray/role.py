@@ -38,8 +38,13 @@ class LostExit(Exit):
 class RayRole(RoleProcess):
     """The same face as a process of this host. Its log is here: the actor reports what the role prints."""
 
-    def __init__(self, role: Role, actor: Any, place: Place, log: Path, *, former: RayRole | None = None) -> None:
-        """former: whose place it takes, in the same actor or in another one; its log goes on."""
+    def __init__(
+        self, role: Role, actor: Any, place: Place, log: Path, *, former: RayRole | None = None, again: bool = False
+    ) -> None:
+        """former: whose place it takes, in the same actor or in another one; its log goes on.
+
+        again: its number was another's before, whose log goes on too.
+        """
         self.role, self.log, self.actor, self.place = role, log, actor, place
         self.exit: Exit | None = None
         self.ended_by_us = False
@@ -56,7 +61,7 @@ class RayRole(RoleProcess):
         self._handed_over = False
         self._unreachable_since: float | None = None
         try:
-            mode = "wb" if former is None else "ab"
+            mode = "ab" if former is not None or again else "wb"
             self._file = open(log, mode, buffering=0)  # noqa: SIM115  (open as long as the role is)
         except OSError as error:
             raise ConfigError(f"{role}: its log {log} cannot be written: {error.strerror}") from None

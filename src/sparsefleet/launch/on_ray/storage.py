@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import ray
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.launch.on_ray.actor import Place
+from sparsefleet.launch.on_ray.cluster import Seat
 
 SEE_SECONDS = 60.0
 
 
-def check_shared(folder: Path, actors: Sequence[Any], places: Sequence[Place]) -> None:
+def check_shared(folder: Path, actors: Mapping[Seat, Any], places: Mapping[Seat, Place]) -> None:
     """Refuse nodes that do not see it. An actor that is lost meanwhile is not its node's fault."""
     word, draft = uuid.uuid4().hex, folder / f".seen-by-all-{uuid.uuid4().hex[:8]}"
     try:
@@ -25,8 +26,8 @@ def check_shared(folder: Path, actors: Sequence[Any], places: Sequence[Place]) -
     except OSError as error:
         raise ConfigError(f"--restarts: {folder}, for the job's cuts, cannot be written: {error.strerror}") from None
     try:
-        answers = [actor.sees.remote(str(draft), word) for actor in actors]
-        for answer, place in zip(answers, places, strict=True):
+        answers = [(actors[seat].sees.remote(str(draft), word), place) for seat, place in places.items()]
+        for answer, place in answers:
             with contextlib.suppress(ray.exceptions.RayActorError):
                 if why := ray.get(answer, timeout=SEE_SECONDS):
                     raise ConfigError(

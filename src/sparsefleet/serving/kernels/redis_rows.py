@@ -46,6 +46,15 @@ class BucketsRead(NamedTuple):
     status: int
 
 
+class BucketsReceived(NamedTuple):
+    begin: int
+    end: int
+    answered: int
+    status: int
+    error: int
+    """An errno; 0 where the socket has not failed."""
+
+
 def bucket_numbers(keys: U64, seed: int, bits: int) -> U32:
     """The bucket of each key: the top bits of its place."""
     out = np.empty(len(keys), np.uint32)
@@ -83,6 +92,28 @@ def read_buckets(
     A reply that is not all there yet is left for the next call, which is told how many keys have been `answered`.
     """
     return BucketsRead(*_native.read_buckets(data, *span, keys, at, per_command, answered, packed, found))
+
+
+def receive_buckets(
+    descriptor: int,
+    seconds: float,
+    data: U8,
+    span: tuple[int, int],
+    keys: U64,
+    at: I64,
+    per_command: int,
+    answered: int,
+    packed: U8,
+    found: U8,
+) -> BucketsReceived:
+    """`read_buckets`, and receive into `data` what has not come yet, for so many seconds at most.
+
+    `descriptor`: of a socket; -1 where bytes do not come from one as they are. MORE and no error: the caller must
+    receive, or make room for a value that is longer than half of `data`.
+    """
+    return BucketsReceived(
+        *_native.receive_buckets(descriptor, seconds, data, *span, keys, at, per_command, answered, packed, found)
+    )
 
 
 def decode_rows(packed: U8, found: U8, dim: int, dtype: int) -> F32:

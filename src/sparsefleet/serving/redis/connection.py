@@ -8,6 +8,7 @@ one deadline bounds a whole exchange, where redis-py bounds each read of the soc
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 import ssl
@@ -142,6 +143,21 @@ class Connection:
 
     def consume(self, count: int) -> None:
         self._begin += count
+
+    @property
+    def descriptor(self) -> int:
+        """Of the socket, for callers that receive into the buffer themselves; -1 where its bytes are encrypted."""
+        return -1 if self.address.tls else self._connected().fileno()
+
+    def seconds_left(self) -> float:
+        """Of this exchange; 0 where its time is up."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def received_up_to(self, begin: int, end: int, error: int) -> None:
+        """What a caller that received itself has left in the buffer, and the errno that it met."""
+        self._begin, self._end = begin, end
+        if error:
+            raise self._lost(OSError(error, os.strerror(error)))
 
     def receive(self) -> None:
         """Wait for more bytes."""

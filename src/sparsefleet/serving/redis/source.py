@@ -25,7 +25,7 @@ from sparsefleet.serving.kernels.redis_rows import (
     bucket_numbers,
     decode_rows,
     encode_names,
-    read_buckets,
+    receive_buckets,
 )
 from sparsefleet.serving.redis.address import RedisAddress
 from sparsefleet.serving.redis.catalog import Catalog
@@ -83,7 +83,9 @@ class RedisSource(SparseSource):
         self._free: list[Connection] = []
         self._closed = False
         self._pause, self._retry_at = FIRST_PAUSE, 0.0
-        self._failure: RedisError | None = None
+        self._failure: tuple[str, str] | None = None
+        """Message and code of the last exchange's error. Not the error itself: its traceback holds all frames that it
+        passed through, and they hold the request, this source and the whole version long after it was retired."""
         self._hits = self._misses = self._trips = self._errors = 0
         connection = Connection(self.address)
         try:
@@ -150,7 +152,7 @@ class RedisSource(SparseSource):
         with self._lock:
             if self._failure is not None:
                 if time.monotonic() < self._retry_at:
-                    raise RedisError(str(self._failure), self._failure.code)
+                    raise RedisError(*self._failure)
                 # This request tries; until it has succeeded or timed out, the others fail at once.
                 self._retry_at = time.monotonic() + 2 * self.address.timeout
             reused = self._free.pop() if self._free else None
@@ -187,8 +189,20 @@ class RedisSource(SparseSource):
         answered = 0
         while True:
             data, begin, end = connection.received
-            read = read_buckets(data, (begin, end), part.keys, part.missing, NAMES, answered, part.packed, part.found)
-            connection.consume(read.consumed)
+            # Natively until all is there: a reply comes in pieces, and with each a thread would wait for the GIL anew.
+            read = receive_buckets(
+                connection.descriptor,
+                connection.seconds_left(),
+                data,
+                (begin, end),
+                part.keys,
+                part.missing,
+                NAMES,
+                answered,
+                part.packed,
+                part.found,
+            )
+            connection.received_up_to(read.begin, read.end, read.error)
             answered = read.answered
             if read.status == ReplyStatus.DONE:
                 return
@@ -230,7 +244,7 @@ class RedisSource(SparseSource):
             if error.code in ("ABSENT", "MISSHAPEN"):
                 self._failure, self._pause = None, FIRST_PAUSE  # Redis answers, and its other rows may be right
                 return
-            self._failure, self._retry_at = error, time.monotonic() + self._pause
+            self._failure, self._retry_at = (str(error), error.code), time.monotonic() + self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _drop_idle(self) -> None:

@@ -222,7 +222,6 @@ class RemoteCut(StoreCut):
                 **self._identity,
                 "directory": str(draft.directory),
                 "drop_state": drop_state,
-                "path": path,
                 **({} if before is None else {"since": since}),
             }
             answers = on_all(links, lambda link: _finished(link, "write", request, lambda busy: lease.check()))
@@ -246,7 +245,8 @@ class RemoteCut(StoreCut):
         if not drop_state:  # else there is nothing that a run could be resumed from
             for link in links:
                 link.saved.path = path
-            _tell_afterwards(links, "saved", {**self._identity, "path": path}, lease.seconds)
+            saved = {**self._identity, "path": path, "directory": request["directory"]}
+            _tell_afterwards(links, "saved", saved, lease.seconds)
         return manifest
 
     def close(self) -> None:

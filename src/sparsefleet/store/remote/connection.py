@@ -53,6 +53,7 @@ class Connection:
             life = numbered or uuid.uuid4().hex
             self.incarnation = life if self.attempt is None else f"{self.attempt}-{life}"
             self.identity: Mapping[str, Any] = {"worker": config.worker, "incarnation": self.incarnation}
+            self.late, self.cut = False, None  # in the attempt before it may have been otherwise
             try:
                 self._register()
                 break

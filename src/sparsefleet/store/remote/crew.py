@@ -61,13 +61,15 @@ class RemoteCrew(Crew):
             log.warning("%s: the others have met before this trainer was started again; it goes on alone", meeting)
         return self.catching_up
 
-    def lender(self, name: str, *, joinable: bool = False) -> RemoteLender:
+    def lender(self, name: str, *, told: Mapping[str, Any] | None = None) -> RemoteLender:
         laps = self._entered["laps"] if self._entered is not None and self._entered["name"] == name else 0
-        links, identity = self._connection.links, self._connection.identity
-        if joinable:  # data to train on; server 0 knows by itself
-            for link in links[1:]:
-                link.action("note_leased", identity)
-        return RemoteLender(links[0], identity, name, self.barrier, joinable=joinable, laps=laps)
+        first, identity = self._connection.links[0], self._connection.identity
+        return RemoteLender(first, identity, name, self.barrier, told=told, laps=laps)
+
+    def begin_run(self, *, leased: bool) -> None:
+        # Server 0 first: it is the last that a launcher asks to go on without a lost trainer.
+        for link in self._connection.links:
+            link.action("begin_run", {**self._connection.identity, "leased": leased})
 
     def enter(self) -> Entry | None:
         if self._entered is None:
@@ -76,8 +78,9 @@ class RemoteCrew(Crew):
             self._entered = self._let_in()
         told = self._entered
         fit, epoch = _numbers_in(told["name"])
-        evaluations = [_numbers_in(name)[0] for kind, name, _ in told["turns"] if name.startswith("evaluation ")]
-        return Entry(fit, epoch - 1, int(told["step"]), told["position"], max(evaluations, default=0))
+        scored = f"fit {fit}, evaluation "
+        evaluations = [_numbers_in(name)[1] for _, name, _ in told["turns"] if name.startswith(scored)]
+        return Entry(fit, epoch - 1, int(told["step"]), told["position"], max(evaluations, default=0), told["told"])
 
     def _let_in(self) -> dict[str, Any]:
         links, identity = self._connection.links, self._connection.identity
@@ -85,8 +88,7 @@ class RemoteCrew(Crew):
         while True:
             answer = links[0].action("enter", {**identity, "patience": min(1.0, limit / 4)}, limit)
             if answer.get("over"):
-                log.warning("the job came to its end before this trainer could take part")
-                self.leave_job()
+                self._leave("which came to its end before this trainer could take part")
             if "name" in answer:
                 break
             self._heartbeats.check()
@@ -100,7 +102,12 @@ class RemoteCrew(Crew):
         self.catching_up = False
 
     def leave_job(self) -> NoReturn:
-        log.warning("worker %d leaves the job, as it was asked to", self.index)
+        self._leave("as it was asked to")
+
+    def _leave(self, why: str) -> NoReturn:
+        log.warning("worker %d leaves the job, %s", self.index, why)
+        if self._watch is not None:
+            self._watch.abandon()  # before the connection: a client that is closed under a call ends the process
         self._connection.close()
         raise SystemExit(0)
 

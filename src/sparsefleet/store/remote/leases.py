@@ -24,14 +24,14 @@ class RemoteLender:
         name: str,
         barrier: Callable[[str], None],
         *,
-        joinable: bool = False,
+        told: Mapping[str, Any] | None = None,
         laps: int = 0,
     ) -> None:
-        """name: of the pass, the same for all trainers. joinable: trainers may come while it is under way. laps: that
-        are over."""
+        """name: of the pass, the same for all trainers. told: to trainers that come while it is under way; None: none
+        may come. laps: that are over."""
         self._link, self._identity, self._name, self._barrier = link, dict(identity), name, barrier
         self._pieces = self._untaken = 0
-        self._laps, self._joinable = laps, joinable
+        self._laps, self._told = laps, told
         self.leaves = False
         self._taken: list[int] = []
         self.samples = 0
@@ -43,7 +43,8 @@ class RemoteLender:
         self._pieces = self._untaken = pieces
         said = {"plan": plan, "pieces": pieces, "progress": to_progress(marks.values())}
         if self._ask("lease_open", **said).get("wanted"):
-            self._ask("lease_open", **said, position=position() if self._joinable else {})
+            joinable = {} if self._told is None else {"position": position(), "told": dict(self._told)}
+            self._ask("lease_open", **said, **{"position": {}, **joinable})
 
     def take(self) -> Lease | None:
         answer = self._ask("lease_take")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import select
+import time
+
 import numpy as np
 
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.export.kernels.bundle_rows import U8, RowsLayout, RowType
 from sparsefleet.export.kernels.reference.bundle_rows import places
-from sparsefleet.serving.kernels.redis_rows import U32, BucketsRead, BucketsWritten, ReplyStatus
+from sparsefleet.serving.kernels.redis_rows import U32, BucketsRead, BucketsReceived, BucketsWritten, ReplyStatus
 
 
 def bucket_numbers(keys: U64, seed: int, bits: int) -> U32:
@@ -104,6 +109,39 @@ def read_buckets(
         consumed = place + len(line) + 2 + size + 2
         answered += 1
     return BucketsRead(consumed, answered, ReplyStatus.DONE)
+
+
+def receive_buckets(
+    descriptor: int,
+    seconds: float,
+    data: U8,
+    span: tuple[int, int],
+    keys: U64,
+    at: I64,
+    per_command: int,
+    answered: int,
+    packed: U8,
+    found: U8,
+) -> BucketsReceived:
+    begin, end = span
+    deadline = time.monotonic() + seconds
+    while True:
+        read = read_buckets(data, (begin, end), keys, at, per_command, answered, packed, found)
+        begin, answered = begin + read.consumed, read.answered
+        if read.status != ReplyStatus.MORE or descriptor < 0:
+            return BucketsReceived(begin, end, answered, read.status, 0)
+        if end == len(data) or begin == end:
+            if 2 * (end - begin) > len(data):
+                return BucketsReceived(begin, end, answered, read.status, 0)
+            data[: end - begin] = data[begin:end].copy()
+            begin, end = 0, end - begin
+        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return BucketsReceived(begin, end, answered, read.status, errno.ETIMEDOUT)
+        piece = os.read(descriptor, len(data) - end)
+        if not piece:
+            return BucketsReceived(begin, end, answered, read.status, errno.ECONNRESET)
+        data[end : end + len(piece)] = np.frombuffer(piece, np.uint8)
+        end += len(piece)
 
 
 def decode_rows(packed: U8, found: U8, dim: int, dtype: int) -> F32:

@@ -21,7 +21,7 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.xxh64 import xxh64
 
 if TYPE_CHECKING:
-    from sparsefleet.core.schema import Slot
+    from sparsefleet.core.schema.features import Slot
 
 Hashes = npt.NDArray[np.uint64]
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from sparsefleet.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sparsefleet.core.schema import Schema
+    from sparsefleet.core.schema.schema import Schema
 
+FILE_NAME = "schema.json"
+TOML_NAME = "schema.toml"
 
 _COUNTED = "# Counted by `sparsefleet data prepare`: the values that min_count keeps."
 

@@ -1,0 +1,103 @@
+"""ModelInStore: a trainer's model in its store: bound in one place, filled from checkpoints."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Literal, overload
+
+from torch import nn
+
+from sparsefleet.checkpoint import Checkpoint, chosen, latest
+from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.errors import CheckpointError
+from sparsefleet.data.base import Reader
+from sparsefleet.store.base import Pending, RunFacts
+from sparsefleet.store.shards import facts_of
+from sparsefleet.train.binding import BoundModel, PartialLoad, SharedModel
+from sparsefleet.train.given_data import TrainedOn, differing_keys
+from sparsefleet.train.workplace import Workplace
+
+logger = logging.getLogger("sparsefleet.train")
+
+
+class ModelInStore:
+    def __init__(self, workplace: Workplace, seed: int) -> None:
+        self._workplace, self._seed = workplace, seed
+        self._bound: BoundModel | None = None
+        self.trained_on = TrainedOn()
+
+    def bind(self, model: nn.Module) -> BoundModel:
+        """The one place where model, store and crew come together: the trainer's model is in the store from here on."""
+        if self._bound is None or self._bound.model is not model:
+            work = self._workplace
+            self._bound = BoundModel(model, work.store, work.rule, self._seed, work.kept_by_store)
+            self.trained_on.learn_saved("the checkpoint that the servers started from", work.store.start_inputs())
+        return self._bound
+
+    def unbind(self) -> None:
+        """The store is another one from now on: of the job's next attempt."""
+        self._bound = None
+
+    def to_score(self, model: nn.Module) -> SharedModel:
+        """The trainer's model, bound; another one with its own dense parameters and the trainer's rows."""
+        if self._bound is not None and self._bound.model is not model:
+            return self._bound.other(model)
+        return self.bind(model)
+
+    def pull_existing(self, table: str, keys: U64) -> Pending[F32]:
+        return self._workplace.store.pull(table, keys, create=False)
+
+    @overload
+    def load(self, model: nn.Module, path: str, *, values_only: bool, partial: Literal[False]) -> RunFacts: ...
+    @overload
+    def load(self, model: nn.Module, path: str, *, values_only: bool, partial: Literal[True]) -> PartialLoad: ...
+    @overload
+    def load(self, model: nn.Module, path: str, *, values_only: bool, partial: bool) -> RunFacts | PartialLoad: ...
+    def load(self, model: nn.Module, path: str, *, values_only: bool, partial: bool) -> RunFacts | PartialLoad:
+        """Fill the model's tables and parameters from a checkpoint or a run's newest one; see `Trainer.load`."""
+        bound, crew, store = self.bind(model), self._workplace.crew, self._workplace.store
+        checkpoint = Checkpoint.open(latest(path))  # before anyone can save: all must mean the same one
+        location = str(checkpoint.location)
+
+        def fill() -> None:
+            store.load(location, values_only=values_only, partial=partial)
+
+        crew.only_first(f"load {location}", fill)
+        bound.refresh()
+        facts = facts_of(checkpoint)
+        self.trained_on.learn_saved(location, facts.inputs)
+        if not partial:
+            bound.load_buffers(facts.buffers)
+            return facts
+        result = bound.partial_load(checkpoint, values_only=values_only)
+        if crew.index == 0:
+            for line in str(result).splitlines():
+                logger.warning("%s", line)
+        return result
+
+    def load_to_resume(self, model: nn.Module, data: Reader, path: str) -> RunFacts:
+        """Load the checkpoint; what it says of the run that it is of. Refuses one on other data."""
+        facts = self.load(model, path, values_only=False, partial=False)
+        then, now = facts.schema or {}, json.loads(json.dumps(data.schema.to_dict()))
+        differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        if differing:
+            details = "; ".join(
+                f"{name} is {then.get(name)!r:.80} there, {now.get(name)!r:.80} here" for name in differing
+            )
+            raise CheckpointError(f"{path} was trained on rows of another schema: {details}")
+        return facts
+
+    def load_to_begin_with(self, model: nn.Module, data: Reader, path: str, *, fresh_optimizer: bool) -> None:
+        """What fits of a checkpoint, for a new run. Refuses one whose keys mean something else."""
+        location = str(chosen(path)[0])  # the best one, where there is one
+        saved = Checkpoint.open(location).manifest.schema
+        problems, hints = differing_keys(saved or {}, json.loads(json.dumps(data.schema.to_dict())))
+        if problems:
+            raise CheckpointError(
+                f"{location} has rows by other keys than these samples would have: {'; '.join(problems)}. Read the "
+                "samples with its schema, to which slots may be added"
+            )
+        for hint in hints if self._workplace.crew.index == 0 else ():
+            logger.warning("%s: %s", location, hint)
+        self.load(model, location, values_only=fresh_optimizer, partial=True)
