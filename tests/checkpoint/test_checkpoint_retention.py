@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checkpoint_builders import save
 
-from sparsefleet.checkpoint import latest, point_latest, prune, step_path
+from sparsefleet.checkpoint import cut_path, latest, loadable, point_latest, prune, step_path
 from sparsefleet.core.errors import CheckpointError
 
 
@@ -73,3 +73,25 @@ def test_prune_leaves_damaged_ones_to_people(tmp_path: Path) -> None:
     (tmp_path / "step-00000001/manifest.json").write_text("{")
     assert prune(tmp_path, keep=1) == []
     assert (tmp_path / "step-00000001").is_dir()
+
+
+def test_the_newest_cut_is_the_one_that_the_job_counted_last_whatever_clocks_say(tmp_path: Path) -> None:
+    """The host that takes cuts may be another one by now, whose clock is behind; and clocks jump."""
+    names = []
+    for hour, step in ((12, 10), (11, 20), (3, 30), (23, 20)):
+        cut = cut_path(tmp_path, step)
+        point_latest(save(cut, step=step, created=f"2026-01-31T{hour:02d}:00:00.000000Z"))
+        names.append(cut.name)
+        assert latest(tmp_path).name == cut.name
+    assert names == ["step-00000010-0001", "step-00000020-0002", "step-00000030-0003", "step-00000020-0004"]
+    assert [cut.location.name for cut in loadable(tmp_path)] == names[::-1]
+    assert prune(tmp_path, keep=2) == names[:2]
+    assert cut_path(tmp_path, 5).name == "step-00000005-0005"
+
+
+def test_numbers_of_cuts_are_compared_as_numbers(tmp_path: Path) -> None:
+    """After ten thousand cuts a number has one more digit."""
+    for number, hour in (("9999", 12), ("10000", 11)):
+        save(tmp_path / f"step-00000001-{number}", step=1, created=f"2026-01-31T{hour:02d}:00:00.000000Z")
+    assert latest(tmp_path).name == "step-00000001-10000"
+    assert cut_path(tmp_path, 1).name == "step-00000001-10001"

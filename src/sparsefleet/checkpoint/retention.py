@@ -1,7 +1,8 @@
 """A run's folder of checkpoints: `step-00001234/` each, and `latest`, a text file that names the newest.
 
 Cuts of a job that heals lie in folders of the same kind, with a number of their own: `step-00001234-0017/`. A run may
-replace its checkpoint of a step; a cut never takes another's place, for servers may be reading that one.
+replace its checkpoint of a step; a cut never takes another's place, for servers may be reading that one. The newest cut
+is the one with the highest number, whatever the clocks of those that wrote them say.
 
 Which one is best, by the run's validation data, the newest says (`extra.best` in its manifest); `best` is a text file
 that names it, for people. It stays, however many newer ones there are.
@@ -45,8 +46,7 @@ def cut_path(folder: AnyPath, step: int) -> Location:
     """
     place = locate(folder)
     with reading(place):
-        found = [STEP.fullmatch(entry.name) for entry in place.list()]
-    number = 1 + max((int(each[2]) for each in found if each is not None and each[2]), default=0)
+        number = 1 + max((_cut_number(entry.name) for entry in place.list()), default=0)
     return place / f"{step_path(place, step).name}-{number:04d}"
 
 
@@ -207,8 +207,19 @@ def _by_age(folder: Location, refused: list[CheckpointError]) -> list[Checkpoint
             checkpoints.append(Checkpoint.open(location, opened))
         except CheckpointError as error:
             refused.append(error)
-    checkpoints.sort(key=lambda checkpoint: (checkpoint.manifest.created, checkpoint.manifest.step), reverse=True)
+    checkpoints.sort(key=_age, reverse=True)
     return checkpoints
+
+
+def _age(checkpoint: Checkpoint) -> tuple[int, str, int]:
+    """Cuts go by their number, which the job counts: clocks differ between hosts, and jump."""
+    return _cut_number(checkpoint.location.name), checkpoint.manifest.created, checkpoint.manifest.step
+
+
+def _cut_number(name: str) -> int:
+    """0: of what is no cut."""
+    found = STEP.fullmatch(name)
+    return int(found[2] or 0) if found is not None else 0
 
 
 def _steps(folder: Location) -> Iterator[Location]:
