@@ -3,7 +3,11 @@ is how often its sample was trained. The dense parameter counts them all.
 
 Arguments: mode, folder of data, checkpoint to write, seconds of a step, time-out; and any of these: `leased`,
 `save=FOLDER` (every 3 steps), `resume=PATH`, `epochs=N`, `slow=WORKER` (its steps take ten times as long), `shares` (a
-second call of `fit`, in which each trainer has a share of its own).
+second call of `fit`, in which each trainer has a share of its own), `load=PATH` (before the first call), `again` (a
+second call, on the same data, before which the first trainer saves to CHECKPOINT-1 and `score` scores all data),
+`wait=WORKER` (which waits before its second call for a file `go` beside the checkpoint; `first=WORKER`: its first;
+`last=WORKER`: before it saves at the end), `test` (the same data is scored within the first call), `scores=WORKER` (is
+killed once, when it has scored its part of it).
 """
 
 from __future__ import annotations
@@ -65,6 +69,26 @@ class Pace(sf.FetchHandler):
             time.sleep(self.seconds)
 
 
+def wait_for(file: Path) -> None:
+    for _ in range(1200):
+        if file.exists():
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"{file} does not come")
+
+
+def die_when_scored(crew: Any, marker: Path) -> None:
+    meet = crew.reduce
+
+    def reduce(name: str, *more: Any) -> Any:
+        if "evaluation" in name:
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return meet(name, *more)
+
+    crew.reduce = reduce
+
+
 def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: str) -> None:
     options = dict(part.partition("=")[::2] for part in more)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s")
@@ -85,14 +109,42 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: s
     epochs, resume = int(options.get("epochs", 1)), options.get("resume")
     paced = Pace(pace, Path(saved).parent / "hurry")
     model = Counter()
-    result = trainer.fit(model, reader, epochs, fetch=[paced], save=policy, resume=resume)
+    if "load" in options:
+        trainer.load(model, options["load"])
+    if options.get("first") == str(fleet.worker_index()):
+        print("before the first call", flush=True)
+        wait_for(Path(saved).parent / "go")
+    print("first", flush=True)
+    test = sf.open_reader(files, SCHEMA, format_name="multislot", batch_size=BATCH, leased=leased)
+    scored = Path(saved).parent / "scored"
+    if options.get("scores") == str(fleet.worker_index()) and not scored.exists():
+        die_when_scored(optimizer.workplace.crew, scored)
+    tested = test if "test" in options else None
+    result = trainer.fit(model, reader, epochs, fetch=[paced], save=policy, resume=resume, test=tested)
+    if result.test is not None:
+        print(f"tested {result.test['rows']:.0f} samples", flush=True)
     print(f"rows {result.rows}", flush=True)
+    if "again" in options:
+        if fleet.is_first_worker():
+            fleet.save_persistables(f"{saved}-1")
+        if "score" in options:
+            print(f"scored {trainer.evaluate_everywhere(model, reader)['rows']:.0f} samples", flush=True)
+        if options.get("wait") == str(fleet.worker_index()):
+            print("between two calls", flush=True)
+            wait_for(Path(saved).parent / "go")
+        print("again", flush=True)
+        result = trainer.fit(model, reader, epochs, fetch=[paced])
+        print(f"rows {result.rows}", flush=True)
     if "shares" in options:
         files = fleet.split_files(list_files(data))
         reader = sf.open_reader(files, SCHEMA, format_name="multislot", batch_size=BATCH)
         print("on shares", flush=True)
         trainer.fit(model, reader, fetch=[paced])
-    if fleet.is_first_worker():
+    first = fleet.is_first_worker()
+    print("the end", flush=True)
+    if options.get("last") == str(fleet.worker_index()):
+        wait_for(Path(saved).parent / "go")
+    if first:
         fleet.save_persistables(saved)
     fleet.barrier_worker()
     fleet.stop_worker()

@@ -85,6 +85,7 @@ def test_the_number_of_one_that_is_started_again_is_given_to_nobody_else() -> No
     sessions = attempt()
     for worker, life in ((0, "a"), (1, "b")):
         register(sessions, worker, life)
+    sessions.begin_run(1, "b", leased=True)
     assert sessions.retire(1) == "b"
     assert sessions.give_number("by hand") == 2
 
@@ -96,6 +97,7 @@ def test_one_that_is_asked_to_leave_before_it_comes_leaves_when_it_has() -> None
     assert not register(sessions, 2, "c")
     with sessions.changed:
         assert [worker for worker in range(NUMBERS) if sessions.is_leaving(worker)] == [2]
+    sessions.begin_run(2, "c", leased=True)
     sessions.retire(2)
     assert register(sessions, 2, "d")
     assert register(sessions, 3, "by hand")
@@ -134,6 +136,22 @@ def test_no_cut_is_taken_until_it_is_known_that_a_lost_trainers_last_step_is_who
         stores[0].save(str(tmp_path / "whole"), RunFacts(step=1))
         with pytest.raises(StoreError, match="in attempt 1 of the job, not in 2"):
             links[0].action("retire", {**lost, "attempt": 2, "whole": True})
+
+
+def test_no_cut_holds_a_part_of_the_last_step_of_a_trainer_that_has_failed(tmp_path: Path) -> None:
+    with cluster(2, attempt=1) as servers:
+        stores = [servers.store(worker, 2, attempt=1) for worker in range(2)]
+        for store in stores:
+            store.create_table(SPEC)
+            store.crew.begin_run(leased=True)
+            rows = KeyedRows(KEYS, np.full((len(KEYS), 1), -1.0, np.float32))
+            store.push_step({"t": rows}, steps=1).wait()
+        (account,) = servers.servers[0].state.ledger.close_life(1, stores[1].connection.incarnation)
+        account.sequence, account.records = account.sequence + 1, account.records + 1  # server 1 has not had that one
+        stores[1].crew.give_up(KeyboardInterrupt())
+        with pytest.raises(StoreError, match="a job that heals must not go back to a part of a step"):
+            stores[0].save(str(tmp_path / "torn"), RunFacts(step=1))
+        assert not (tmp_path / "torn").exists()
 
 
 def launcher(servers: Cluster, folder: Path) -> Attempts:

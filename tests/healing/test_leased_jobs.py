@@ -98,3 +98,13 @@ def test_one_that_is_lost_while_it_has_a_share_of_its_own_trains_the_rest_of_it(
     assert (counts == 2.0).all(), job.logs()
     assert everything == 2 * job.samples
     assert any("attempt 2 begins from" in line for line in job.view.said)
+
+
+@pytest.mark.slow
+def test_what_a_lost_trainer_had_scored_is_scored_by_others(tmp_path: Path) -> None:
+    job = Job(tmp_path, "async", servers=1, options=["leased", "test", "scores=1"])
+    assert job.run().exit_code == 0, job.logs()
+    job.check_model()
+    assert any("worker 1 ended (killed by SIGKILL): it joins attempt 1" in line for line in job.view.said), job.logs()
+    assert "a trainer was lost with what it had scored; the data is scored again" in job.log("worker 0")
+    assert f"tested {job.samples} samples" in job.log("worker 0")

@@ -281,3 +281,31 @@ def test_what_makes_no_sense_is_refused() -> None:
         state(workers=5)
     with pytest.raises(ConfigError, match="'1-4' is not MIN:MAX trainers"):
         Elastic.parse("--elastic", "1-4")
+
+
+def test_nobody_goes_on_without_a_trainer_that_is_outside_of_fit() -> None:
+    """Its script may be about to save for all there; the others know that they are not to."""
+    made = state(elastic=None, attempt=1)
+    opened(made, 2)
+    for worker in (0, 1):
+        made.meetings.meet(("reduce", "cut: the end", 1), worker, f"life {worker}", {}, 0.0)
+    with pytest.raises(StoreError, match="worker 1 was outside of fit"):
+        made.retire(1)
+    made.leases.begin_run(0, "life 0", leased=True)
+    with pytest.raises(StoreError, match="worker 1 was outside of fit"):
+        made.retire(1)
+    made.leases.begin_run(1, "life 1", leased=True)
+    assert made.retire(1) == {"accounts": {}}
+
+
+def test_no_pass_takes_the_place_of_one_that_is_under_way() -> None:
+    """One that was started again could open a pass that the others had before, or one that they have not come to."""
+    made = state(elastic=None, attempt=1)
+    opened(made, 2)
+    assert [take(made, 0), take(made, 1)] == [0, 1]
+    with pytest.raises(StoreError, match=r"worker 1 opens 'fit 1, evaluation 1' while .* 2 pieces are left"):
+        made.leases.open(1, "life 1", "fit 1, evaluation 1", "plan", 2, [], {})
+    push(made, 0, 1, Mark(0, 2, 20, True))
+    push(made, 1, 1, Mark(1, 2, 20, True))
+    made.leases.open(1, "life 1", "fit 1, evaluation 1", "plan", 2, [], {})
+    assert made.leases.stats()["pass"] == "fit 1, evaluation 1"

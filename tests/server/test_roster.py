@@ -64,7 +64,8 @@ def test_in_a_job_that_heals_a_silent_trainer_stays_the_first_until_it_is_lost()
         state.sessions.check(0, "life 0").last_seen -= 2 * state.config.timeout
         assert state.sessions.lost_among([0, 1]) == [0]
         assert state.sessions.first() == 0
-    state.leases.begin_run(1, "life 1", leased=True)
+    for worker in (0, 1):
+        state.leases.begin_run(worker, f"life {worker}", leased=True)
     state.retire(0)
     with state.sessions.changed:
         assert state.sessions.first() == 1

@@ -90,6 +90,16 @@ class PassLender(Lender, Protocol):
         """What this member has taken is done, for passes that make no steps."""
         ...
 
+    @property
+    def pieces(self) -> int:
+        """Of the pass."""
+        ...
+
+    @property
+    def done_here(self) -> int:
+        """Pieces that this member has said are done, by `all_done`."""
+        ...
+
     def state(self) -> LeaseState | None:
         """Exact while the store is held; None: the pass has not begun, or another one has."""
         ...
@@ -99,6 +109,14 @@ class Crew(ABC):
     index: int = 0
     """Which of the job's members this process is."""
     size: int = 1
+    catching_up: bool = False
+    """This process came late, or was started again in a job that heals, and is not where the others are: it goes past
+    meetings that they have had without it."""
+
+    @property
+    def late(self) -> bool:
+        """Likewise, and the others are at work: it is no part of their attempt's beginning."""
+        return False
 
     @abstractmethod
     def first(self) -> int:

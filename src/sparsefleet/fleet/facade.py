@@ -295,7 +295,7 @@ class Fleet:
         connection = self._remote.connection if self._remote is not None else None
         if connection is None or connection.attempt is None or connection.given_up or connection.closed:
             return False
-        if isinstance(error, Rejoin):  # servers may say so before the next attempt has begun
+        if isinstance(error, Rejoin) or connection.starts_again:  # servers may say so before the next attempt has begun
             return True
         try:
             answers = [link.action("look", {}, LOOK_SECONDS) for link in connection.links]
@@ -369,6 +369,8 @@ class Fleet:
                 f"save_inference_model: {len(rest) - 2} arguments too many; write save_inference_model(path)"
             )
         trainer = self._trainer()
+        if trainer.passes("save_inference_model", str(path)):
+            return
         if feeds is not None or targets is not None:
             check_feeds_and_targets(trainer.trained_model(), feeds, targets)
         if format == "checkpoint":

@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from sparsefleet.checkpoint import Chain
 from sparsefleet.core.errors import ConfigError, StoreError
@@ -87,6 +88,12 @@ def folder_of(cuts: str, attempt: int) -> str:
     return f"{cuts.rstrip('/')}/attempt-{attempt:04d}"
 
 
+def attempt_of(folder: Path) -> int:
+    """The inverse of `folder_of`; -1 of another folder."""
+    number = folder.name.removeprefix("attempt-")
+    return int(number) if number.isdecimal() else -1
+
+
 class FleetHealing:
     """Implements `Healing` (`train/healing.py`) for a trainer on servers."""
 
@@ -127,3 +134,9 @@ class FleetHealing:
 
     def caught_up(self) -> None:
         self._store.crew.catching_up = False
+
+    def catch_up(self) -> None:
+        self._store.crew.catching_up = True
+
+    def start_again(self) -> None:
+        self._store.connection.starts_again = True

@@ -20,7 +20,7 @@ from typing import Any
 
 from sparsefleet.checkpoint import Checkpoint, loadable
 from sparsefleet.core.errors import ConfigError, SparseFleetError
-from sparsefleet.fleet.healing import HealingVariables
+from sparsefleet.fleet.healing import HealingVariables, attempt_of
 from sparsefleet.fleet.security import Security
 from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.remote.link import ServerLink
@@ -233,7 +233,7 @@ class Attempts:
 
     def newest_cut(self) -> str | None:
         """The newest that can be opened. Once one has turned out to be damaged, others are read to their end first."""
-        for folder in sorted(self.folder.glob("attempt-*"), reverse=True):
+        for folder in sorted(self.folder.glob("attempt-*"), key=attempt_of, reverse=True):
             with contextlib.suppress(SparseFleetError, OSError):
                 for checkpoint in loadable(folder):
                     place = str(checkpoint.location)
@@ -250,9 +250,9 @@ class Attempts:
     def _remove_older_cuts(self) -> None:
         """Of attempts before the one whose cut has been loaded: nobody goes back there."""
         if self.cut is not None:
-            kept = Path(self.cut).parent.name
+            kept = attempt_of(Path(self.cut).parent)
             for folder in self.folder.glob("attempt-*"):
-                if folder.name < kept:
+                if attempt_of(folder) < kept:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def same_place(self, worker: int) -> str | None:

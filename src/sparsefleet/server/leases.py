@@ -23,7 +23,7 @@ from sparsefleet.server.ledger import Account, Ledger
 from sparsefleet.server.meetings import Meetings
 from sparsefleet.server.rounds import Rounds
 from sparsefleet.server.sessions import Sessions
-from sparsefleet.store.remote.leases import LAP_ENDS
+from sparsefleet.store.remote.leases import FIT_ENDS, LAP_ENDS
 from sparsefleet.store.wire import WireError
 
 MAX_PIECES = 1 << 24
@@ -79,7 +79,13 @@ class LeaseBook:
         with self._sessions.changed:
             self._sessions.check(worker, incarnation)
             crew, fixed = self._crew(), self._sessions.mode == "sync"
+            under_way = self._under_way and self._sessions.all_stay_together
         with self._lock:
+            if name != self._name and under_way and self._leases.left:
+                raise StoreError(
+                    f"worker {worker} opens {name!r} while {self._name!r} is under way, of which {self._leases.left} "
+                    "pieces are left: all trainers must make the same calls in the same order (fit, infer)"
+                )
             if name != self._name and position is None:
                 return {"wanted": True}
             if name != self._name:
@@ -181,6 +187,8 @@ class LeaseBook:
     def _note_meeting(self, place: tuple[str, str, int]) -> None:
         if place[1].endswith(LAP_ENDS):
             self._under_way = False
+        if place[1] == FIT_ENDS:
+            self._sessions.end_run()
 
     def state(self) -> dict[str, Any]:
         """How far the pass is; exact while the gate is held."""

@@ -27,6 +27,9 @@ class Member:
     """In a job that heals: it was lost, and the others go on with its data; another life of it may join them."""
     share_missing: bool = False
     """It was lost to a call of `fit` in which it had a share of its own, though later ones have leased data."""
+    in_fit: bool = False
+    """It has begun a call of `fit`, and not all have come to its end; server 0 alone hears that, in a job that heals.
+    Outside of it, nobody else does what its script does there, such as to save for all."""
     leaving: bool = False
     """It was asked to leave, and does when it has trained what it holds."""
 

@@ -60,6 +60,11 @@ class Roster:
         return len(self._terms.endpoints or ())
 
     @property
+    def all_stay_together(self) -> bool:
+        """Of a job that heals or is elastic: all train a pass to its end, or their attempt is over."""
+        return self.config.attempt is not None or self.config.elastic is not None
+
+    @property
     def workers(self) -> int:
         return self._terms.workers or 0
 

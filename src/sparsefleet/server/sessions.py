@@ -171,7 +171,7 @@ class Sessions(Roster):
         """A call of `fit` begins. All its trainers say the same of its data: what a lost one has not trained of leased
         data is not missing; of a share of its own it is."""
         with self.changed:
-            self.check(worker, incarnation)
+            trainer = self.check(worker, incarnation)
             if not leased and self.config.attempt is not None and self.config.elastic is None:
                 away = sorted(self._joining | {w for w, trainer in self._trainers.items() if trainer.retired})
                 if away:
@@ -180,9 +180,14 @@ class Sessions(Roster):
                         "of the data that nobody else trains; the job goes on with a new attempt"
                     )
             if leased and self.leased is False:
-                for trainer in self._trainers.values():
-                    trainer.share_missing = trainer.share_missing or trainer.dropped or trainer.failure is not None
-            self.leased = leased
+                for each in self._trainers.values():
+                    each.share_missing = each.share_missing or each.dropped or each.failure is not None
+            self.leased, trainer.in_fit = leased, True
+
+    def end_run(self) -> None:
+        """With `changed` held: all trainers have come to the end of their call of `fit`."""
+        for trainer in self._trainers.values():
+            trainer.in_fit = False
 
     def leave(self, worker: int, incarnation: str, for_good: bool) -> None:
         with self.changed:
@@ -315,6 +320,10 @@ class Sessions(Roster):
                 return None
             if not self.leased:
                 raise StoreError(f"worker {worker} has a share of the data of its own: nobody can go on without it")
+            if not (trainer.in_fit or trainer.late or trainer.retired):
+                raise StoreError(
+                    f"worker {worker} was outside of fit: nobody else does what its script does there, for all perhaps"
+                )
             if not trainer.retired:
                 trainer.dropped = trainer.retired = True
                 self._lost_for_good(worker)

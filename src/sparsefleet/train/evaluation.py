@@ -38,16 +38,29 @@ class Evaluation:
         self, config: RunConfig, model: nn.Module, data: Reader, fetch: Sequence[FetchHandler] = ()
     ) -> dict[str, float]:
         """Metrics over the shares of all trainers of the job, exactly those of one process; all must call it."""
-        work, crew = self._workplace, self._workplace.crew
+        work = self._workplace
         work.evaluations += 1
         name = f"fit {work.fits}, evaluation {work.evaluations}"
-        shared = self._models.to_score(model)
+        while True:
+            parts, complete = self._together(name, config, model, data, fetch)
+            if complete:
+                return MetricSet.together((part["metrics"] for part in parts), config.metrics).values()
+            log.warning("%s: a trainer was lost with what it had scored; the data is scored again", name)
+            name = f"{name}, again"
+
+    def _together(
+        self, name: str, config: RunConfig, model: nn.Module, data: Reader, fetch: Sequence[FetchHandler]
+    ) -> tuple[list[Any], bool]:
+        """What all trainers have scored; and whether that is all of leased data. They all hear the same."""
+        crew, shared = self._workplace.crew, self._models.to_score(model)
         crew.barrier(name)  # whoever still trains changes what the others would score
-        lender = crew.lender(name) if isinstance(data, LeasedDataset) else None
+        # One that catches up scores all of leased data by itself: the others may be at another pass over theirs.
+        together = isinstance(data, LeasedDataset) and not crew.catching_up
+        lender = crew.lender(name) if together else None
         with shared.scored():
             mine = self._leased(config, model, data, lender, fetch) if lender else self.here(config, model, data, fetch)
-        parts = crew.reduce(name, mine.to_dict())
-        if lender is None and len(parts) < crew.size:
+        parts = crew.reduce(name, {"metrics": mine.to_dict(), "pieces": 0 if lender is None else lender.done_here})
+        if not isinstance(data, LeasedDataset) and len(parts) < crew.size:
             log.warning(
                 "%s: the metrics are of %d trainers' shares of the data; the job may have %d trainers. Data that is "
                 "read with leased=True is scored as a whole, whoever is lost",
@@ -55,7 +68,7 @@ class Evaluation:
                 len(parts),
                 crew.size,
             )
-        return MetricSet.together(parts, config.metrics).values()
+        return parts, lender is None or sum(int(part["pieces"]) for part in parts) >= lender.pieces
 
     def here(self, config: RunConfig, model: nn.Module, data: Reader, fetch: Sequence[FetchHandler] = ()) -> MetricSet:
         """The sums behind the metrics of all that this trainer's reader gives."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from torch import nn
 
 from sparsefleet.checkpoint import locate, same_place, to_go_on_from
-from sparsefleet.core.errors import ConfigError, Disagreement, StoreError
+from sparsefleet.core.errors import ConfigError, Disagreement, Rejoin, StoreError
 from sparsefleet.core.memory import keep_freed_memory
 from sparsefleet.crew import Crew
 from sparsefleet.data.base import Reader
@@ -83,6 +84,8 @@ class Trained:
     epoch: int = 0
     run: Run | None = None
     """The present one, or the last."""
+    passed: bool = False
+    """The last call of `fit` was passed over: the others are past it, and past what the script does after it."""
 
     def take(self, facts: RunFacts, crew: Crew, *, leased: bool = False) -> TrainingState:
         """Go on from where a checkpoint's run stood."""
@@ -129,9 +132,12 @@ class Fit:
         try:
             while True:
                 try:
-                    # Not once a cut is there: a trainer that is started again would ask alone.
-                    healing = self._workplace.healing
-                    if auto and (healing is None or Cut.open(healing.cut) is None):
+                    cut, healing = self._cut(), self._workplace.healing
+                    begins = cut is not None and cut.begins(self._number)
+                    if begins and healing is not None and not self._crew.late:
+                        healing.caught_up()  # all others of this attempt begin this call too
+                    # Not once a cut of this call is there: a trainer that is started again would ask alone.
+                    if auto and (cut is None or begins):
                         resume = newest_of(asked.save, self._crew)
                         until = epochs if resume else epochs + at[1]
                     return self._attempt(until, resume, before)
@@ -148,10 +154,12 @@ class Fit:
         """Train until so many epochs are done. Only a job that heals calls it more than once: see `_go_back`."""
         asked, trained, models, crew = self._asked, self._trained, self._models, self._crew
         model, data, test, valid = asked.model, asked.data, asked.test, asked.valid
-        healing = self._workplace.healing
-        cut = None if healing is None else Cut.open(healing.cut)
+        healing, cut = self._workplace.healing, self._cut()
         if cut is not None and cut.fit > self._number:
             return self._passed_over(cut, until)
+        if cut is not None and cut.fit == self._number and cut.ended is not None:
+            return self._ended_before(cut, cut.ended, until, before)
+        trained.passed = False
         bound = models.bind(model)
         facts: RunFacts | None = None
         entry = crew.enter()
@@ -166,7 +174,7 @@ class Fit:
             self._workplace.evaluations = entry.evaluations
         elif cut is not None and cut.fit == self._number:
             facts = cut.facts  # the servers have begun from it
-        elif resume and cut is None:
+        elif resume and (cut is None or cut.begins(self._number)):
             facts = models.load_to_resume(model, data, resume)
         elif asked.start_from:
             models.load_to_begin_with(model, data, asked.start_from, fresh_optimizer=asked.fresh_optimizer)
@@ -240,9 +248,9 @@ class Fit:
                             judge.tested(scored)
                             for reporter in asked.reporters:
                                 reporter.evaluated(run.progress.step, scored)
-                    run.cut_together("the end")
-            if test is not None and scored is None:  # every epoch was done before
-                scored = score(test)
+                    if test is not None and scored is None:  # every epoch was done before
+                        scored = score(test)
+                    run.end(test=scored, valid=judge.values, best=judge.best, stopped=judge.stopped)
         finally:
             trained.step, trained.epoch = run.progress.step, run.epochs_done
         return run.result(scored, judge.values, judge.best, judge.stopped)
@@ -271,14 +279,21 @@ class Fit:
         since = time.monotonic()
         logger.warning("this attempt of the job is over: %s", error)
         healing.rejoin(error)
+        self._models.unbind()
         if run is not None:
             run.member.gate.wait_until_quiet(STEP_SECONDS)  # a late answer must not fall into the next attempt
         healing = self._workplace.healing  # of the attempt that it has joined
         assert healing is not None
-        cut = Cut.open(healing.cut)
+        cut = self._cut()
         mine = cut is not None and cut.fit == self._number
-        if not mine and not resumes and (trained.step, trained.epoch) != at:
+        if cut is None and not resumes and (trained.step, trained.epoch) != at:
             raise StoreError(f"no cut had been written that this run could go back to. {error}") from error
+        if not mine and not self._begins_again(cut):
+            healing.start_again()
+            raise Rejoin(
+                f"attempt {healing.attempt} of the job begins from {healing.cut or 'the beginning'}, which lies before "
+                f"call {self._number} of fit: this process cannot go back there, and is to be started again. {error}"
+            ) from error
         rows = before.rows + (run.progress.rows if run is not None else 0)
         kept = cut.rows.get(str(self._crew.index), 0) if cut is not None and mine else 0
         again = max(0, rows - kept)
@@ -289,11 +304,49 @@ class Fit:
             time.monotonic() - since,
             again,
         )
-        self._models.unbind()
         self._workplace.evaluations = 0
         trained.run, trained.step, trained.epoch = None, *at
         seconds = before.seconds + (run.progress.seconds if run is not None else 0.0)
         return replace(before, seconds=seconds, again=before.again + again)
+
+    def _cut(self) -> Cut | None:
+        """What the present attempt of the job began from."""
+        healing = self._workplace.healing
+        return None if healing is None else Cut.open(healing.cut)
+
+    def _begins_again(self, cut: Cut | None) -> bool:
+        """Whether this call can begin anew from a cut that is none of its own, or (None) from the job's beginning."""
+        if self._models.filled_after == self._number - 1:
+            return False  # by the script, which is past that
+        return self._number == 1 if cut is None else cut.begins(self._number)
+
+    def _ended_before(self, cut: Cut, ended: Mapping[str, Any], until: int, before: Before) -> FitResult:
+        """All trainers had come to the end of this call when a process was lost: what it came to is in the cut.
+
+        Nobody is met here: the others may be at the beginning of the next call.
+        """
+        logger.warning("call %d of fit had come to its end when this attempt of the job began", self._number)
+        asked, trained, crew, healing = self._asked, self._trained, self._crew, self._workplace.healing
+        assert healing is not None
+        bound = self._models.bind(asked.model)
+        bound.refresh()
+        state = trained.take(cut.facts, crew)
+        run = Run(
+            bound,
+            asked.data,
+            until,
+            self._config,
+            self._workplace,
+            state=state,
+            start_of=lambda trainer: TrainingState.from_facts(cut.facts, trainer, crew.size),
+            save=asked.save,
+            reporters=asked.reporters,
+            fetch=asked.fetch,
+            before=replace(before, rows=cut.rows.get(str(crew.index), 0)),
+        )
+        trained.run, trained.passed = run, crew.late
+        healing.catch_up()
+        return run.ended_before(cut.facts.extra["training"]["metrics"], ended)
 
     def _passed_over(self, cut: Cut, until: int) -> FitResult:
         """This process was started again, and the job is past this call of `fit`."""
@@ -302,7 +355,7 @@ class Fit:
 
     def _not_there(self, step: int, until: int) -> FitResult:
         """Of a call of `fit` that the others are past."""
-        self._trained.step, self._trained.epoch = step, until
+        self._trained.step, self._trained.epoch, self._trained.passed = step, until, True
         nothing = MetricSet(ClickMetrics(self._config.num_thresholds), self._config.metrics).values()
         return FitResult(0, step, 0.0, nothing, None, {}, None)
 

@@ -7,6 +7,7 @@ servers and readers go back to the cut, and training goes on from there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,6 +64,14 @@ class Healing(Protocol):
         """A trainer that was started again is where the others are: from now on they meet."""
         ...
 
+    def catch_up(self) -> None:
+        """Until the next call of `fit` this trainer goes past meetings: so do all others of its attempt."""
+        ...
+
+    def start_again(self) -> None:
+        """This process cannot go back as far as its attempt does: when it ends, it asks to be started again."""
+        ...
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -74,6 +83,12 @@ class Cut:
     """Which call of `fit`, from 1, it was taken in."""
     rows: Mapping[str, int]
     """Samples that each trainer had trained in that call."""
+    ended: Mapping[str, Any] | None = None
+    """What that call came to, where the cut was taken at its end; None: there was something left to do."""
+
+    def begins(self, fit: int) -> bool:
+        """Whether a job that goes on from here goes on with the beginning of this call of `fit`."""
+        return self.ended is not None and self.fit == fit - 1
 
     @staticmethod
     def open(path: str | None) -> Cut | None:
@@ -81,12 +96,35 @@ class Cut:
             return None
         facts = facts_of(Checkpoint.open(path))
         known = facts.extra.get("training", {}).get(HEAL, {})
-        return Cut(path, facts, int(known.get("fit", 0)), dict(known.get("rows", {})))
+        ended = known.get("ended")
+        ended = None if ended is None else _figures(ended)
+        return Cut(path, facts, int(known.get("fit", 0)), dict(known.get("rows", {})), ended)
 
 
-def cut_record(fit: int, rows: Mapping[int, int]) -> dict[str, Any]:
+def cut_record(fit: int, rows: Mapping[int, int], ended: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """For `Cut` to read."""
-    return {"fit": fit, "rows": {str(trainer): count for trainer, count in rows.items()}}
+    told = {} if ended is None else {"ended": _plain(ended)}
+    return {"fit": fit, "rows": {str(trainer): count for trainer, count in rows.items()}, **told}
+
+
+NO_NUMBERS = ("nan", "inf", "-inf")
+"""What figures may be that JSON has no word for: an AUC where nobody clicked."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if value is None or isinstance(value, str | int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _figures(value: Any) -> Any:
+    """The inverse of `_plain`."""
+    if isinstance(value, Mapping):
+        return {name: _figures(each) for name, each in value.items()}
+    return float(value) if value in NO_NUMBERS else value
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from sparsefleet.store.base import Pending, RunFacts
 from sparsefleet.store.shards import facts_of
 from sparsefleet.train.binding import BoundModel, PartialLoad, SharedModel
 from sparsefleet.train.given_data import TrainedOn, differing_keys
+from sparsefleet.train.healing import Cut
 from sparsefleet.train.workplace import Workplace
 
 logger = logging.getLogger("sparsefleet.train")
@@ -26,6 +27,8 @@ class ModelInStore:
         self._workplace, self._seed = workplace, seed
         self._bound: BoundModel | None = None
         self.trained_on = TrainedOn()
+        self.filled_after: int | None = None
+        """The script has filled the model from a checkpoint, after so many calls of `fit`; None: never."""
 
     def bind(self, model: nn.Module) -> BoundModel:
         """The one place where model, store and crew come together: the trainer's model is in the store from here on."""
@@ -63,7 +66,10 @@ class ModelInStore:
         def fill() -> None:
             store.load(location, values_only=values_only, partial=partial)
 
-        crew.only_first(f"load {location}", fill)
+        if self._is_filled():
+            logger.warning("%s: the job was filled from it before this trainer came; it goes on as it is", location)
+        else:
+            crew.only_first(f"load {location}", fill)
         bound.refresh()
         facts = facts_of(checkpoint)
         self.trained_on.learn_saved(location, facts.inputs)
@@ -75,6 +81,14 @@ class ModelInStore:
             for line in str(result).splitlines():
                 logger.warning("%s", line)
         return result
+
+    def _is_filled(self) -> bool:
+        """Whether the others have filled the store at this place of the script, and have trained since."""
+        work = self._workplace
+        if work.crew.late:
+            return True
+        cut = Cut.open(work.healing.cut) if work.healing is not None and work.crew.catching_up else None
+        return cut is not None and cut.fit > work.fits
 
     def load_to_resume(self, model: nn.Module, data: Reader, path: str) -> RunFacts:
         """Load the checkpoint; what it says of the run that it is of. Refuses one on other data."""

@@ -177,6 +177,8 @@ class Run:
         self._epoch_samples: int | None = None
         self.standing = Standing.from_dict(state.validation) if state.validation else None
         """How the run stands by its validation data."""
+        self.ended: Mapping[str, Any] | None = None
+        """What this call of `fit` has come to (`FitResult`), once all trainers have nothing left to do in it."""
         self._caller = threading.current_thread()
         self._untold: deque[tuple[str, int]] = deque()
         self._description = registry.describe(bound.model)  # now: a model that cannot be described is not trained
@@ -326,6 +328,19 @@ class Run:
         if self.save_policy and (self.save_policy.every_epoch or anyway):
             self.crew.only_first(f"saved epoch {self.epochs_done}", self.save)
 
+    def end(self, **figures: Any) -> None:
+        """Nothing is left to do. In a job that heals, the cut that is taken now says what this call came to: whoever
+        is started again from it is past this call, as all others are."""
+        self.ended = {**figures, "epoch_samples": self._epoch_samples, "checkpoint": self.saver.checkpoint}
+        self.cut_together("the end")
+
+    def ended_before(self, metrics: Mapping[str, Any], ended: Mapping[str, Any]) -> FitResult:
+        """As the cut at its end says."""
+        self.everyone = MetricSet.together([metrics], self.config.training_metrics)
+        figures = dict(ended)
+        samples, checkpoint = figures.pop("epoch_samples", None), figures.pop("checkpoint", None)
+        return replace(self.result(**figures), epoch_samples=samples, checkpoint=checkpoint)
+
     def cut_together(self, name: str) -> None:
         """In a job that heals: all trainers are here, and the first of them writes a cut."""
         cuts = self.cuts
@@ -421,7 +436,8 @@ class Run:
         if stands and (standing := Standing.from_dict(stands)).best is not None:
             joint = replace(joint, extra={**joint.extra, "best": standing.marks()})
         if self.cuts is not None:
-            record = cut_record(self._before.fit, {trainer: state.rows for trainer, state in states.items()})
+            rows = {trainer: state.rows for trainer, state in states.items()}
+            record = cut_record(self._before.fit, rows, self.ended)
             joint = replace(joint, extra={**joint.extra, "training": {**joint.extra["training"], HEAL: record}})
         return replace(
             joint,

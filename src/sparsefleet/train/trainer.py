@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Literal, overload
@@ -10,7 +11,7 @@ from torch import nn
 
 from sparsefleet.communicator import Communicator, DirectCommunicator
 from sparsefleet.core.batch import F32, Batch
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import ConfigError, Rejoin
 from sparsefleet.core.places import CPUPlace
 from sparsefleet.crew import Crew
 from sparsefleet.data.base import Reader
@@ -33,6 +34,8 @@ from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.training_state import TrainingState
 from sparsefleet.train.validation import Validation
 from sparsefleet.train.workplace import BringsWorkplace, LocalWorkplace, Workplace
+
+logger = logging.getLogger("sparsefleet.train")
 
 
 class Trainer(FleetCalls):
@@ -159,7 +162,8 @@ class Trainer(FleetCalls):
             self.work_done = True
             return result
         except BaseException as error:
-            self.crew.give_up(error)
+            if not (isinstance(error, Rejoin) and self.workplace.healing is not None):  # that one starts again
+                self.crew.give_up(error)
             raise
         finally:
             self._fitting = False
@@ -217,7 +221,9 @@ class Trainer(FleetCalls):
         so does the result. `values_only`: optimizers start afresh. In a job of several trainers all call it, before the
         first of them trains.
         """
-        return self._models.load(model, path, values_only=values_only, partial=partial)
+        loaded = self._models.load(model, path, values_only=values_only, partial=partial)
+        self._models.filled_after = self.workplace.fits
+        return loaded
 
     def save(self, path: str, *, drop_state: bool = False) -> None:
         """Write a checkpoint of the parameters as they are now, and of where the run stands, or the last one.
@@ -225,7 +231,19 @@ class Trainer(FleetCalls):
         One trainer of a job calls it, whatever the others do meanwhile. From any thread; while training goes on, from
         a fetch handler for example. drop_state: without optimizer state, for scoring only.
         """
-        self._last_run().saver.save_to(path, drop_state=drop_state)
+        if not self.passes("save", path):
+            self._last_run().saver.save_to(path, drop_state=drop_state)
+
+    def passes(self, what: str, path: str) -> bool:
+        """Whether this process was started again, and the job is past what the script does here: then it says so."""
+        if self._trained.passed:
+            logger.warning(
+                "%s: the others are past this place of the script, and the parameters are those of a later one: "
+                "nothing is written to %s",
+                what,
+                path,
+            )
+        return self._trained.passed
 
     def trained_model(self) -> nn.Module:
         """The model of the run, or of the last one: what `save` saves."""

@@ -6,7 +6,8 @@ every server names its cut, which takes an instant, and is thawed. What was cut 
 Freeze and cut end by themselves after a while, so a trainer that dies here stops nobody for long.
 
 Of a trainer whose life is over, the last step may be on some servers only, and stays so: nobody waits for the rest, and
-a table's step is that of the server that counted most.
+a table's step is that of the server that counted most. A job that heals has no checkpoint then, for it could go back to
+that one.
 """
 
 from __future__ import annotations
@@ -186,6 +187,11 @@ class FrozenServers:
                     f"{each}. One of them has refused a step"
                 )
             # A server that does not know the account may have forgotten it: servers keep those of some former lives.
+            if NEVER not in counts and self._links[0].config.attempt is not None:
+                raise StoreError(
+                    f"no checkpoint was written: the last step of worker {worker} before it ended reached some servers "
+                    f"only ({each}), and a job that heals must not go back to a part of a step"
+                )
             if NEVER not in counts and account not in _told_uneven:
                 _told_uneven.add(account)
                 log.warning(

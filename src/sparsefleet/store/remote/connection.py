@@ -68,6 +68,8 @@ class Connection:
         self.closed = False
         self.given_up = False
         """To the servers this trainer is lost."""
+        self.starts_again = False
+        """In a job that heals: this process is about to end, and to be started again."""
 
     def _agree_on_attempt(self, least: int, why: str | None) -> int:
         while True:

@@ -41,8 +41,11 @@ class RemoteCrew(Crew):
         self._entered: dict[str, Any] | None = None
         """What the servers told this trainer when it came late."""
         self.catching_up = False
-        """This process came late, or was started again in a job that heals, and is not where the others are: it goes
-        past meetings that they have had without it."""
+        self._came_late = self._connection.late
+
+    @property
+    def late(self) -> bool:
+        return self._came_late and self.catching_up
 
     def first(self) -> int:
         return self._heartbeats.first

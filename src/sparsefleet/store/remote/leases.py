@@ -12,6 +12,8 @@ from sparsefleet.store.remote.link import ServerLink
 
 LAP_ENDS = ": nothing left to take"
 """So ends the name of the meeting at a lap's end, after the name of the pass."""
+FIT_ENDS = "cut: the end"
+"""The name of the last meeting of a call of `fit`, in a job that heals (`Run.end`)."""
 
 
 class RemoteLender:
@@ -30,7 +32,7 @@ class RemoteLender:
         """name: of the pass, the same for all trainers. told: to trainers that come while it is under way; None: none
         may come. laps: that are over."""
         self._link, self._identity, self._name, self._barrier = link, dict(identity), name, barrier
-        self._pieces = self._untaken = 0
+        self.pieces = self._untaken = self.done_here = 0
         self._laps, self._told = laps, told
         self.leaves = False
         self._taken: list[int] = []
@@ -40,7 +42,7 @@ class RemoteLender:
     def open(
         self, plan: str, pieces: int, marks: Mapping[int, Mark], position: Callable[[], Mapping[str, Any]]
     ) -> None:
-        self._pieces = self._untaken = pieces
+        self.pieces = self._untaken = pieces
         said = {"plan": plan, "pieces": pieces, "progress": to_progress(marks.values())}
         if self._ask("lease_open", **said).get("wanted"):
             joinable = {} if self._told is None else {"position": position(), "told": dict(self._told)}
@@ -62,6 +64,7 @@ class RemoteLender:
     def all_done(self) -> None:
         taken, self._taken = self._taken, []
         self.note([Mark(piece, 0, -1, done=True) for piece in taken])
+        self.done_here += len(taken)
 
     def end_lap(self) -> int:
         self._laps += 1
@@ -73,7 +76,7 @@ class RemoteLender:
         return LeaseState(int(answer["left"]), answer["progress"]) if answer["name"] == self._name else None
 
     def share(self) -> float:
-        return 1.0 - self._untaken / self._pieces if self._pieces else 0.0
+        return 1.0 - self._untaken / self.pieces if self.pieces else 0.0
 
     def _ask(self, action: str, **data: Any) -> dict[str, Any]:
         return self._link.action(action, {**self._identity, "name": self._name, **data})

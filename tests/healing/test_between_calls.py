@@ -1,0 +1,117 @@
+"""Scripts with several calls: what is lost between two of them, and what a trainer that starts again does of the first.
+
+Such a trainer runs its script from the top. What the others are past, it must neither wait for nor do again.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from healing_jobs import Job
+
+from sparsefleet.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.slow
+KILL = signal.SIGKILL
+
+
+def in_second_call(job: Job, role: str) -> bool:
+    return "step " in job.log(role).partition("again\n")[2]
+
+
+def check_twice(job: Job, times: float = 2.0) -> None:
+    counts, everything = job.counts()
+    assert (counts == times).all(), f"{counts[counts != times][:10]}\n{job.logs()}"
+    assert everything == times * job.samples
+
+
+@pytest.mark.parametrize("lost", ["worker 1", "server 1"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_is_lost_between_two_calls_of_fit_is_started_again(tmp_path: Path, mode: str, lost: str) -> None:
+    """Worker 0 is in its second call by then, and waits for worker 1 at its beginning."""
+    job = Job(tmp_path, mode, samples=200, options=["again", "wait=1"])
+
+    def killer(job: Job) -> None:
+        job.wait_for(lambda: "between two calls" in job.log("worker 1") and "again\n" in job.log("worker 0"))
+        job.send(lost, KILL)
+        (tmp_path / "go").touch()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    check_twice(job)
+    assert any("attempt 2 begins from" in line for line in job.view.said)
+    if lost == "worker 1":
+        assert "call 1 of fit had come to its end when this attempt of the job began" in job.log("worker 1")
+        assert job.log("worker 1").count("rows 100\n") == 3, "what its first call came to is known to the cut"
+
+
+@pytest.mark.parametrize("options", [[], ["leased"]])
+def test_one_that_starts_again_in_the_second_call_does_nothing_of_the_first_again(
+    tmp_path: Path, options: list[str]
+) -> None:
+    job = Job(tmp_path, "async", samples=400, pace=0.8, options=["again", "score", "wait=1", *options])
+    job.hurry()  # through the first call
+
+    def killer(job: Job) -> None:
+        job.wait_for(lambda: "between two calls" in job.log("worker 1") and "again\n" in job.log("worker 0"))
+        (tmp_path / "hurry").unlink()
+        (tmp_path / "go").touch()
+        job.wait_for(lambda: in_second_call(job, "worker 0") and in_second_call(job, "worker 1"))
+        job.send("worker 0", KILL)
+        job.wait_for(lambda: "nothing is written" in job.log("worker 0"))
+        job.hurry()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    check_twice(job)
+    assert Checkpoint.open(tmp_path / "saved-1").dense_cut("dense", 0, 1).values[0] == job.samples
+    if options:  # what it scores by itself is all of the data, and nobody's pass is in its way
+        assert job.log("worker 0").count(f"scored {job.samples} samples") == 2, job.logs()
+
+
+@pytest.mark.parametrize("lost", ["worker 0", "server 0"])
+def test_one_that_starts_again_does_not_fill_the_model_anew(tmp_path: Path, lost: str) -> None:
+    before = Job(tmp_path, "async", samples=200, restarts=0)
+    assert before.run().exit_code == 0, before.logs()
+    begun = (tmp_path / "saved").rename(tmp_path / "begun")
+    job = Job(tmp_path, "async", samples=200, pace=0.05, options=[f"load={begun}"])
+
+    def killer(job: Job) -> None:
+        job.wait_for_cut()
+        job.send(lost, KILL)
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    check_twice(job)
+
+
+def test_what_the_script_filled_the_model_with_is_not_lost_with_a_server_before_the_first_cut(tmp_path: Path) -> None:
+    """The servers of the next attempt begin empty, and trainers that live in `fit` are past the call of `load`."""
+    before = Job(tmp_path, "async", samples=200, restarts=0)
+    assert before.run().exit_code == 0, before.logs()
+    begun = (tmp_path / "saved").rename(tmp_path / "begun")
+    job = Job(tmp_path, "async", samples=200, options=[f"load={begun}", "first=1"])
+
+    def killer(job: Job) -> None:
+        job.wait_for(lambda: "before the first call" in job.log("worker 1") and "first\n" in job.log("worker 0"))
+        job.send("server 1", KILL)
+        (tmp_path / "go").touch()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    check_twice(job)
+
+
+@pytest.mark.parametrize("lost", ["worker 0", "server 1"])
+@pytest.mark.parametrize("options", [[], ["leased"]])
+def test_a_job_does_not_end_well_without_the_model_that_a_lost_trainer_was_to_save(
+    tmp_path: Path, options: list[str], lost: str
+) -> None:
+    """Worker 1 knows by then that it is not the first, and waits at the barrier for worker 0, which is to save."""
+    job = Job(tmp_path, "async", samples=200, options=[*options, "last=0"])
+
+    def killer(job: Job) -> None:
+        job.wait_for(lambda: "the end\n" in job.log("worker 0") and "the end\n" in job.log("worker 1"))
+        job.send(lost, KILL)
+        (tmp_path / "go").touch()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    check_twice(job, 1.0)
