@@ -7,6 +7,7 @@ DATA   ?= runs/quickstart/data
 MODEL  ?= runs/quickstart/model
 LARGE  ?= runs/large/data
 MODE   ?= async
+JOBS   ?= 1
 
 # Each one is run, whichever fail (scripts/all_of.sh).
 LINT := "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." "$(BIN)/mypy" "$(BIN)/lint-imports" \
@@ -21,7 +22,7 @@ help:
 	@echo "make train-elastic       two servers, and trainers that come and go: from one to four to two, with a picture"
 	@echo "make test                set up, lint, type-check, run the tests"
 	@echo "make test-all            the tests that take longer too"
-	@echo "make test-chaos          jobs under a killer, 50 rounds of each mode: every sample is trained once"
+	@echo "make test-chaos          jobs under a killer, 50 rounds of each mode: every sample is trained once (JOBS=1 at a time)"
 	@echo "make test-levels         tests of kernels, networks and training on every processor level that this machine has"
 	@echo "make test-native         tests of kernels on a module with address and undefined-behaviour sanitizers"
 	@echo "make lint                style, types, import layers and the format of C++; all of them, whichever fail"
@@ -74,7 +75,7 @@ test-all: setup redis
 	@sh scripts/all_of.sh $(LINT) "$(BIN)/python -m pytest tests"
 
 test-chaos: setup
-	$(BIN)/python scripts/test_chaos.py
+	$(BIN)/python scripts/test_chaos.py --jobs $(JOBS)
 
 test-levels: setup
 	$(BIN)/python scripts/test_levels.py

@@ -22,8 +22,8 @@ def test_training_under_a_killer_trains_every_sample_once(tmp_path: Path) -> Non
     data = tmp_path / "data"
     run("-m", "sparsefleet", "data", "synth", "--rows", 60000, "--test-rows", 4000, "--parts", 4, "--out", data)
     chaos = ("--data", data, "--out", tmp_path / "chaos", "--kills", 2, "--every", 2, "--cut-every", 1, "--epochs", 5)
-    out = run(SCRIPTS / "train_chaos.py", *chaos)
-    assert out.count("60,000") == 2, out
+    out = run(SCRIPTS / "train_chaos.py", *chaos, "--calm", 2)
+    assert out.count("60,000") == 3, out
     assert "attempt 2 begins from" in out
     assert (tmp_path / "chaos" / "chaos.svg").read_text().count("<line") == 2
 
@@ -38,6 +38,7 @@ def test_trainers_that_come_and_go_train_every_sample_once(tmp_path: Path) -> No
 
 
 def test_rounds_of_kills_say_what_they_found() -> None:
-    out = run(SCRIPTS / "test_chaos.py", "--rounds", 1, "--modes", "sync")
-    assert "every sample once" in out
-    assert "sync             1" in out
+    out = run(SCRIPTS / "test_chaos.py", "--rounds", 1, "--modes", "async,sync-model", "--jobs", 2)
+    assert out.count("every sample once") == 2
+    assert "sync-model       1" in out
+    assert "2 rounds in " in out

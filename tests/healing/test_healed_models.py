@@ -5,24 +5,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from healing_jobs import Job
-
-from sparsefleet.checkpoint import Checkpoint
+from trained_rows import check_same, trained
 
 pytestmark = pytest.mark.slow
-TABLE = "SparseFeatFactors"
-
-
-def rows_of(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    checkpoint = Checkpoint.open(folder / "saved")
-    rows = list(checkpoint.sparse_rows(TABLE))
-    keys = np.concatenate([part.keys for part in rows])
-    order = np.argsort(keys)
-    values = np.concatenate([np.concatenate([part.values, part.state], axis=1) for part in rows])[order]
-    size = sum(int(np.prod(shape)) for _, shape in checkpoint.manifest.block("dense").layout)
-    return keys[order], values, checkpoint.dense_cut("dense", 0, size).values, checkpoint.manifest.table(TABLE).step
 
 
 def test_sync_with_kills_equals_the_undisturbed_run(tmp_path: Path) -> None:
@@ -41,8 +28,4 @@ def test_sync_with_kills_equals_the_undisturbed_run(tmp_path: Path) -> None:
     killed = Job(folders[1], "sync", samples=2000, pace=0.05, script="click_job.py")
     assert killed.run(killer).exit_code == 0, killed.logs()
     assert any("attempt 3 trains on" in line for line in killed.view.said), killed.logs()
-    (keys, values, dense, step), (keys_killed, values_killed, dense_killed, step_killed) = map(rows_of, folders)
-    np.testing.assert_array_equal(keys, keys_killed)
-    np.testing.assert_allclose(values_killed, values, atol=1e-5)
-    np.testing.assert_allclose(dense_killed, dense, atol=1e-5)
-    assert step == step_killed
+    check_same(*map(trained, folders))

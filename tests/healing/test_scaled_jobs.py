@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from healing_jobs import TOKEN, Job
-from test_healed_models import rows_of
+from trained_rows import check_same, trained
 from typer.testing import CliRunner
 
 from sparsefleet.cli.app import application
@@ -71,8 +70,4 @@ def test_sync_makes_the_model_of_the_job_that_was_left_alone(tmp_path: Path) -> 
     assert alone.run().exit_code == 0, alone.logs()
     scaled = Job(folders[1], "sync", samples=2000, pace=0.4, cut_every=1.0, script="click_job.py")
     assert scaled.run(there_and_back).exit_code == 0, scaled.logs()
-    (keys, values, dense, step), (keys_scaled, values_scaled, dense_scaled, step_scaled) = map(rows_of, folders)
-    np.testing.assert_array_equal(keys, keys_scaled)
-    np.testing.assert_allclose(values_scaled, values, atol=1e-5)
-    np.testing.assert_allclose(dense_scaled, dense, atol=1e-5)
-    assert step == step_scaled
+    check_same(*map(trained, folders))
