@@ -144,6 +144,8 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: s
     print("the end", flush=True)
     if options.get("last") == str(fleet.worker_index()):
         wait_for(Path(saved).parent / "go")
+    if "last" in options:
+        print(f"{int(fleet.util.all_reduce(1))} trainers meet", flush=True)
     if first:
         fleet.save_persistables(saved)
     fleet.barrier_worker()

@@ -18,6 +18,7 @@ from sparsefleet.fleet.healing import HealingVariables
 from sparsefleet.launch.attempts import Attempts, RestartPolicy
 from sparsefleet.store.base import RunFacts
 from sparsefleet.store.remote import RemoteStore
+from sparsefleet.store.remote.attempts import furthest_fit
 from sparsefleet.table import TableSpec
 
 SPEC = TableSpec("t", 1, optim.SGD(1.0), Constant(0.0))
@@ -309,3 +310,19 @@ def test_the_launcher_goes_on_with_other_servers(tmp_path: Path) -> None:
                 assert servers.store(attempt=4).servers == 2
         finally:
             attempts.close()
+
+
+def test_where_a_trainer_that_lives_has_begun_the_next_call_of_fit_all_others_know_it() -> None:
+    with cluster(1, attempt=2, workers=2) as servers:
+        started_again = servers.store(0, 2, attempt=2)
+        told: list[int] = []
+        asking = threading.Thread(target=lambda: told.append(furthest_fit(started_again.connection)), daemon=True)
+        asking.start()
+        assert started_again.connection.links[0].action("look", {})["awaited"] == [1]
+        assert not told, "the other may be anywhere"
+        servers.store(1, 2, attempt=2, fits=3)
+        asking.join(20)
+        assert told == [3]
+        begin(started_again, 3, None)
+        with pytest.raises(Rejoin, match="attempt 3 of the job has begun, after 2"):
+            furthest_fit(started_again.connection)

@@ -115,3 +115,5 @@ def test_a_job_does_not_end_well_without_the_model_that_a_lost_trainer_was_to_sa
 
     assert job.run(killer).exit_code == 0, job.logs()
     check_twice(job, 1.0)
+    for worker in range(job.workers):  # both were started again, so none has gone past what it does after fit
+        assert "2 trainers meet" in job.log(f"worker {worker}"), job.logs()

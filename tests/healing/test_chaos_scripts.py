@@ -37,6 +37,7 @@ def test_trainers_that_come_and_go_train_every_sample_once(tmp_path: Path) -> No
     assert (tmp_path / "elastic" / "elastic.svg").read_text().count("<line") == 4
 
 
+@pytest.mark.timeout(420)
 def test_rounds_of_kills_say_what_they_found() -> None:
     out = run(SCRIPTS / "test_chaos.py", "--rounds", 1, "--modes", "async,sync-model", "--jobs", 2)
     assert out.count("every sample once") == 2

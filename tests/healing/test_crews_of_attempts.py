@@ -227,3 +227,17 @@ def test_who_came_late_to_an_attempt_that_is_over_may_be_awaited_in_the_next(mon
     connection = Connection(RemoteConfig(("127.0.0.1:1",), attempt=1))
     connection.close()
     assert (connection.attempt, connection.late) == (2, False)
+
+
+def test_one_that_does_not_come_to_the_first_attempt_in_time_is_missed_though_nobody_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsefleet.launch.attempts.JOIN_SECONDS", 0.1)
+    with cluster(1, workers=2, attempt=1, timeout=0.1, join_timeout=0.5) as servers:
+        attempts = Attempts(servers.endpoints, {}, RestartPolicy(3), tmp_path / "cuts")
+        assert attempts.look_now()
+        assert attempts.missing_workers({0: 100.0, 1: 100.0}) == [], "nobody has come yet: all may have much to do"
+        servers.store(1, 2, attempt=1)
+        wait_until(lambda: attempts.look_now() and attempts.missing_workers({0: 100.0, 1: 100.0}), 20, "worker 0")
+        assert attempts.missing_workers({0: 100.0, 1: 100.0}) == [0]
+        assert attempts.missing_workers({0: 0.05, 1: 100.0}) == [], "it has just been started again"

@@ -72,6 +72,22 @@ def test_a_second_loss_while_the_first_one_is_healed(tmp_path: Path, mode: str, 
     assert any("attempt 3 begins" in line for line in job.view.said), job.logs()
 
 
+@pytest.mark.parametrize("options", [[], ["leased"]])
+def test_one_that_is_stopped_before_it_has_come_is_started_again(tmp_path: Path, options: list[str]) -> None:
+    """No server has heard of worker 0. Of leased data worker 1, lost too, waits for it to train, not to come."""
+    job = Job(tmp_path, "sync", timeout=8.0, options=options)
+
+    def killer(job: Job) -> None:
+        job.wait_for(lambda: len(job.view.processes) == 4)
+        job.send("worker 0", signal.SIGSTOP)
+        job.wait_for(lambda: "first\n" in job.log("worker 1"))
+        job.send("worker 1", KILL)
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    job.check_model()
+    assert "worker 0 gives no sign of life: killing it" in job.view.said
+
+
 def processes_of(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):

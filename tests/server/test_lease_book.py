@@ -296,6 +296,14 @@ def test_nobody_goes_on_without_a_trainer_that_is_outside_of_fit() -> None:
         made.retire(1)
     made.leases.begin_run(1, "life 1", leased=True)
     assert made.retire(1) == {"accounts": {}}
+    register(made, 1, "again")
+    assert made.retire(1) == {"accounts": {}}, "it had done nothing yet"
+    register(made, 1, "once more")
+    made.leases.begin_run(1, "once more", leased=True)
+    with made.sessions.changed:
+        made.sessions.end_run()
+    with pytest.raises(StoreError, match="worker 1 was outside of fit"):
+        made.retire(1)
 
 
 def test_no_pass_takes_the_place_of_one_that_is_under_way() -> None:

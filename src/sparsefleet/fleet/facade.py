@@ -226,7 +226,8 @@ class Fleet:
             """In the same process: only the connection is new, and what it knows of the attempt."""
             attempt = store.connection.attempt or 0
             store.connection.abandon()
-            self._connect(replace(store.connection.config, attempt=attempt + 1), healing, why)
+            fits = self._optimizer.workplace.fits if self._optimizer else 0
+            self._connect(replace(store.connection.config, attempt=attempt + 1, fits=fits), healing, why)
             assert self._remote is not None
             # Of an elastic job: where it is not of the attempt's crew, the others may have met without it.
             self._remote.crew.catching_up = self._remote.connection.late

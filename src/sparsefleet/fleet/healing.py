@@ -22,6 +22,7 @@ from pathlib import Path
 from sparsefleet.checkpoint import Chain
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.store.remote import RemoteStore
+from sparsefleet.store.remote.attempts import furthest_fit
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +136,9 @@ class FleetHealing:
     def caught_up(self) -> None:
         self._store.crew.catching_up = False
 
-    def catch_up(self) -> None:
-        self._store.crew.catching_up = True
+    def catch_up(self, fit: int) -> None:
+        if not self._store.crew.late:
+            self._store.crew.catching_up = furthest_fit(self._store.connection) > fit
 
     def start_again(self) -> None:
         self._store.connection.starts_again = True

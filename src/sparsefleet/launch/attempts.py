@@ -34,6 +34,8 @@ ASK_SECONDS = 0.5
 SAME_PLACE = 3
 RETIRE_SECONDS = 2.0
 """How long a lost worker's part of a sync round may wait for the others' parts."""
+TIME_OUT = 60.0
+"""Of a job whose servers have not said theirs yet."""
 JOIN_SECONDS = 60.0
 """How long, at the least, a living worker may take to come to a new attempt: it may be within its script's own work."""
 
@@ -275,12 +277,17 @@ class Attempts:
 
     # --- what the servers say
 
+    @property
+    def time_out(self) -> float:
+        """Of the job's strategy, as its servers say."""
+        with self._lock:
+            limits = [float(answer.get("timeout", TIME_OUT)) for answer in self._answers.values()]
+        return max(limits, default=TIME_OUT)
+
     def silent_servers(self) -> list[int]:
         """Servers that have been up and do not answer: they are stopped, or hang."""
-        now = time.monotonic()
+        now, limit = time.monotonic(), self.time_out
         with self._lock:
-            limits = [answer.get("timeout", 60.0) for answer in self._answers.values()]
-            limit = max([float(one) for one in limits], default=60.0)
             return [index for index, heard in self._heard.items() if now - heard > limit]
 
     def silent_workers(self) -> list[int]:
@@ -314,13 +321,19 @@ class Attempts:
         return len(answers) < len(self._endpoints) or any(worker in answer.get("members", []) for answer in answers)
 
     def missing_workers(self, running: Mapping[int, float]) -> list[int]:
-        """Of workers that have run for so many seconds, those that the others have waited for in vain for long."""
+        """Of workers that have run for so many seconds, those that have not come to the present attempt for long.
+
+        To the first one they may come late, where their scripts do much before: it is for the servers to say when that
+        is too late. Somebody must, though others may not wait for them: those may have been lost themselves.
+        """
         answers = self._present()
-        if self.number == 1 or len(answers) < len(self._endpoints):
+        if len(answers) < len(self._endpoints):
             return []
+        overdue = {worker for answer in answers for worker in answer.get("overdue", [])}
         limit = max([JOIN_SECONDS, *(2 * float(answer.get("timeout", 0.0)) for answer in answers)])
         begun = time.monotonic() - self._begun
-        return [worker for worker, age in running.items() if min(begun, age) > limit and not self.joined(worker)]
+        away = [worker for worker, age in running.items() if min(begun, age) > limit and not self.joined(worker)]
+        return [worker for worker in away if self.number > 1 or worker in overdue]
 
     def scale_wanted(self) -> tuple[int, str] | None:
         """How many servers the job is to go on with, once there is a cut for it; and the ticket of who wants it."""

@@ -338,11 +338,21 @@ class HealingJob(Job):
         silent |= {("worker", index) for index in attempts.silent_workers()}
         running = {process.role.index: process.seconds for process in self._workers() if process.running}
         silent |= {("worker", index) for index in attempts.missing_workers(running)}
+        silent |= {(process.role.kind, process.role.index) for process in self._stopped_for(attempts.time_out)}
         for process in self._processes:
             if (process.role.kind, process.role.index) in silent and process.running and process not in self._hung:
                 self._hung.append(process)
                 self._view.say(f"{process.role} gives no sign of life: killing it")
                 process.kill()
+
+    def _stopped_for(self, seconds: float) -> list[RoleProcess]:
+        """Processes that have stood stopped (SIGSTOP) for so long: also before a server could have heard of them."""
+        now = time.monotonic()
+        for process in self._processes:
+            if not process.stopped:
+                self._stopped_since.pop(process.pid, None)
+        stopped = [process for process in self._processes if process.stopped]
+        return [one for one in stopped if now - self._stopped_since.setdefault(one.pid, now) > seconds]
 
     def _end_who_comes_too_late(self) -> None:
         """A worker that starts again, when the others have trained its data and the job has come to its end."""

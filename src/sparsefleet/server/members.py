@@ -27,9 +27,11 @@ class Member:
     """In a job that heals: it was lost, and the others go on with its data; another life of it may join them."""
     share_missing: bool = False
     """It was lost to a call of `fit` in which it had a share of its own, though later ones have leased data."""
-    in_fit: bool = False
+    in_fit: bool | None = None
     """It has begun a call of `fit`, and not all have come to its end; server 0 alone hears that, in a job that heals.
-    Outside of it, nobody else does what its script does there, such as to save for all."""
+    Outside of it, nobody else does what its script does there, such as to save for all. None: it has begun none."""
+    fits: int = 0
+    """Calls of `fit` that it had begun when it came to this attempt."""
     leaving: bool = False
     """It was asked to leave, and does when it has trained what it holds."""
 
@@ -52,3 +54,5 @@ class Registration:
     """None: it trains nothing, or in no mode that others need know."""
     attempt: int | None = None
     """The attempt of the job that it joins; None: of a job that does not heal."""
+    fits: int = 0
+    """Calls of `fit` that its process has begun: in an earlier attempt."""

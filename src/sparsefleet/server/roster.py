@@ -104,6 +104,16 @@ class Roster:
         with self.changed:
             return sorted(set(range(self.workers)) - self._vacant - self._trainers.keys())
 
+    def overdue(self) -> list[int]:
+        """Of those, the ones that have not come within the time for it."""
+        with self.changed:
+            return self.lost_among(self.awaited()) if self._over is None else []
+
+    def furthest_fit(self) -> int:
+        """The furthest call of `fit` that a trainer had begun when it came to this attempt."""
+        with self.changed:
+            return max((trainer.fits for trainer in self._trainers.values() if not trainer.late), default=0)
+
     def left(self) -> list[int]:
         """Trainers that have left an elastic job before its end, and whose numbers nobody has taken again."""
         with self.changed:

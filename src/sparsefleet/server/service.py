@@ -157,6 +157,8 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "retired": state.sessions.retired(),
             "joining": state.sessions.joining(),
             "awaited": state.sessions.awaited(),
+            "overdue": state.sessions.overdue(),
+            "furthest_fit": state.sessions.furthest_fit(),
             "left": state.sessions.left(),
             "trained": state.ledger.has_steps(),
             "leased": bool(state.sessions.leased) and state.sessions.mode != "geo",
@@ -267,6 +269,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             about=str(data.get("about", ""))[:200],
             mode=None if mode is None else str(mode)[:200],
             attempt=None if data.get("attempt") is None else _integer(data, "attempt"),
+            fits=0 if data.get("fits") is None else _integer(data, "fits"),
         )
         state = self._state
         state.sessions.register(incarnation, joining)

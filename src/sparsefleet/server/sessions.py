@@ -80,7 +80,7 @@ class Sessions(Roster):
                 late = self._comes_late(worker)
                 if present is not None or self._job_is_over(worker):
                     self._make_way(worker)
-                self._trainers[worker] = Member(worker, incarnation, about, time.monotonic())
+                self._trainers[worker] = Member(worker, incarnation, about, time.monotonic(), fits=joining.fits)
                 # One that was lost before it could leave is started again, and leaves then.
                 awaited = not late or (present is not None and present.retired)
                 self._trainers[worker].leaving = awaited and worker in self._too_many
@@ -187,7 +187,7 @@ class Sessions(Roster):
     def end_run(self) -> None:
         """With `changed` held: all trainers have come to the end of their call of `fit`."""
         for trainer in self._trainers.values():
-            trainer.in_fit = False
+            trainer.in_fit = None if trainer.in_fit is None else False
 
     def leave(self, worker: int, incarnation: str, for_good: bool) -> None:
         with self.changed:
@@ -320,7 +320,8 @@ class Sessions(Roster):
                 return None
             if not self.leased:
                 raise StoreError(f"worker {worker} has a share of the data of its own: nobody can go on without it")
-            if not (trainer.in_fit or trainer.late or trainer.retired):
+            joins = trainer.late and trainer.in_fit is None  # and has done nothing yet
+            if not (trainer.in_fit or joins or trainer.retired):
                 raise StoreError(
                     f"worker {worker} was outside of fit: nobody else does what its script does there, for all perhaps"
                 )

@@ -323,7 +323,7 @@ class Fit:
     def _ended_before(self, cut: Cut, ended: Mapping[str, Any], until: int, before: Before) -> FitResult:
         """All trainers had come to the end of this call when a process was lost: what it came to is in the cut.
 
-        Nobody is met here: the others may be at the beginning of the next call.
+        Nobody is met in it: others may be at the beginning of the next call.
         """
         logger.warning("call %d of fit had come to its end when this attempt of the job began", self._number)
         asked, trained, crew, healing = self._asked, self._trained, self._crew, self._workplace.healing
@@ -345,7 +345,7 @@ class Fit:
             before=replace(before, rows=cut.rows.get(str(crew.index), 0)),
         )
         trained.run, trained.passed = run, crew.late
-        healing.catch_up()
+        healing.catch_up(self._number)
         return run.ended_before(cut.facts.extra["training"]["metrics"], ended)
 
     def _passed_over(self, cut: Cut, until: int) -> FitResult:

@@ -64,8 +64,9 @@ class Healing(Protocol):
         """A trainer that was started again is where the others are: from now on they meet."""
         ...
 
-    def catch_up(self) -> None:
-        """Until the next call of `fit` this trainer goes past meetings: so do all others of its attempt."""
+    def catch_up(self, fit: int) -> None:
+        """This trainer is at the end of this call of `fit`, where its attempt begins. Where another one has begun the
+        next call, it goes past meetings until then, and so do all that are where it is; else they meet."""
         ...
 
     def start_again(self) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparsefleet.core.errors import StoreError
+from sparsefleet.core.errors import Rejoin, StoreError
 from sparsefleet.store.remote.link import ServerLink, on_all
+
+if TYPE_CHECKING:
+    from sparsefleet.store.remote.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,24 @@ def attempt_to_join(links: Sequence[ServerLink], least: int, why: str | None, se
             for link, answer in zip(links, answers, strict=True):
                 if answer.get("attempt") == least - 1 and not answer.get("wanted"):
                     _ask(link, least - 1, why)
+        time.sleep(AGAIN_SECONDS)
+
+
+def furthest_fit(connection: Connection) -> int:
+    """The furthest call of `fit` that a trainer of this attempt had begun when it came to it. Waits until all have."""
+    link, until = connection.links[0], time.monotonic() + connection.config.connect_timeout
+    while True:
+        answer = link.action("look", {})
+        if answer.get("attempt") != connection.attempt:
+            raise Rejoin(f"attempt {answer.get('attempt')} of the job has begun, after {connection.attempt}")
+        if not (awaited := answer["awaited"]):
+            return int(answer["furthest_fit"])
+        if time.monotonic() > until:
+            raise StoreError(
+                f"worker {', '.join(map(str, awaited))} has not come to attempt {connection.attempt} of the job within "
+                f"{connection.config.connect_timeout:g} s"
+            )
+        connection.heartbeats.check()
         time.sleep(AGAIN_SECONDS)
 
 

@@ -32,6 +32,8 @@ class RemoteConfig:
     """How dense gradients and values travel with a step: float32, bfloat16 or int8 (`store/wire/coarse.py`)."""
     attempt: int | None = None
     """In a job that heals: the earliest attempt of it that this trainer may join. None: the job does not heal."""
+    fits: int = 0
+    """Calls of `fit` that this process has begun: in a job that heals, where it comes to its attempt."""
     token: str | None = field(default=None, repr=False)
     tls_root_certs: bytes | None = field(default=None, repr=False)
     """PEM; given, all connections are encrypted and the servers' certificates checked against it."""

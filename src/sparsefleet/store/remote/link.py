@@ -165,6 +165,7 @@ class ServerLink:
             "about": about,
             "mode": config.mode,
             "attempt": attempt,
+            "fits": config.fits,
         }
         while True:
             try:
