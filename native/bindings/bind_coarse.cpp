@@ -33,6 +33,17 @@ void bind_coarse(nb::module_& m) {
         },
         array, array, array, array);
     m.def(
+        "tell_int8",
+        [](const In<float, 1>& values, const Out<float, 1>& known, const Out<float, 1>& scales,
+           const Out<std::int8_t, 1>& out) {
+            const std::size_t n = values.shape(0);
+            expect(known.shape(0) == n && out.shape(0) == n, "as many numbers come out as go in");
+            expect(scales.shape(0) == (n + kStretch - 1) / kStretch, "one scale for each stretch");
+            const Computing computing;
+            tell_int8(values.data(), known.data(), n, scales.data(), out.data());
+        },
+        array, array, array, array);
+    m.def(
         "add_int8",
         [](const In<float, 1>& scales, const In<std::int8_t, 1>& coarse, const Out<float, 1>& out) {
             const std::size_t n = out.shape(0);

@@ -64,9 +64,21 @@ void from_bfloat16(const std::uint16_t* coarse, std::size_t n, float* out) {
 }
 
 void to_int8(const float* values, float* rest, std::size_t n, float* scales, std::int8_t* out) {
-    for (std::size_t i = 0; i < n; ++i) rest[i] += values[i];
-    for (std::size_t begin = 0; begin < n; begin += kStretch)
-        *scales++ = stretch_to_int8(rest + begin, std::min(kStretch, n - begin), out + begin);
+    for (std::size_t begin = 0; begin < n; begin += kStretch) {
+        const std::size_t size = std::min(kStretch, n - begin);
+        for (std::size_t i = begin; i < begin + size; ++i) rest[i] += values[i];
+        *scales++ = stretch_to_int8(rest + begin, size, out + begin);
+    }
+}
+
+void tell_int8(const float* values, float* known, std::size_t n, float* scales, std::int8_t* out) {
+    float change[kStretch];
+    for (std::size_t begin = 0; begin < n; begin += kStretch) {
+        const std::size_t size = std::min(kStretch, n - begin);
+        for (std::size_t i = 0; i < size; ++i) change[i] = values[begin + i] - known[begin + i];
+        *scales = stretch_to_int8(change, size, out + begin);
+        add_int8(scales++, out + begin, size, known + begin);
+    }
 }
 
 void add_int8(const float* scales, const std::int8_t* coarse, std::size_t n, float* out) {

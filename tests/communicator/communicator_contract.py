@@ -37,7 +37,8 @@ def senders(store: ParameterStore) -> list[tuple[object, str]]:
     """The calls of a store that carry gradients: whose they are, and their names."""
     if isinstance(store, LocalStore):  # its rounds end in push_step, too
         return [(store, "push_step")]
-    return [(store, "push_step"), (store.rounds, "push"), (store.geo, "exchange"), (store, "push_and_pull")]
+    both = [(store, "push_and_pull"), (store.rounds, "push_and_pull")]
+    return [(store, "push_step"), (store.rounds, "push"), (store.geo, "exchange"), *both]
 
 
 def parameters_in(
@@ -166,6 +167,26 @@ class CommunicatorContract:
         assert rows_of(store, 0, *range(1, lanes + 1)) == [20 * lanes] + [20] * lanes
         # The dense values that threads read are as fresh as the store.
         assert (communicator.parameters.dense_values == 20 * lanes).all()
+
+    @pytest.mark.parametrize("lanes", [1, 3])
+    @pytest.mark.parametrize("right", [True, False])
+    def test_a_lane_may_be_told_what_comes_next(self, store, communicator, lanes, right):
+        """Rows are those after all of the lane's own steps, whether or not what it was told comes true."""
+        communicator.start(parameters_in(store))
+
+        def work(index: int, lane: Lane) -> None:
+            own, asked = index + 1, {"ads": u64(index + 1)}
+            for step in range(6):
+                rows = lane.pull_all(asked).wait()["ads"]
+                assert rows.shape == (1, 2)
+                assert rows[0, 0] <= step  # nobody else touches it; variants that keep back may show less
+                asked = {"ads": u64(own)}
+                lane.expect(asked if right else {"ads": u64(own, 99)})
+                lane.push(gradients(-1.0, own, 0))
+
+        assert run_lanes(communicator.begin_epoch(0, lanes), work) == [None] * lanes
+        communicator.flush()
+        assert rows_of(store, 0, *range(1, lanes + 1)) == [6 * lanes] + [6] * lanes
 
     def test_lanes_that_leave_early_block_nobody(self, store, communicator):
         communicator.start(parameters_in(store))

@@ -152,9 +152,9 @@ def test_a_step_and_the_next_pull_of_all_tables_are_one_message(monkeypatch):
         before = lane.pull_all(asked).wait()
         sent, send = [], Caller.send
 
-        def noted(self, operation, messages):
+        def noted(self, operation, messages, *more):
             sent.append(operation)
-            return send(self, operation, messages)
+            return send(self, operation, messages, *more)
 
         monkeypatch.setattr(Caller, "send", noted)
         for _ in range(3):

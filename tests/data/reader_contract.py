@@ -214,6 +214,23 @@ class ReaderContract:
         if self.in_order:
             assert [n for batch in one for n in numbers(batch)] == list(range(self.ROWS))
 
+    def test_the_coming_batch_is_the_next_one_and_stays(self) -> None:
+        reader, seen, told = self.make(), 0, 0
+        with reader.epoch() as epoch:
+            (stream,) = epoch.streams
+            while True:
+                coming = stream.coming()
+                batch = next(stream, None)
+                told += coming is not None
+                if batch is None:
+                    assert coming is None
+                    break
+                assert coming is None or coming is batch
+                reader.consumed(batch)
+                seen += len(batch)
+        assert seen == self.ROWS
+        assert told <= -(-self.ROWS // self.BATCH)
+
     def test_epochs_can_be_repeated(self) -> None:
         reader = self.make()
         for _ in range(3):

@@ -81,3 +81,18 @@ def test_a_number_that_is_none_is_seen_by_the_reader(bad):
 def test_arrays_of_other_sizes_are_refused():
     with pytest.raises(ValueError, match="one scale for each stretch"):
         said_with_one_scale(np.ones(300, np.float32))
+
+
+@given(ANY, st.integers(0, 99))
+def test_a_told_difference_is_its_twins_and_what_the_reader_makes_of_it(values, seed):
+    known = np.random.default_rng(seed).standard_normal(len(values)).astype(np.float32)
+    heard, found = known.copy(), []
+    for kernels in (coarse, twin):
+        scales, out = np.empty(coarse.scales_of(len(values)), np.float32), np.empty(len(values), np.int8)
+        told = known.copy()
+        kernels.tell_int8(values, told, scales, out)
+        found.append((scales, out, told))
+    for mine, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    coarse.add_int8(found[0][0], found[0][1], heard)
+    np.testing.assert_array_equal(heard, found[0][2])

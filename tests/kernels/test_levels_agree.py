@@ -68,7 +68,9 @@ def test_dense_numbers_in_fewer_bits(level):
         coarse.to_int8(values, rest, scales, bytes_)
         total = values.copy()
         coarse.add_int8(scales, bytes_, total)
-        found.append((halves, scales, bytes_, rest, total))
+        told, told_scales, told_bytes = values[::-1].copy(), np.empty(4, np.float32), np.empty(1003, np.int8)
+        coarse.tell_int8(values, told, told_scales, told_bytes)
+        found.append((halves, scales, bytes_, rest, total, told, told_scales, told_bytes))
     same(*found)
 
 

@@ -67,27 +67,47 @@ def test_a_job_on_ray_learns_what_one_of_this_host_does(
     assert there["test_auc"] == pytest.approx(here["test_auc"], abs=0.02)
 
 
-def test_a_script_by_fleetrun(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sparsefleet.launch", "--on", "ray", "--server_num=2", "--worker_num=2"]
-    command += [str(EXAMPLES / "ctr" / "train.py"), "--data", str(data / "train"), "--test-data", str(data / "test")]
-    done = run([*command, "--batch-size", "100"], tmp_path, cluster.environment)
+FLEETRUN = [sys.executable, "-m", "sparsefleet.launch", "--server_num=2", "--worker_num=2"]
+
+
+def told(folder: Path) -> dict[str, float]:
+    """What the first worker of a script said in the end."""
+    return json.loads((folder / "log" / "workerlog.0").read_text().splitlines()[-1])  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def script_here(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """The example's result under the local launcher."""
+    folder = tmp_path_factory.mktemp("here")
+    words = ["--batch-size", "100", "--data", str(data / "train"), "--test-data", str(data / "test")]
+    done = run([*FLEETRUN, str(EXAMPLES / "ctr" / "train.py"), *words], folder)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "log" / "workerlog.0").read_text().splitlines()[-1])
-    assert found["rows"] == 20_000
-    assert found["test_auc"] > 0.6
+    return told(folder)
 
 
-def test_by_ray_job_submit(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
+def test_a_script_by_fleetrun(
+    cluster: RunningCluster, data: Path, tmp_path: Path, script_here: dict[str, float]
+) -> None:
+    command = [*FLEETRUN, "--on", "ray", str(EXAMPLES / "ctr" / "train.py"), "--data", str(data / "train")]
+    command += ["--test-data", str(data / "test"), "--batch-size", "100"]
+    done = run(command, tmp_path, cluster.environment)
+    assert done.returncode == 0, done.stderr
+    found = told(tmp_path)
+    assert found["rows"] == script_here["rows"] == 20_000
+    assert found["test_auc"] == pytest.approx(script_here["test_auc"], abs=0.02)
+
+
+def test_by_ray_job_submit(cluster: RunningCluster, data: Path, tmp_path: Path, script_here: dict[str, float]) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "train.py").write_text((EXAMPLES / "ctr" / "train.py").read_text())
-    inner = [sys.executable, "-m", "sparsefleet.launch", "--on", "ray", "--server_num=2", "--worker_num=2"]
-    inner += ["--log_dir", str(tmp_path / "log"), "train.py", "--batch-size", "100"]
+    inner = [*FLEETRUN, "--on", "ray", "--log_dir", str(tmp_path / "log"), "train.py", "--batch-size", "100"]
     inner += ["--data", str(data / "train"), "--test-data", str(data / "test")]
     done = run(submit(cluster, "submit", "--working-dir", "job", "--", *inner), tmp_path, cluster.environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all done: 2 workers ended well" in done.stdout + done.stderr
-    found = json.loads((tmp_path / "log" / "workerlog.0").read_text().splitlines()[-1])
-    assert found["rows"] == 20_000
+    found = told(tmp_path)
+    assert found["rows"] == script_here["rows"] == 20_000
+    assert found["test_auc"] == pytest.approx(script_here["test_auc"], abs=0.02)
 
 
 def test_ctrl_c_lets_trainers_save_and_leaves_nothing(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
@@ -109,6 +129,7 @@ def test_a_killed_driver_leaves_no_role(cluster: RunningCluster, data: Path, tmp
         assert len(roles_of(tmp_path)) == 4
         job.process.kill()
         wait_until(lambda: not roles_of(tmp_path), 60, lambda: f"the end of {roles_of(tmp_path)}")
+        assert f"--resume {tmp_path / 'model'}" in job.output  # said at its start: there was no time later
 
 
 def test_a_cluster_without_room_is_waited_for_with_words(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:

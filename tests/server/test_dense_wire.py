@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from small_jobs import in_threads
 
 from sparsefleet import optim
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.store.base import RunFacts
 from sparsefleet.store.remote.config import RemoteConfig
+from sparsefleet.store.remote.stream import Stream
 from sparsefleet.store.wire.coarse import ENCODINGS
 
 SIZE = 3001
@@ -89,3 +91,47 @@ def test_two_trainers_each_hear_the_others_steps(fleet):
 def test_an_unknown_encoding_is_refused():
     with pytest.raises(ConfigError, match="dense_wire='int4': choose float32, bfloat16, int8"):
         RemoteConfig(("127.0.0.1:1",), dense_wire="int4")
+
+
+LARGE = 300_000
+"""Its cuts are more than what goes in one wave with the rest."""
+
+
+def trained_in_rounds(stores, steps: int) -> list[np.ndarray]:
+    """What each trainer knows of the block after so many rounds, each of which takes 2 from it."""
+    heard = {}
+
+    def train(worker):
+        store, values, fresh = stores[worker], np.zeros(LARGE, np.float32), np.empty(LARGE, np.float32)
+        store.create_dense("net", values, optim.SGD(1.0), [("w", (LARGE,))])
+        numbers = [
+            store.rounds.push({}, {"net": np.ones(LARGE, np.float32)}, steps=1, fresh={"net": fresh}).wait()
+            for _ in range(steps)
+        ]
+        assert numbers == list(range(1, steps + 1))
+        heard[worker] = fresh
+
+    in_threads([lambda worker=worker: train(worker) for worker in range(len(stores))])
+    return [heard[worker] for worker in range(len(stores))]
+
+
+@pytest.mark.parametrize(("wire", "shared", "waves"), [("int8", False, 4), ("int8", True, 0), ("float32", False, 0)])
+def test_a_round_goes_out_in_two_waves_where_the_network_is_slow(fleet, monkeypatch, wire, shared, waves):
+    """Servers of the first half have theirs before the others' is sent, and answer while it is on its way."""
+    waited, wait = [], Stream.wait_until_received
+
+    def noted(stream, call, seconds):
+        wait(stream, call, seconds)
+        waited.append((stream.link.index, call.received))
+
+    monkeypatch.setattr(Stream, "wait_until_received", noted)
+    stores = fleet.start(2).stores_of_all(2, dense_wire=wire, shared_memory=shared)
+    for heard in trained_in_rounds(stores, 2):
+        np.testing.assert_allclose(heard, -4, atol=0.1)
+    assert waited == [(0, True)] * waves
+
+
+def test_a_round_in_two_waves_counts_once_though_answers_are_lost(fleet):
+    servers = fleet.start(2, script="faulty_server.py", env={"LOSE_AFTER": "2,3,5", "LOSE_DELAY": "0"})
+    for heard in trained_in_rounds(servers.stores_of_all(2, dense_wire="int8", shared_memory=False), 6):
+        np.testing.assert_allclose(heard, -12, atol=0.2)

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from small_jobs import in_threads
 
 from sparsefleet import optim
 from sparsefleet.core.initializer import Constant
@@ -111,6 +112,23 @@ def test_a_round_counts_once_when_its_answer_is_lost(fleet):
     assert [stores[0].rounds.push({"ads": rows}).wait() for _ in range(4)] == [1, 2, 3, 4]
     thread.join(timeout=20)
     assert (stores[0].pull("ads", KEYS).wait() == 8).all()
+
+
+def test_the_rows_of_a_round_come_with_its_answer_though_the_first_was_lost(fleet):
+    stores = lossy(fleet, "2").stores_of_all(2)
+    for store in stores:
+        store.create_table(SPEC)
+    rows = KeyedRows(KEYS, ONES)
+
+    def train(store):
+        for step in range(1, 5):
+            asked = [{"ads": KEYS}, {"ads": KEYS[:1]}]  # of two threads
+            first, second = store.rounds.push_and_pull({"ads": rows}, None, asked).wait()
+            assert first["ads"].shape == ONES.shape
+            assert (first["ads"] == 2 * step).all()
+            assert (second["ads"] == 2 * step).all()
+
+    in_threads([lambda: train(stores[0]), lambda: train(stores[1])])
 
 
 @pytest.mark.parametrize("lost", ["1", "2", "3,4"])

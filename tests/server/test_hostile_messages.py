@@ -153,7 +153,7 @@ def test_a_batch_that_claims_more_than_it_brings_is_refused(fleet, store, bitmap
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"protocol": 99}, "protocol 99 came; this server speaks 2"),
+        ({"protocol": 99}, "protocol 99 came; this server speaks 3"),
         ({"worker": 5}, "worker 5 is not registered here"),
         ({"incarnation": "other"}, "worker 0 is not registered here"),
         ({"incarnation": 7}, "incarnation must be text"),

@@ -94,6 +94,9 @@ class Parameters:
 class Lane(ABC):
     """One training thread's way to the parameters. Not shared between threads."""
 
+    looks_ahead: bool = False
+    """Whether it helps to say by `expect` what the next step will pull."""
+
     @abstractmethod
     def pull(self, table: str, keys: U64) -> Pending[F32]:
         """The rows of these unique keys, as this thread should see them for its next step."""
@@ -101,6 +104,9 @@ class Lane(ABC):
     def pull_all(self, asked: Mapping[str, U64]) -> Pending[dict[str, F32]]:
         """The rows of all tables of a batch, as `pull` gives them; in one message where a variant can."""
         return Each({table: self.pull(table, keys) for table, keys in asked.items()})
+
+    def expect(self, asked: Mapping[str, U64]) -> None:  # noqa: B027  (most variants pull when they are asked to)
+        """Before a push: what this thread will most likely pull after it, in these very arrays."""
 
     @abstractmethod
     def push(self, gradients: StepGradients) -> None:

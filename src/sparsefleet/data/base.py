@@ -27,6 +27,13 @@ class BatchStream(Iterator[Batch], ABC):
     @abstractmethod
     def __next__(self) -> Batch: ...
 
+    def coming(self) -> Batch | None:
+        """The batch that `next` will most likely give, where it has been read already; it stays where it is.
+
+        Only a hint: another thread may take that batch, and then `next` gives another.
+        """
+        return None
+
     def close(self) -> None:
         """Stop reading ahead and let go of files and child processes."""
 

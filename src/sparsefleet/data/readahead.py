@@ -114,6 +114,10 @@ class ReadAhead(Stream):
                         "readers do not survive a fork: open the reader in the process that reads"
                     )
 
+    def coming(self) -> Batch | None:
+        with self._lock:
+            return self._queue[0] if self._queue else None
+
     def _take(self) -> Batch:
         """The oldest batch; under the lock."""
         batch = self._queue.popleft()

@@ -39,6 +39,11 @@ def to_int8(values: F32, rest: F32, scales: F32, out: I8) -> None:
     _native.to_int8(values, rest, scales, out)
 
 
+def tell_int8(values: F32, known: F32, scales: F32, out: I8) -> None:
+    """Say values - known as `to_int8` does; `known` becomes what a reader that knew it makes of that (`add_int8`)."""
+    _native.tell_int8(values, known, scales, out)
+
+
 def add_int8(scales: F32, coarse: I8, out: F32) -> None:
     """Add the numbers to `out`."""
     _native.add_int8(scales, coarse, out)

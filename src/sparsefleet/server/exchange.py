@@ -148,11 +148,7 @@ class Exchange:
 
     def _push(self, frame: Frame, number: int) -> Answer:
         start = time.perf_counter()
-        parts, pulls = self._parts(frame), _whole_number(frame, "pulls", 0)
-        if pulls > len(parts):
-            raise WireError(f"pulls={pulls} of {len(parts)} parts")
-        own = len(parts) - pulls
-        bound, asked = self._state.holdings.bind(parts[:own], with_values=True), self._asked_rows(parts[own:])
+        bound, asked = self._step_and_asked(frame)
         fresh = self._fresh(frame)
         record = Record(PUSH, [self._step(frame, number)], bound)
         if self._state.ledger.apply(record, lambda: apply_all(bound), self._on_wait):
@@ -165,11 +161,15 @@ class Exchange:
         return answer
 
     def _sync(self, frame: Frame, number: int) -> Answer:
+        if _flag(frame, "receipt", False):
+            self._write({"received": number})
         start = time.perf_counter()
+        bound: Sequence[Bound]
+        bound, asked = self._step_and_asked(frame)
         factor, held = _factor(frame), self._account.held
-        if factor is None:
-            bound: Sequence[Bound] = self._bind(frame, with_values=True)
-        else:
+        if factor is not None:
+            if bound:
+                raise WireError("a round's gradients are either held from its norm or in the message, not both")
             bound = held_parts(self._account, number, factor)
         fresh = self._fresh(frame)
         done = self._state.rounds.contribute(self._step(frame, number), bound, self._on_wait)
@@ -177,7 +177,10 @@ class Exchange:
             self._account.held = None
         self._applied("sync", number)
         self._note("sync", bound, start)
-        header, body = self._values(frame, fresh, number)
+        start = time.perf_counter()
+        header, body = self._values(frame, fresh, number, asked)
+        if asked:
+            self._note("pull", asked, start)
         return {"round": done, **header}, body
 
     def _norm(self, frame: Frame, number: int) -> Answer:
@@ -298,10 +301,10 @@ class Exchange:
         words = body.view(np.float32)
         for (block, known, one), size in zip(said, sizes, strict=True):
             part, done = words[done : done + size], done + size
-            values = block.values.copy()  # pushes of others go on: what is told must be what is remembered
             if known is not None:
-                known.tell(one, values, part, number)
+                known.tell(one, block.values, part, number)
             else:
+                values = block.values.copy()  # pushes of others go on: what is told must be what is remembered
                 one.write(values, values, part)
                 if encoding.differences:
                     self._told[block.name] = (loads, Known(values, number))
@@ -314,6 +317,14 @@ class Exchange:
             return part
         size = len(self._state.holdings.block(part.name).table.values)
         return replace(part, floats=encoding.checked(f"dense block {part.name!r}", part.floats, size))
+
+    def _step_and_asked(self, frame: Frame) -> tuple[list[Bound], list[BoundRows]]:
+        """A step's gradients, and the rows to come with its answer, which are the last `pulls` parts of a message."""
+        parts, pulls = self._parts(frame), _whole_number(frame, "pulls", 0)
+        if pulls > len(parts):
+            raise WireError(f"pulls={pulls} of {len(parts)} parts")
+        own = len(parts) - pulls
+        return self._state.holdings.bind(parts[:own], with_values=True), self._asked_rows(parts[own:])
 
     def _asked_rows(self, parts: Parts) -> list[BoundRows]:
         """The rows that a push wants to have with its answer."""
@@ -431,8 +442,6 @@ def _factor(frame: Frame) -> float | None:
         return None
     if not isinstance(value, float) or not 0 <= value <= 1:
         raise WireError(f"held must be a number from 0 to 1; got {value!r}")
-    if frame.header.get("parts"):
-        raise WireError("a round's gradients are either held from its norm or in the message, not both")
     return value
 
 

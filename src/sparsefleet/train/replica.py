@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -45,10 +46,13 @@ class Replica:
             self._pass = direct or AutogradPass(model, self._dense, precision)
         attach_source(model, self._rows)
 
-    def step(self, batch: Batch, marks: tuple[Mark, ...] = ()) -> Judged:
+    def step(
+        self, batch: Batch, marks: tuple[Mark, ...] = (), coming: Callable[[], Batch | None] = lambda: None
+    ) -> Judged:
         """Pull, forward, backward, push. Loss and predictions are those before the update.
 
-        marks: of leased data, those of the batch.
+        marks: of leased data, those of the batch. coming: gives the batch that is likely the next one, where it is
+        there already.
         """
         self._rows.begin(batch)
         lap("rows")
@@ -58,7 +62,11 @@ class Replica:
             raise _not_finite(judged.loss, batch)
         judged.backward()
         lap("backward")
-        self._lane.push(StepGradients(self._rows.gradients(), self._dense.flat, marks))
+        gradients = StepGradients(self._rows.gradients(), self._dense.flat, marks)
+        if self._lane.looks_ahead and (following := coming()) is not None:
+            self._lane.expect(self._rows.prepare(following))
+            lap("rows")
+        self._lane.push(gradients)
         self._rows.end()
         lap("push")
         return judged

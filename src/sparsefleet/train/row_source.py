@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -24,6 +26,15 @@ def _one_by_one(pull: Pull, asked: Mapping[str, U64]) -> Each[F32]:
     return Each({table: pull(table, keys) for table, keys in asked.items()})
 
 
+@dataclass(frozen=True, slots=True)
+class _BatchKeys:
+    """What a batch asks for, and by table where the rows go: (table, slots, inverse, counts, offsets)."""
+
+    batch: Batch
+    asked: Mapping[str, U64]
+    found: Sequence[tuple[str, tuple[str, ...], Any, Any, Any]]
+
+
 class BatchRows:
     """A RowSource over any way to pull. One per copy of the model; not shared between threads."""
 
@@ -38,10 +49,27 @@ class BatchRows:
             for name, users in tables(model).items()
         }
         self._batch: Batch | None = None
+        self._keys: _BatchKeys | None = None
+        """Of the batch that was prepared last."""
         self._lookups: dict[str, Lookup] = {}
+
+    def prepare(self, batch: Batch) -> Mapping[str, U64]:
+        """The unique keys of this batch, by table. They are kept for `begin`, which asks for the same arrays."""
+        self._keys = self._keys_of(batch)
+        return self._keys.asked
 
     def begin(self, batch: Batch) -> None:
         """Look up all tables for this batch."""
+        prepared, self._keys = self._keys, None
+        if prepared is None or prepared.batch is not batch:
+            prepared = self._keys_of(batch)
+        asked = prepared.asked
+        rows = self._pull_all(asked).wait()
+        for table, slots, inverse, counts, offsets in prepared.found:
+            self._lookups[table] = Lookup(asked[table], rows[table], inverse, offsets, slots, self._training, counts)
+        self._batch = batch
+
+    def _keys_of(self, batch: Batch) -> _BatchKeys:
         asked: dict[str, U64] = {}
         found = []
         for table, slots in self._slots.items():
@@ -54,10 +82,7 @@ class BatchRows:
                 (unique, inverse), counts = unique_keys(keys), None
             asked[table] = unique
             found.append((table, slots, inverse, counts, offsets))
-        rows = self._pull_all(asked).wait()
-        for table, slots, inverse, counts, offsets in found:
-            self._lookups[table] = Lookup(asked[table], rows[table], inverse, offsets, slots, self._training, counts)
-        self._batch = batch
+        return _BatchKeys(batch, asked, found)
 
     def lookup(self, table: str, batch: Batch) -> Lookup:
         if batch is not self._batch:

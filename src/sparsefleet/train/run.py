@@ -264,7 +264,8 @@ class Run:
         ]
 
         def step(index: int, batch: Batch) -> None:
-            outcome = replicas[index].step(batch, batch.marks if carries_marks else ())
+            marks = batch.marks if carries_marks else ()
+            outcome = replicas[index].step(batch, marks, epoch.streams[index].coming)
             self.data.consumed(batch)
             place.stepped = True
             count = progress.add(batch, outcome)

@@ -39,6 +39,13 @@ def to_int8(values: F32, rest: F32, scales: F32, out: I8) -> None:
                 x -= whole * scales[place]
 
 
+def tell_int8(values: F32, known: F32, scales: F32, out: I8) -> None:
+    with flushed():
+        change = values - known
+    to_int8(change, np.zeros(len(values), np.float32), scales, out)
+    add_int8(scales, out, known)
+
+
 def add_int8(scales: F32, coarse: I8, out: F32) -> None:
     with flushed():
         out += coarse.astype(np.float32) * np.repeat(scales, STRETCH)[: len(out)]

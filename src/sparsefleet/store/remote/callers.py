@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from sparsefleet.core.errors import SparseFleetError, StoreError
+from sparsefleet.core.stopwatch import lapped
 from sparsefleet.store.remote.link import ServerLink
 from sparsefleet.store.remote.packing import Memory
 from sparsefleet.store.remote.stream import Call, Stream, Watchdog
@@ -70,9 +71,14 @@ class Caller:
         with self._lock:
             return self._streams[server].room(size)
 
-    def send(self, operation: str, messages: Mapping[int, Message]) -> list[Call]:
+    def shares_memory(self, server: int) -> bool:
+        """Whether large bodies reach this server past the network."""
+        return self._streams[server].shares_memory
+
+    def send(self, operation: str, messages: Mapping[int, Message], first: int = 0) -> list[Call]:
         """Send one call: a message to each of the given servers, all under the same number.
 
+        first: how many of the messages are to arrive before the others are sent; these ask for a `receipt`.
         Ctrl-C on the way is raised when all servers have theirs, or will have it with the next call: a step that only
         some of them had would be in no checkpoint.
         """
@@ -81,6 +87,8 @@ class Caller:
         with self._lock:
             self._sequence += 1
             for server, (header, body, answer_bytes) in messages.items():
+                if first and len(calls) == first and interrupt is None:
+                    interrupt = _wait_until_received(calls)
                 try:
                     message = {**header, "seq": self._sequence}
                     calls.append(self._streams[server].send(operation, message, body, answer_bytes))
@@ -93,6 +101,17 @@ class Caller:
     def close(self, deadline: float) -> None:
         for stream in self._streams:
             stream.close(deadline)
+
+
+def _wait_until_received(calls: Sequence[Call]) -> KeyboardInterrupt | None:
+    """Wait for all receipts. Ctrl-C ends that, and is raised once the rest has been sent. Faults show in the calls."""
+    try:
+        with lapped("push", "waiting"):
+            for call in calls:
+                call.stream.wait_until_received(call, call.stream.link.config.timeout)
+    except KeyboardInterrupt as error:
+        return error
+    return None
 
 
 class _Holder:

@@ -46,9 +46,19 @@ class Calls:
         """How gradients and fresh values of dense blocks travel with a step."""
         self._coarse = {} if self.encoding is EXACT else {"dense": self.encoding.name}
 
-    def send(self, operation: str, messages: Mapping[int, Message], finish: Callable[[list[Frame]], T]) -> Pending[T]:
-        """Send each server its message at once; `finish` makes the result of the answers, in the servers' order."""
-        calls = self.connection.callers.mine().send(operation, messages) if messages else []
+    @property
+    def slow_network(self) -> bool:
+        """Whether a network is what a step waits for: who says so lets dense parameters travel in fewer bits."""
+        return self.encoding is not EXACT and not self.connection.callers.mine().shares_memory(0)
+
+    def send(
+        self, operation: str, messages: Mapping[int, Message], finish: Callable[[list[Frame]], T], first: int = 0
+    ) -> Pending[T]:
+        """Send each server its message; `finish` makes the result of the answers, in the servers' order.
+
+        first: how many messages are to arrive before the others are sent.
+        """
+        calls = self.connection.callers.mine().send(operation, messages, first) if messages else []
         return Joined(calls, finish, self.connection.config.timeout)
 
     def room(self, server: int, size: int) -> Bytes:
@@ -65,7 +75,7 @@ class Calls:
                 messages[server] = ({**header, "parts": described}, body, 4 * floats)
 
         def rows(frames: list[Frame]) -> dict[str, F32]:
-            return joined_rows(items, dict(zip(messages, frames, strict=True)))
+            return dict(zip(asked, joined_rows(items, dict(zip(messages, frames, strict=True))), strict=True))
 
         return self.send(f"pull from {named(asked)}", messages, rows)
 
@@ -94,6 +104,15 @@ class Calls:
             rows = 4 * floats_there(asked, server)
             messages[server] = (header, body, answer_bytes + wanted.bytes_of(server) + rows)
         return messages
+
+    def rows_behind(self, frames: Sequence[Frame], wanted: WantedBlocks, asked: Sequence[RowItem]) -> list[F32]:
+        """Of answers to such messages: fill the wanted blocks, and return the rows that were asked for."""
+        ends = [frame.body.nbytes - 4 * floats_there(asked, server) for server, frame in enumerate(frames)]
+        if min(ends) < 0:
+            raise StoreError(f"an answer to a push and a pull from {named(item.name for item in asked)} lacks its rows")
+        wanted.fill([Frame(frame.header, frame.body[:end]) for frame, end in zip(frames, ends, strict=True)])
+        rows = [Frame(frame.header, frame.body[end:]) for frame, end in zip(frames, ends, strict=True)]
+        return joined_rows(asked, dict(enumerate(rows)))
 
     def step_items(self, sparse: Mapping[str, KeyedRows], dense: Mapping[str, F32] | None) -> list[Item]:
         items: list[Item] = [self.row_item(table, rows.keys, rows.rows, rows.counts) for table, rows in sparse.items()]

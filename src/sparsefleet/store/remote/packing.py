@@ -127,18 +127,18 @@ def floats_there(items: Sequence[RowItem], server: int) -> int:
     return sum(item.split.counts[server] * item.dim for item in items)
 
 
-def joined_rows(items: Sequence[RowItem], frames: Mapping[int, Frame]) -> dict[str, F32]:
-    """By table the rows [U, D] of the servers' answers, each at its key's place; servers with no keys may be left out.
+def joined_rows(items: Sequence[RowItem], frames: Mapping[int, Frame]) -> list[F32]:
+    """For each item the rows [U, D] of the servers' answers, each at its key's place.
 
-    An answer has the rows of one item behind those of the other.
+    An answer has the rows of one item behind those of the other. Servers with no keys may be left out.
     """
-    out = {item.name: np.empty((len(item.keys), item.dim), np.float32) for item in items}
+    out = [np.empty((len(item.keys), item.dim), np.float32) for item in items]
     for server, frame in frames.items():
         floats, done = floats_of(frame, floats_there(items, server)), 0
-        for item in items:
+        for item, rows in zip(items, out, strict=True):
             count = item.split.counts[server]
             end = done + count * item.dim
-            out[item.name][item.split.places(server)] = floats[done:end].reshape(count, item.dim)
+            rows[item.split.places(server)] = floats[done:end].reshape(count, item.dim)
             done = end
     return out
 

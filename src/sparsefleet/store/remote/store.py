@@ -13,7 +13,6 @@ from typing import Any
 import numpy.typing as npt
 
 from sparsefleet.core.batch import F32, U64, Mark
-from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.base import Layout, OneOf, ParameterStore, Pending, RunFacts
@@ -25,7 +24,7 @@ from sparsefleet.store.remote.connection import Connection
 from sparsefleet.store.remote.crew import LETTER_BYTES, RemoteCrew
 from sparsefleet.store.remote.geo import RemoteGeo
 from sparsefleet.store.remote.link import on_all
-from sparsefleet.store.remote.packing import Block, DenseItem, floats_of, floats_there, joined_rows, pack
+from sparsefleet.store.remote.packing import Block, DenseItem, floats_of, pack
 from sparsefleet.store.remote.rounds import RemoteRounds
 from sparsefleet.store.wire import Frame
 from sparsefleet.store.wire.arrays import read_arrays
@@ -158,12 +157,7 @@ class RemoteStore(ParameterStore):
         messages = calls.messages("push", items, steps=steps, marks=marks, wanted=wanted, asked=pulled)
 
         def rows(frames: list[Frame]) -> dict[str, F32]:
-            ends = [frame.body.nbytes - 4 * floats_there(pulled, server) for server, frame in enumerate(frames)]
-            if min(ends) < 0:
-                raise StoreError(f"an answer to a push and a pull from {named(asked)} lacks its rows")
-            wanted.fill([Frame(frame.header, frame.body[:end]) for frame, end in zip(frames, ends, strict=True)])
-            parts = [Frame(frame.header, frame.body[end:]) for frame, end in zip(frames, ends, strict=True)]
-            return joined_rows(pulled, dict(enumerate(parts)))
+            return dict(zip(asked, calls.rows_behind(frames, wanted, pulled), strict=True))
 
         return calls.send(f"push of a step, and pull from {named(asked)}", messages, rows)
 

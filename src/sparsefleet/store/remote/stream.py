@@ -61,6 +61,7 @@ class Call:
         "header",
         "number",
         "operation",
+        "received",
         "stream",
         "unread",
     )
@@ -79,6 +80,8 @@ class Call:
         self._room: Bytes | None = None
         self.answer: Frame | None = None
         self.error: SparseFleetError | None = None
+        self.received = False
+        """Whether the server has said that it has the message; it does where the message asks for that (`receipt`)."""
 
     @property
     def done(self) -> bool:
@@ -195,6 +198,18 @@ class Stream:
         finally:
             self._lock.release()
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether large bodies go past the network."""
+        return self._segment is not None
+
+    def wait_until_received(self, call: Call, seconds: float) -> None:
+        """Read until the server has the whole of the call's message, for so many seconds without a sign of life."""
+        with self._lock:
+            deadline = time.monotonic() + seconds
+            while not call.received and not call.done:
+                deadline = self._read_one(deadline, seconds)
+
     def cancel(self) -> None:
         """From the watchdog: make whatever read or write is under way raise."""
         self.expired = True
@@ -281,6 +296,9 @@ class Stream:
             self._long_wait.tell(f"{self.link}, {call.operation}", str(frame.header["waiting"]))
             return time.monotonic() + seconds
         self._long_wait = None
+        if frame.header.get("received") == call.number:
+            call.received = True
+            return deadline
         if frame.header.get("seq") != call.number:
             answered = frame.header.get("seq")
             self._fail(StoreError(f"{self.link} answered message {answered} where {call.number} was expected"))

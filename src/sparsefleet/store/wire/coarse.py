@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from sparsefleet.core.batch import F32
-from sparsefleet.kernels.coarse import add_int8, from_bfloat16, scales_of, to_bfloat16, to_int8
+from sparsefleet.kernels.coarse import I8, add_int8, from_bfloat16, scales_of, tell_int8, to_bfloat16, to_int8
 from sparsefleet.store.wire.frames import WireError
 
 
@@ -33,6 +33,14 @@ class Encoding(ABC):
     @abstractmethod
     def read(self, words: F32, numbers: int) -> F32:
         """The numbers that the words say, in an array of its own."""
+
+    def tell(self, values: F32, known: F32, out: F32) -> None:
+        """Say values - known; `known` becomes what a reader that knew it makes of the words."""
+        raise NotImplementedError(f"{self.name} tells values, not differences")
+
+    def add(self, words: F32, known: F32) -> None:
+        """Add the numbers that the words say."""
+        raise NotImplementedError(f"{self.name} tells values, not differences")
 
     def checked(self, what: str, words: F32, numbers: int) -> F32:
         """As `read`, of words that came over the network."""
@@ -81,15 +89,27 @@ class Int8(Encoding):
         return scales_of(numbers) + -(-numbers // 4)
 
     def write(self, values: F32, rest: F32, out: F32) -> None:
-        scales = scales_of(len(values))
-        bytes_ = out[scales:].view(np.int8)
-        bytes_[len(values) :] = 0
-        to_int8(values, rest, out[:scales], bytes_[: len(values)])
+        to_int8(values, rest, *_places(out, len(values)))
 
     def read(self, words: F32, numbers: int) -> F32:
-        scales, values = scales_of(numbers), np.zeros(numbers, np.float32)
-        add_int8(words[:scales], words[scales:].view(np.int8)[:numbers], values)
+        values = np.zeros(numbers, np.float32)
+        self.add(words, values)
         return values
+
+    def tell(self, values: F32, known: F32, out: F32) -> None:
+        tell_int8(values, known, *_places(out, len(values)))
+
+    def add(self, words: F32, known: F32) -> None:
+        scales = scales_of(len(known))
+        add_int8(words[:scales], words[scales:].view(np.int8)[: len(known)], known)
+
+
+def _places(words: F32, numbers: int) -> tuple[F32, I8]:
+    """Where in a message the scales go, and the bytes of so many numbers; what is behind them is zero."""
+    scales = scales_of(numbers)
+    bytes_ = words[scales:].view(np.int8)
+    bytes_[numbers:] = 0
+    return words[:scales], bytes_[:numbers]
 
 
 ENCODINGS: dict[str, Encoding] = {one.name: one for one in (Float32(), BFloat16(), Int8())}
@@ -115,10 +135,9 @@ class Known:
 
     def tell(self, encoding: Encoding, values: F32, out: F32, number: int) -> None:
         """Write what has changed into `out`, and remember what the other side will make of it."""
-        change = values - self.values
-        encoding.write(change, np.zeros(len(values), np.float32), out)
-        self.learn(encoding, out, number)
+        encoding.tell(values, self.values, out)
+        self.number = number
 
     def learn(self, encoding: Encoding, words: F32, number: int) -> None:
-        self.values += encoding.read(words, len(self.values))
+        encoding.add(words, self.values)
         self.number = number

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sparsefleet.core.errors import CheckpointError, Disagreement, Rejoin, SparseFleetError, StoreError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Goes up with every change that an older process would misread."""
 MAX_HEADER_BYTES = 4 << 20
 MAX_BODY_BYTES = 1 << 30
