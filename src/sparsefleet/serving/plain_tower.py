@@ -138,8 +138,11 @@ class _Graph:
     def _layer(self, node: _Node) -> tuple[F32, F32]:
         usual = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
         given = {**usual, **node.attributes}
-        weight, bias = (self._tensors[name] for name in node.inputs[1:])
+        weight = self._tensors[node.inputs[1]]
         weight = weight if given.pop("transB") else weight.T
+        bias = np.zeros(len(weight), np.float32)  # exporters leave a bias of zeros out
+        if len(node.inputs) > 2:
+            bias = self._tensors[node.inputs[2]]
         if given != {"alpha": 1.0, "beta": 1.0, "transA": 0}:
             raise ValueError("a product with a factor")
         if weight.dtype != np.float32 or bias.dtype != np.float32 or bias.shape != weight.shape[:1]:
