@@ -51,17 +51,18 @@ class ReleaseUnlessShort {
     std::optional<nb::gil_scoped_release> release_;
 };
 
-void bind_text(nb::module_& m);     // hashing and parsing of samples
-void bind_records(nb::module_& m);  // samples whose values have names
-void bind_rows(nb::module_& m);     // unique keys, pooling, metrics
-void bind_tower(nb::module_& m);    // dense layers
-void bind_table(nb::module_& m);    // sparse tables, update rules, initial values
-void bind_geo(nb::module_& m);      // who subscribes to which keys
-void bind_coarse(nb::module_& m);   // dense numbers in fewer bits
-void bind_words(nb::module_& m);    // word vectors
-void bind_bundle(nb::module_& m);   // rows files of bundles
-void bind_redis(nb::module_& m);    // rows of bundles in Redis
-void bind_request(nb::module_& m);  // values of requests
+void bind_text(nb::module_& m);          // hashing and parsing of samples
+void bind_records(nb::module_& m);       // samples whose values have names
+void bind_rows(nb::module_& m);          // unique keys, pooling, metrics
+void bind_tower(nb::module_& m);         // dense layers
+void bind_table(nb::module_& m);         // sparse tables, update rules, initial values
+void bind_geo(nb::module_& m);           // who subscribes to which keys
+void bind_coarse(nb::module_& m);        // dense numbers in fewer bits
+void bind_words(nb::module_& m);         // word vectors
+void bind_bundle(nb::module_& m);        // rows files of bundles
+void bind_redis(nb::module_& m);         // rows of bundles in Redis
+void bind_request(nb::module_& m);       // values of requests
+void bind_served_tower(nb::module_& m);  // dense layers that do not change any more
 
 // A network around dense layers; part of bind_tower, for it is compiled for the same levels.
 void bind_pooled_pass(nb::module_& m);

@@ -14,6 +14,7 @@ void bind_families(nb::module_& m) {
     bind_bundle(m);
     bind_redis(m);
     bind_request(m);
+    bind_served_tower(m);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -160,17 +160,24 @@ class RowsFile:
     def dim(self) -> int:
         return self.header.dim
 
+    @property
+    def layout(self) -> RowsLayout:
+        return self._layout
+
     def lookup(self, keys: U64) -> tuple[F32, Found]:
         """Rows [U, D] as float32, zeros where there is none, and which were found [U]."""
         try:
             found = kernels.lookup_rows(self.data, self._layout, keys)
         except BundleError:
-            if self._mapping.lost:
-                raise self._cut_short() from None
+            self.check_whole()
             raise
+        self.check_whole()
+        return found
+
+    def check_whole(self) -> None:
+        """BundleError where the file was cut short: what was read from it so far may be zeros. Ask after reading."""
         if self._mapping.lost:
             raise self._cut_short()
-        return found
 
     def changed(self) -> str:
         """What has happened to the file since it was mapped; empty where nothing has. Asks the system, reads nothing.

@@ -203,6 +203,7 @@ class Service:
             "extra_fields": "ignored" if config.allow_extra else "refused",
             "previous": previous.version if previous else None,
             **self._sides(),
+            "runtime": current.runtime,
             "sparse": {"kind": config.sparse.partition(":")[0], **current.source.stats()},
             "limits": {
                 "body_bytes": config.max_body,

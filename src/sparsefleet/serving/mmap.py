@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sparsefleet.core.batch import F32, U64
+from sparsefleet.core.batch import F32, U64, Batch
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import Found
+from sparsefleet.serving.kernels.tower import MappedNetwork
 from sparsefleet.serving.source import SourceError, SparseSource
 
 
@@ -21,6 +22,19 @@ class MappedSource(SparseSource):
             raise SourceError(self._damage)
         try:
             return self._tables[table].lookup(keys)
+        except BundleError as error:
+            raise SourceError(str(error)) from error
+
+    def score(self, network: MappedNetwork, batch: Batch) -> tuple[F32, int, int]:
+        """All the way to probabilities, natively (`MappedNetwork.score`), over these files."""
+        if self._damage:
+            raise SourceError(self._damage)
+        try:
+            try:
+                return network.score(batch.keys, batch.offsets, batch.dense)
+            finally:
+                for file in self._tables.values():
+                    file.check_whole()
         except BundleError as error:
             raise SourceError(str(error)) from error
 

@@ -21,15 +21,19 @@ from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import Found
 from sparsefleet.export.manifest import EmbeddingInput
 from sparsefleet.export.onnx_session import open_session, run_outputs
+from sparsefleet.export.rows_file import RowsFile
 from sparsefleet.kernels.rows import I32, pool_forward, select_slots, unique_keys
 from sparsefleet.kernels.sequences import sequence_input
 from sparsefleet.serving.drift import InputDrift
+from sparsefleet.serving.kernels.tower import MappedNetwork, MappedTable, PooledColumns, ServedTower
 from sparsefleet.serving.mmap import MappedSource
+from sparsefleet.serving.plain_tower import served_tower
 from sparsefleet.serving.samples import SampleParser
 from sparsefleet.serving.source import Fetch, SparseSource
 
 COUNTED = 16
 """Of so many batches, one is counted by slot: it costs a few per cent of the batch."""
+ONNX_RUNTIME, OWN_TOWER = "ONNX Runtime", "own tower"
 CHUNK_SAMPLES = 4096
 """Samples scored at a time. A longer batch is cut, so that memory stays bounded."""
 
@@ -77,12 +81,14 @@ class Predictor:
         allow_missing: bool = False,
         allow_extra: bool = False,
         optimization: str = "all",
+        own_tower: bool = True,
     ) -> None:
         """`source`: where rows come from; by default the bundle's own files. `threads`: of ONNX Runtime, per call.
 
         `max_rows`: refuse requests of more samples. `allow_missing`: a field that a sample leaves out counts as null.
         `allow_extra`: a field that the model does not have is left out of account. `optimization`: how far ONNX Runtime
-        may rewrite the network (`export.onnx_session.OPTIMIZATIONS`).
+        may rewrite the network (`export.onnx_session.OPTIMIZATIONS`). `own_tower`: a plain tower is computed by our own
+        kernel, where that is faster; False, or settings of ONNX Runtime's own: never.
         """
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         self.source = source or MappedSource(self.bundle)
@@ -99,6 +105,45 @@ class Predictor:
         profile = self.bundle.profile
         self.drift = None if profile is None else InputDrift(profile, self.bundle.schema)
         self._tables = [_Table(table.name, self._slots, self.bundle) for table in self.bundle.manifest.tables]
+        self._tower: ServedTower | None = None
+        self._mapped: MappedNetwork | None = None
+        self._columns: dict[str, slice] = {}
+        """Where each of the network's inputs stands in that of the tower."""
+        if own_tower and threads == 1 and optimization == "all" and not self.bundle.network.labels:
+            self._take_own_tower()
+
+    def _take_own_tower(self) -> None:
+        network = self.bundle.network
+        widths = {entry.input: entry.width for entry in network.embeddings}
+        if network.dense is not None:
+            widths[network.dense.input] = network.dense.features
+        own = served_tower(
+            self.bundle.graph, widths, lambda inputs: run_outputs(self._session, [network.output], inputs)[0]
+        )
+        if own is not None:
+            found, self._tower = own
+            stops = np.cumsum([widths[name] for name in found.inputs]).tolist()
+            self._columns = {
+                name: slice(a, b) for name, a, b in zip(found.inputs, [0, *stops[:-1]], stops, strict=True)
+            }
+            self._mapped = self._mapped_network(self._tower)
+
+    def _mapped_network(self, tower: ServedTower) -> MappedNetwork | None:
+        """The way from keys to probabilities in one native call, where rows come from the bundle's own files."""
+        network, files = self.bundle.network, self.bundle.tables
+        if not isinstance(self.source, MappedSource) or any(entry.length is not None for entry in network.embeddings):
+            return None
+        dense = network.dense
+        features, at = (0, 0) if dense is None else (dense.features, self._columns[dense.input].start)
+        if features != len(self.bundle.schema.dense):  # batches have some that the network leaves out
+            return None
+        tables = [table.mapped(files[table.name], self._columns) for table in self._tables]
+        return MappedNetwork(tower, tables, len(self._slots), features, at)
+
+    @property
+    def runtime(self) -> str:
+        """What computes the network: ONNX Runtime, or our own kernel for plain towers."""
+        return ONNX_RUNTIME if self._tower is None else OWN_TOWER
 
     @property
     def version(self) -> str:
@@ -161,17 +206,21 @@ class Predictor:
         return "" if np.isfinite(scores).all() else f"an empty sample scores {scores.tolist()}, which is not a number"
 
     def _score(self, batch: Batch, fetch: Fetch | None = None) -> Scores:
-        inputs: dict[str, F32] = {}
+        counted = next(self._batches) % COUNTED == 0
+        if self._mapped is not None and fetch is None and not counted:
+            assert isinstance(self.source, MappedSource)
+            return Scores(*self.source.score(self._mapped, batch))
         network = self.bundle.network
+        inputs = _Inputs(len(batch), self._columns)
         if network.dense is not None:
-            inputs[network.dense.input] = batch.dense
+            inputs.put(network.dense.input, batch.dense)
         asked = missed = 0
         bags = [table.bags(batch) for table in self._tables]
         distinct = [unique_keys(keys) for keys, _ in bags]
         asking = [(table.name, unique) for table, (unique, _) in zip(self._tables, distinct, strict=True)]
         fetched = (fetch or self.source.fetch)(asking)
         by_slot = None
-        if next(self._batches) % COUNTED == 0:
+        if counted:
             by_slot = np.zeros(len(self._slots), np.int64), np.zeros(len(self._slots), np.int64)
         for table, (_, offsets), (unique, inverse), (rows, found) in zip(
             self._tables, bags, distinct, fetched, strict=True
@@ -182,20 +231,46 @@ class Predictor:
             for embedding, places in table.embeddings:
                 if embedding.length is not None:
                     of, place = len(table.slots), int(places[0])
-                    inputs[embedding.input] = sequence_input(rows, inverse, offsets, of, place, embedding.length)
+                    wide = sequence_input(rows, inverse, offsets, of, place, embedding.length)
+                    inputs.put(embedding.input, wide)
                     continue
-                pooled = np.empty((len(batch), len(places) * embedding.dim), np.float32)
+                pooled = inputs.room(embedding.input, embedding.width)
                 mean = embedding.pooling == "mean"
                 pool_forward(rows, inverse, offsets, len(table.slots), places, mean, pooled)
-                inputs[embedding.input] = pooled
+        if self._tower is not None:
+            return Scores(self._tower.probabilities(inputs.joined), asked, missed, by_slot)
         if not network.labels:
-            return Scores(run_outputs(self._session, [network.output], inputs)[0], asked, missed, by_slot)
-        found_L = run_outputs(self._session, [output for _, output in network.labels], inputs)
+            return Scores(run_outputs(self._session, [network.output], inputs.named)[0], asked, missed, by_slot)
+        found_L = run_outputs(self._session, [output for _, output in network.labels], inputs.named)
         by_label = {name: values for (name, _), values in zip(network.labels, found_L, strict=True)}
         return Scores(found_L[0], asked, missed, by_slot, by_label)
 
     def close(self) -> None:
         self.source.close()
+
+
+class _Inputs:
+    """Of one run of the network: each by its name, or side by side for our own tower."""
+
+    def __init__(self, samples: int, columns: Mapping[str, slice]) -> None:
+        """`columns`: where each stands; empty: they do not stand side by side."""
+        self.named: dict[str, F32] = {}
+        self._samples, self._columns = samples, columns
+        if columns:
+            self.joined: F32 = np.empty((samples, max(place.stop for place in columns.values())), np.float32)
+
+    def room(self, name: str, width: int) -> F32:
+        """[B, width] to be written to."""
+        if self._columns:
+            return self.joined[:, self._columns[name]]
+        self.named[name] = room = np.empty((self._samples, width), np.float32)
+        return room
+
+    def put(self, name: str, values: F32) -> None:
+        if self._columns:
+            self.joined[:, self._columns[name]] = values
+        else:
+            self.named[name] = values
 
 
 class _Table:
@@ -210,6 +285,14 @@ class _Table:
         if self.slots != all_slots:
             self._chosen = self._place_of
         self.embeddings: list[tuple[EmbeddingInput, I32]] = [(user, _places(self.slots, user.slots)) for user in users]
+
+    def mapped(self, file: RowsFile, columns: Mapping[str, slice]) -> MappedTable:
+        chosen = [] if self._chosen is None else self._chosen.tolist()
+        embeddings = [
+            PooledColumns(places.tolist(), entry.pooling == "mean", columns[entry.input].start)
+            for entry, places in self.embeddings
+        ]
+        return MappedTable(file.data, file.layout, chosen, embeddings)
 
     def count(self, offsets: I64, known: Found, values_S: I64, unknown_S: I64) -> None:
         """Add this table's values by slot, and those without a row."""

@@ -15,7 +15,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.onnx_session import OPTIMIZATIONS
-from sparsefleet.serving.predictor import Predictor
+from sparsefleet.serving.predictor import OWN_TOWER, Predictor
 from sparsefleet.verify.differences import Spread, apart
 from sparsefleet.verify.offline import KnownRows, OfflineSource, torch_scores
 from sparsefleet.verify.places import by_label
@@ -32,18 +32,25 @@ def check_graph(
 
 
 def _levels(bundle: Bundle, rows: dict[str, KnownRows], batch: Batch, tolerance: float) -> list[Check]:
-    """ONNX Runtime rewrites a graph before it runs it (fuses operators, say). Each level against the graph as it is."""
+    """ONNX Runtime rewrites a graph before it runs it (fuses operators, say). Each level against the graph as it
+    is; and our own kernel, where it serves."""
     source = OfflineSource(rows)
     try:
         plain = Predictor(bundle, source=source, optimization="none").score(batch)
     except SparseFleetError as error:
         return [Check("the graph as it is, without optimization", False, str(error))]
+    serving = Predictor(bundle, source=source)
+    others = {
+        f"ONNX Runtime's optimization {level}": Predictor(bundle, source=source, optimization=level, own_tower=False)
+        for level in OPTIMIZATIONS[1:]
+    }
+    if serving.runtime == OWN_TOWER:  # by machines like this one; others serve with ONNX Runtime
+        others["our own tower"] = serving
     checks = []
-    for level in OPTIMIZATIONS[1:]:
-        predicted = by_label(Predictor(bundle, source=source, optimization=level).score(batch))
+    for way, predictor in others.items():
+        predicted = by_label(predictor.score(batch))
         spread = Spread.of(np.concatenate([apart(each, predicted[label]) for label, each in by_label(plain).items()]))
-        serves = " (what serves)" if level == OPTIMIZATIONS[-1] else ""
-        what, figure = f"ONNX Runtime's optimization {level}{serves}", f"{spread.max:.2g} at most"
+        what, figure = f"{way}{' (what serves)' if way == list(others)[-1] else ''}", f"{spread.max:.2g} at most"
         checks.append(Check(what, spread.max <= tolerance, figure, f"{tolerance:g}", spread.to_dict()))
     return checks
 

@@ -17,6 +17,7 @@ from sparsefleet.kernels.levels import native as _native
 
 U8 = npt.NDArray[np.uint8]
 Found = npt.NDArray[np.bool_]
+DAMAGED = "a rows file's directory is damaged: its entries do not ascend; copy the bundle anew"
 
 
 class RowType(IntEnum):
@@ -53,7 +54,7 @@ def lookup_rows(data: U8, layout: RowsLayout, keys: U64) -> tuple[F32, Found]:
     out = np.empty((len(keys), layout.dim), np.float32)
     found = np.empty(len(keys), np.uint8)
     if _native.lookup_rows(data, *layout, keys, out, found) < 0:
-        raise BundleError("a rows file's directory is damaged: its entries do not ascend; copy the bundle anew")
+        raise BundleError(DAMAGED)
     return out, found.view(np.bool_)
 
 

@@ -1,0 +1,117 @@
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "../bindings.h"
+#include "sparsefleet/rows.h"
+#include "sparsefleet/serving/mapped_network.h"
+#include "sparsefleet/serving/served_tower.h"
+
+namespace sparsefleet::SPARSEFLEET_LEVEL {
+
+namespace {
+
+using Layout = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
+                          std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
+using EmbeddingOf = std::tuple<std::vector<std::int32_t>, bool, std::size_t>;
+using TableOf = std::tuple<In<std::uint8_t, 1>, Layout, std::vector<std::int32_t>, std::vector<EmbeddingOf>>;
+
+void expect_places(const std::vector<std::int32_t>& places, std::size_t of) {
+    expect(all_below(places.data(), places.size(), of), "a place is of no slot");
+}
+
+// Holds what the kernel only points to.
+struct BoundNetwork {
+    nb::object tower;
+    std::vector<TableOf> tables;
+    MappedNetwork network;
+
+    BoundNetwork(nb::object tower, std::vector<TableOf> given, std::size_t slots, std::size_t dense,
+                 std::size_t dense_column)
+        : tower(tower),
+          tables(std::move(given)),
+          network(nb::cast<const ServedTower&>(tower), checked(slots), slots, dense, dense_column) {
+        const std::size_t width = nb::cast<const ServedTower&>(tower).width();
+        std::size_t filled = dense;
+        expect(dense_column + dense <= width, "dense features stand outside the tower's input");
+        for (const auto& [data, layout, chosen, embeddings] : tables)
+            for (const auto& [places, mean, column] : embeddings) {
+                const std::size_t columns = places.size() * std::get<6>(layout);
+                expect(column + columns <= width, "an embedding stands outside the tower's input");
+                filled += columns;
+            }
+        expect(filled == width, "every column of the tower's input is filled once");
+    }
+
+    std::vector<MappedNetwork::Table> checked(std::size_t slots) const {
+        std::vector<MappedNetwork::Table> found;
+        for (const auto& [data, layout, chosen, embeddings] : tables) {
+            const auto& [directory, keys, values, rows, seed, bits, dim, stride, type] = layout;
+            MappedNetwork::Table table{
+                {data.data(), data.shape(0), directory, keys, values, rows, seed, bits, dim, stride, type},
+                chosen,
+                {}};
+            expect(table.file.fits(), "the rows file's parts do not lie within it");
+            expect_places(chosen, slots);
+            for (const auto& [places, mean, column] : embeddings) {
+                expect_places(places, chosen.empty() ? slots : chosen.size());
+                table.embeddings.push_back({places, mean, column});
+            }
+            found.push_back(std::move(table));
+        }
+        return found;
+    }
+};
+
+}  // namespace
+
+void bind_served_tower(nb::module_& m) {
+    nb::class_<ServedTower>(m, "ServedTower")
+        .def("__init__",
+             [](ServedTower* self, const std::vector<In<float, 2>>& weights,
+                const std::vector<In<float, 1>>& biases, std::size_t column) {
+                 expect(weights.size() >= 2 && biases.size() == weights.size(),
+                        "a served tower has a hidden layer, and a bias per layer");
+                 std::vector<std::size_t> widths{weights[0].shape(1)};
+                 std::vector<const float*> matrices, vectors;
+                 for (std::size_t i = 0; i < weights.size(); ++i) {
+                     expect(weights[i].shape(1) == widths.back() && weights[i].shape(0) > 0 &&
+                                weights[i].shape(1) > 0 && biases[i].shape(0) == weights[i].shape(0),
+                            "layers have the wrong shapes");
+                     widths.push_back(weights[i].shape(0));
+                     matrices.push_back(weights[i].data());
+                     vectors.push_back(biases[i].data());
+                 }
+                 expect(widths.back() <= 2 && column < widths.back(), "a logit, or a pair of them");
+                 new (self) ServedTower(std::move(widths), matrices, vectors, column);
+             })
+        .def("probabilities", [](const ServedTower& self, In<float, 2> x, Out<float, 1> out) {
+            expect(x.shape(1) == self.width() && out.shape(0) == x.shape(0), "x or out has the wrong shape");
+            const Computing scope;
+            self.probabilities(x.data(), x.shape(0), out.data());
+        });
+    // Distinct keys, and those of them without a row; (-1, 0) where a rows file is damaged.
+    nb::class_<BoundNetwork>(m, "MappedNetwork")
+        .def(nb::init<nb::object, std::vector<TableOf>, std::size_t, std::size_t, std::size_t>())
+        .def("score", [](const BoundNetwork& self, In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets,
+                         In<float, 2> dense, Out<float, 1> out) {
+            const MappedNetwork& network = self.network;
+            const std::size_t samples = out.shape(0);
+            expect(offsets.shape(0) == samples * network.slots() + 1 && dense.shape(0) == samples &&
+                       dense.shape(1) == network.dense(),
+                   "one bag per sample and slot, and its dense features");
+            expect(offsets(samples * network.slots()) == static_cast<std::int64_t>(keys.shape(0)) &&
+                       never_decrease(offsets.data(), offsets.shape(0)),
+                   "bags end with the keys");
+            expect(keys.shape(0) < (std::size_t{1} << 31), "fewer than 2^31 keys");
+            MappedNetwork::Counts counts;
+            {
+                nb::gil_scoped_release release;
+                counts = network.score(keys.data(), offsets.data(), dense.data(), samples, out.data());
+            }
+            return counts.damaged ? nb::make_tuple(-1, 0) : nb::make_tuple(counts.keys, counts.missed);
+        });
+}
+
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -1,0 +1,75 @@
+"""Networks that are plain towers: the dense layers of a served version, and the way to them from keys, in one native
+call each.
+
+Legend: B samples, S slots, n dense features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sparsefleet.core.batch import F32, I64, U64
+from sparsefleet.core.errors import BundleError
+from sparsefleet.export.kernels.bundle_rows import DAMAGED, U8, RowsLayout
+from sparsefleet.kernels.levels import native as _native
+
+
+class ServedTower:
+    """Dense layers with relu between them, and a click's probability at the end. Threads may share one."""
+
+    def __init__(self, weights: Sequence[F32], biases: Sequence[F32], column: int) -> None:
+        """weights[i] [out, in], of two layers at least. The last gives one logit, or a softmax pair (2) whose `column`
+        is the click's. All are copied, laid out for the products."""
+        self._native = _native.ServedTower(list(weights), list(biases), column)
+
+    def probabilities(self, x: F32) -> F32:
+        """[B] from x [B, in]. Columns that all samples share are multiplied once, so the last bits of a sample's
+        probability depend on which those are."""
+        out = np.empty(len(x), np.float32)
+        self._native.probabilities(x, out)
+        return out
+
+
+class PooledColumns(NamedTuple):
+    """Pooled slots of a table, as columns of the tower's input."""
+
+    places: list[int]
+    """Among the table's slots."""
+    mean: bool
+    column: int
+    """The first of them."""
+
+
+class MappedTable(NamedTuple):
+    data: U8
+    """A mapped rows file."""
+    layout: RowsLayout
+    slots: list[int]
+    """Of all slots those that the table is for; empty: all, in their order."""
+    embeddings: list[PooledColumns]
+
+
+class MappedNetwork:
+    """From keys to probabilities, with rows from mapped files. Threads may share one."""
+
+    def __init__(
+        self, tower: ServedTower, tables: Sequence[MappedTable], slots: int, dense: int, dense_column: int
+    ) -> None:
+        """Embeddings and the n = `dense` features, from `dense_column` on, fill the tower's input."""
+        given = [
+            (data, tuple(layout), chosen, [tuple(one) for one in embeddings])
+            for data, layout, chosen, embeddings in tables
+        ]
+        self._native = _native.MappedNetwork(tower._native, given, slots, dense, dense_column)
+
+    def score(self, keys: U64, offsets: I64, dense: F32) -> tuple[F32, int, int]:
+        """Probabilities [B] of bags of keys (offsets [B*S + 1]) and dense features [B, n]; distinct keys, and those of
+        them without a row, which count as zeros. BundleError: a rows file is damaged."""
+        out = np.empty(len(dense), np.float32)
+        asked, missed = self._native.score(keys, offsets, dense, out)
+        if asked < 0:
+            raise BundleError(DAMAGED)
+        return out, asked, missed

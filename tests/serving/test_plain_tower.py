@@ -1,0 +1,61 @@
+"""Networks that are plain towers are computed by our own kernel, and score as in ONNX Runtime."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.onnx_session import open_session, run_session
+from sparsefleet.kernels import levels
+from sparsefleet.serving import Predictor, plain_tower
+from sparsefleet.serving.predictor import COUNTED
+
+WIDE = pytest.mark.skipif(
+    not levels.chosen.level.startswith(("avx512", "amx")), reason="other processors leave the network to ONNX Runtime"
+)
+
+
+@WIDE
+def test_a_predictor_takes_it_and_scores_as_onnx_runtime_does(trained):
+    own, theirs = Predictor(trained.bundles[0]), Predictor(trained.bundles[0], own_tower=False)
+    assert (own.runtime, theirs.runtime) == ("own tower", "ONNX Runtime")
+    batch = own.parser.samples(trained.rows[:60])
+    first = own.score(batch)  # the first is counted by slot, and the long way
+    assert first.by_slot is not None
+    for _ in range(COUNTED + 1):
+        again = own.score(batch)
+        np.testing.assert_array_equal(again.probabilities, first.probabilities)
+        assert (again.keys, again.unknown) == (first.keys, first.unknown)
+    want = theirs.score(batch)
+    assert (want.keys, want.unknown) == (first.keys, first.unknown)
+    np.testing.assert_allclose(first.probabilities, want.probabilities, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(own.predict(trained.rows[:1]), want.probabilities[:1], rtol=0, atol=1e-6)
+
+
+@WIDE
+def test_one_that_scores_otherwise_is_not_taken(trained):
+    bundle = Bundle.open(trained.bundles[0])
+    widths = {entry.input: entry.width for entry in bundle.network.embeddings}
+    assert bundle.network.dense is not None
+    widths[bundle.network.dense.input] = bundle.network.dense.features
+    session = open_session(bundle.graph)
+
+    def run(inputs):
+        return run_session(session, bundle.network.output, inputs)
+
+    assert plain_tower.served_tower(bundle.graph, widths, run) is not None
+    for other in (lambda inputs: run(inputs) + 1e-3, lambda inputs: run(inputs) * np.nan):
+        assert plain_tower.served_tower(bundle.graph, widths, other) is None
+    assert plain_tower.served_tower(bundle.graph, {"dense": 13}, run) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_bytes_of_any_kind_are_no_plain_tower_or_one(trained, data):
+    graph = bytearray(Bundle.open(trained.bundles[0]).graph)
+    head = data.draw(st.integers(0, len(graph)))
+    for _ in range(data.draw(st.integers(0, 3))):
+        graph[data.draw(st.integers(0, min(2000, len(graph) - 1)))] = data.draw(st.integers(0, 255))
+    plain_tower.plain_tower(bytes(graph[:head]) if data.draw(st.booleans()) else bytes(graph))  # raises nothing
+    plain_tower.plain_tower(data.draw(st.binary(max_size=200)))
