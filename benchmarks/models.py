@@ -3,14 +3,16 @@
     python benchmarks/models.py                       all of them, some minutes
     python benchmarks/models.py deepfm din --quick    some of them, shorter
     python benchmarks/models.py --fuxictr PYTHON      and beside FuxiCTR's loop; PYTHON: of an environment that has it
+    python benchmarks/models.py lr fm --batch 100     batches of another size than 1000; several: one table each
     python benchmarks/models.py --quality             test AUC, group AUC and log loss of all, one process and 2 x 2
 
-Ours: two training threads (Hogwild), batch 1000, Adam, samples in memory, 26 slots of one value (of DIN the last one a
+Ours: two training threads (Hogwild), Adam, samples in memory, 26 slots of one value (of DIN the last one a
 history of up to 20) and 13 numbers, keys drawn from a million with Zipf's law; pulling and pushing rows is within. The
 partner: the same network from pooled vectors on, plain torch layers, gradients to the vectors too, fused Adam; two
 replicas, each in a process of its own, with nothing to look up. Machines are noisy: both run in turn, several times,
 and the median of the ratios counts. FuxiCTR (`peers/fuxictr_models.py`) is measured in the same turns: the same layers,
-dense Adam over tables of a million rows, as many threads.
+dense Adam over tables of a million rows, as many threads. A step of it costs as much as the whole tables do, whatever
+the batch: its speed, and with it the ratio, depends on the size of a batch.
 
 Quality is `parts/model_quality.py`: all models on the same events of users, by `sparsefleet train`.
 """
@@ -47,7 +49,11 @@ from sparsefleet.optim import Adam
 from sparsefleet.train import Trainer
 
 SLOTS = tuple(f"C{index}" for index in range(1, 27))
-DENSE, BATCH, KEYS, HISTORY, THREADS = 13, 1000, 1_000_000, 20, 2
+DENSE, KEYS, HISTORY, THREADS = 13, 1_000_000, 20, 2
+BATCH = 1000
+"""By default."""
+STEPS = 16
+"""Batches in memory, at 1000 samples; of smaller ones as many more, so that all sizes see the same keys."""
 MANY = ("shared_bottom", "mmoe", "esmm")
 WANTED = 0.8
 WANTED_OF_FUXICTR = {"lr": 20, "fm": 20, "dnn": 20, "deepfm": 20}
@@ -67,18 +73,18 @@ def make(name: str) -> Any:
     return made(inputs, made.Settings(**settings))
 
 
-def samples(name: str, count: int, seed: int) -> list[Batch]:
+def samples(name: str, count: int, seed: int, batch: int = BATCH) -> list[Batch]:
     random = np.random.default_rng(seed)
     made = []
     for _ in range(count):
-        lengths = np.ones((BATCH, len(SLOTS)), np.int64)
+        lengths = np.ones((batch, len(SLOTS)), np.int64)
         if name == "din":
-            lengths[:, -1] = random.integers(0, HISTORY + 1, BATCH)
+            lengths[:, -1] = random.integers(0, HISTORY + 1, batch)
         offsets = np.concatenate([[0], np.cumsum(lengths.ravel())])
         keys = (random.zipf(1.2, offsets[-1]) % KEYS).astype(np.uint64)
-        labels = (random.random((BATCH, 2)) < 0.3).astype(np.float32)
+        labels = (random.random((batch, 2)) < 0.3).astype(np.float32)
         labels[labels[:, 0] == 0, 1] = np.nan
-        dense = random.random((BATCH, DENSE)).astype(np.float32)
+        dense = random.random((batch, DENSE)).astype(np.float32)
         made.append(Batch(labels if name in MANY else labels[:, 0].copy(), dense, keys, offsets, SLOTS))
     return made
 
@@ -98,10 +104,9 @@ class InMemory(Reader):
     """The same batches again and again, for so many seconds."""
 
     schema = Schema(tuple(DenseFeature(f"I{index}") for index in range(DENSE)), tuple(map(Slot, SLOTS)))
-    batch_size = BATCH
 
     def __init__(self, batches: list[Batch], seconds: float) -> None:
-        self._batches, self.seconds = batches, seconds
+        self._batches, self.seconds, self.batch_size = batches, seconds, len(batches[0])
 
     def epoch(self, threads: int = 1) -> Epoch:
         return Epoch([_Stream(self._batches[index::threads], self.seconds) for index in range(threads)])
@@ -116,10 +121,10 @@ class InMemory(Reader):
         assert not position
 
 
-def ours(name: str, seconds: float) -> float:
+def ours(name: str, batch: int, seconds: float) -> float:
     torch.manual_seed(0)
     model, trainer = make(name), Trainer(Adam(1e-3), threads=THREADS, reporters=())
-    reader = InMemory(samples(name, 16, 0), 0.5)
+    reader = InMemory(samples(name, max(STEPS, STEPS * 1000 // batch), 0, batch), 0.5)
     trainer.fit(model, reader)  # rows are made, buffers too
     reader.seconds = seconds
     return trainer.fit(model, reader).samples_per_s
@@ -132,28 +137,28 @@ class _Fed:
         self.dense, self.slots = dense, SLOTS
 
     def __len__(self) -> int:
-        return BATCH
+        return len(self.dense)
 
 
-def dense_replica(name: str, seconds: float, ready: Barrier, out: Queue[float]) -> None:
+def dense_replica(name: str, batch: int, seconds: float, ready: Barrier, out: Queue[float]) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     model = make(name)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)  # type: ignore[attr-defined]
     modules = embeddings(model)
-    leaves = [0.1 * torch.randn(BATCH, module.width) for module in modules]
+    leaves = [0.1 * torch.randn(batch, module.width) for module in modules]
     for module, leaf in zip(modules, leaves, strict=True):
         if module.pooling == "sequence":  # as many values as ours have
-            lengths = torch.randint(0, HISTORY + 1, (BATCH, 1))
+            lengths = torch.randint(0, HISTORY + 1, (batch, 1))
             cut = module.width // (module.dim + 1)
             leaf[:, -cut:] = (torch.arange(cut) < lengths).float()
-    dense, labels = torch.rand(BATCH, DENSE), (torch.rand(BATCH, 2) < 0.3).float()
+    dense, labels = torch.rand(batch, DENSE), (torch.rand(batch, 2) < 0.3).float()
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         for module, leaf in zip(modules, leaves, strict=True):
             given = module.from_input(leaf.detach().requires_grad_())
-            module.forward = lambda batch, given=given: given  # type: ignore[method-assign, misc]
+            module.forward = lambda _, given=given: given  # type: ignore[method-assign, misc]
         with layer_by_layer():
             output = model(_Fed(dense))
         if name == "ctr_dnn":
@@ -169,14 +174,14 @@ def dense_replica(name: str, seconds: float, ready: Barrier, out: Queue[float]) 
     begin, rows = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
         step()
-        rows += BATCH
+        rows += batch
     out.put(rows / (time.perf_counter() - begin))
 
 
-def plain(name: str, seconds: float) -> float:
+def plain(name: str, batch: int, seconds: float) -> float:
     context = multiprocessing.get_context("spawn")
     out, ready = context.Queue(), context.Barrier(THREADS)
-    children = [context.Process(target=dense_replica, args=(name, seconds, ready, out)) for _ in range(THREADS)]
+    children = [context.Process(target=dense_replica, args=(name, batch, seconds, ready, out)) for _ in range(THREADS)]
     for child in children:
         child.start()
     rates = [out.get(timeout=300) for _ in children]
@@ -185,24 +190,29 @@ def plain(name: str, seconds: float) -> float:
     return float(sum(rates))
 
 
-def fuxictr(python: str, name: str, seconds: float) -> float:
+def fuxictr(python: str, name: str, batch: int, seconds: float) -> float:
     described = make(name).describe()
     settings = json.dumps(described.get("settings", described))
-    command = [python, str(HERE / "peers" / "fuxictr_models.py"), name, settings, str(seconds), str(THREADS)]
+    command = [python, str(HERE / "peers" / "fuxictr_models.py"), name, settings]
+    command += [str(seconds), str(THREADS), str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return float(json.loads(done.stdout.strip().splitlines()[-1])["samples_per_s"])
 
 
-def speeds(names: list[str], turns: int, seconds: float, python: str | None) -> Table:
-    table = Table("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted")
+def speeds(names: list[str], batch: int, turns: int, seconds: float, python: str | None) -> Table:
+    table = Table("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted", title=f"batch {batch}")
     for column in ("FuxiCTR", "times as fast", "wanted") if python else ():
         table.add_column(column)
     for name in names:
-        Console(stderr=True).print(f"measuring: {name}")
+        Console(stderr=True).print(f"measuring: {name}, batch {batch}")
         taken = [
-            (ours(name, seconds), plain(name, seconds), fuxictr(python, name, seconds) if python else 1.0)
+            (
+                ours(name, batch, seconds),
+                plain(name, batch, seconds),
+                fuxictr(python, name, batch, seconds) if python else 1.0,
+            )
             for _ in range(turns)
         ]
         mine, other, theirs = (statistics.median(column) for column in zip(*taken, strict=True))
@@ -225,9 +235,18 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     arguments.add_argument("models", nargs="*", metavar="MODEL", help=f"any of {', '.join(SHELF)}; default: all")
     arguments.add_argument("--quick", action="store_true", help="one short turn each, noisier figures")
+    arguments.add_argument("--seconds", type=float, help="of each measurement; default: 6, with --quick 3")
+    arguments.add_argument(
+        "--batch",
+        type=int,
+        nargs="+",
+        default=[BATCH],
+        metavar="SAMPLES",
+        help="sizes of a batch; default: %(default)s",
+    )
     arguments.add_argument("--fuxictr", metavar="PYTHON", help="the Python of an environment that has fuxictr")
     arguments.add_argument("--quality", action="store_true", help="how well models learn, in place of speeds alone")
-    arguments.add_argument("--rows", type=int, default=200_000, help="events of --quality")
+    arguments.add_argument("--rows", type=int, default=60_000, help="events of --quality; default: %(default)s")
     arguments.add_argument("--epochs", type=int, default=2, help="of --quality")
     arguments.add_argument(
         "--data", type=Path, help="where --quality keeps its events (a folder that goes, if not said)"
@@ -235,15 +254,19 @@ def main() -> None:
     given = arguments.parse_args()
     if unknown := [name for name in given.models if name not in SHELF]:
         arguments.error(f"no model {', '.join(unknown)}; choose from {', '.join(SHELF)}")
+    if min(given.batch) < 1:
+        arguments.error(f"--batch {min(given.batch)}: a batch has at least one sample")
     names = given.models or list(SHELF)
     if given.quality:
         size = model_quality.Size(given.rows, given.epochs)
         with tempfile.TemporaryDirectory() as folder:
-            table = model_quality.table(names, given.data or Path(folder), size, Console(stderr=True).print)
+            tables = [model_quality.table(names, given.data or Path(folder), size, Console(stderr=True).print)]
     else:
         turns, seconds = (1, 3.0) if given.quick else (3, 6.0)
-        table = speeds(names, turns, seconds, given.fuxictr)
-    Console(width=130).print(table)
+        seconds = given.seconds or seconds
+        tables = [speeds(names, batch, turns, seconds, given.fuxictr) for batch in given.batch]
+    for table in tables:
+        Console(width=130).print(table)
 
 
 if __name__ == "__main__":

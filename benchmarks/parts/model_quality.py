@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,9 +85,12 @@ def table(models: Sequence[str], folder: Path, size: Size, tell: Callable[[str],
     for model in models:
         cells = [model]
         for way in WAYS:
+            began = time.perf_counter()
             found = trained(model, way, data, size)
             cells += [f"{found.auc:.4f}", f"{found.group_auc:.4f}", f"{found.log_loss:.4f}"]
             cells += [f"{found.samples_per_s:,.0f}"]
-            tell(f"{model}, {way}: {', '.join(cells[-4:])} samples/s")  # a run that is ended early has told this much
+            # A run that is ended early has told this much.
+            seconds = time.perf_counter() - began
+            tell(f"{model}, {way}: {', '.join(cells[-4:])} samples/s ({seconds:.0f} s with starting and scoring)")
         made.add_row(*cells)
     return made

@@ -1,9 +1,9 @@
 """FuxiCTR's own training loop on networks of the shelf; run by the Python that has fuxictr.
 
-Usage: python fuxictr_models.py MODEL SETTINGS SECONDS THREADS: prints a JSON object with samples a second.
+Usage: python fuxictr_models.py MODEL SETTINGS SECONDS THREADS BATCH: prints a JSON object with samples a second.
 
 SETTINGS is JSON: ours, of the same network. The networks are put together as in FuxiCTR's model zoo, which its package
-leaves out: its layers, its loop (`train_step`), its Adam over whole tables of a million rows together, batch 1000, 26
+leaves out: its layers, its loop (`train_step`), its Adam over whole tables of a million rows together, 26
 slots; without the 13 numbers, which only helps it. A history is padded to its longest, as its loader does.
 """
 
@@ -31,7 +31,7 @@ from fuxictr.pytorch.layers import (
 )
 from fuxictr.pytorch.models import BaseModel, MultiTaskModel
 
-FIELDS, ROWS, BATCH, HISTORY = 26, 1_000_000, 1000, 20
+FIELDS, ROWS, HISTORY = 26, 1_000_000, 20
 PARTS = {
     "ctr_dnn": ("deep",),
     "lr": ("lr",),
@@ -169,7 +169,7 @@ class ManyLabels(MultiTaskModel):
         return {f"{label}_pred": chance for label, chance in zip(self.feature_map.labels, chances, strict=True)}
 
 
-def main(name: str, settings: dict, seconds: float, threads: int) -> None:
+def main(name: str, settings: dict, seconds: float, threads: int, size: int) -> None:
     if name not in PARTS and name not in MANY:
         sys.exit(f"no {name} here; there are {', '.join([*PARTS, *MANY])}")
     feature_map = FeatureMap("made", tempfile.gettempdir())
@@ -196,20 +196,20 @@ def main(name: str, settings: dict, seconds: float, threads: int) -> None:
     random = np.random.default_rng(0)
     batches = []
     for _ in range(8):
-        batch = {f"C{index}": random.zipf(1.2, BATCH) % rows for index in range(FIELDS)}
+        batch = {f"C{index}": random.zipf(1.2, size) % rows for index in range(FIELDS)}
         if name == "din":
-            there = np.arange(HISTORY) < random.integers(0, HISTORY + 1, BATCH)[:, None]
-            batch[last] = np.where(there, random.zipf(1.2, (BATCH, HISTORY)) % (rows - 1) + 1, 0)
+            there = np.arange(HISTORY) < random.integers(0, HISTORY + 1, size)[:, None]
+            batch[last] = np.where(there, random.zipf(1.2, (size, HISTORY)) % (rows - 1) + 1, 0)
         for label in feature_map.labels:
-            batch[label] = (random.random(BATCH) < 0.3).astype(np.float32)
+            batch[label] = (random.random(size) < 0.3).astype(np.float32)
         batches.append({key: torch.from_numpy(value) for key, value in batch.items()})
     made.train_step(batches[0])
     begin, steps = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
         made.train_step(batches[steps % len(batches)])
         steps += 1
-    print(json.dumps({"samples_per_s": steps * BATCH / (time.perf_counter() - begin)}))
+    print(json.dumps({"samples_per_s": steps * size / (time.perf_counter() - begin)}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

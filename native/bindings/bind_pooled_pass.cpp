@@ -23,11 +23,12 @@ class BoundPass {
     using OfShallow = std::optional<In<float, 1>>;
     using ShallowGradients = std::optional<Out<float, 1>>;
 
-    // Without a shallow part, its four arrays are none; without a tower, its lists are empty.
+    // Without a shallow part, its arrays are none, those of the pairs' weights also where they have none;
+    // without a tower, its lists are empty.
     BoundPass(std::size_t samples, Weights weights, Biases biases, WeightGradients grad_weights,
               BiasGradients grad_biases, std::size_t slots, std::vector<std::int32_t> chosen, std::size_t dim,
               bool mean, bool half, bool pairs, OfShallow bias, OfShallow numbers, ShallowGradients grad_bias,
-              ShallowGradients grad_numbers)
+              ShallowGradients grad_numbers, OfShallow pair_weights, ShallowGradients grad_pair_weights)
         : weights_(std::move(weights)),
           biases_(std::move(biases)),
           grad_weights_(std::move(grad_weights)),
@@ -36,6 +37,8 @@ class BoundPass {
           numbers_(std::move(numbers)),
           grad_bias_(std::move(grad_bias)),
           grad_numbers_(std::move(grad_numbers)),
+          pair_weights_(std::move(pair_weights)),
+          grad_pair_weights_(std::move(grad_pair_weights)),
           pass_(samples, dense_features(chosen, slots, dim), widths(), arrays(),
                 Pooling{slots, dim, chosen, mean}, shallow(pairs), half) {}
 
@@ -100,6 +103,14 @@ class BoundPass {
             expect(bias_->shape(0) == 1 && grad_bias_->shape(0) == 1 &&
                        grad_numbers_->shape(0) == numbers_->shape(0),
                    "one bias, and a gradient for each number of the shallow part");
+        expect(pair_weights_.has_value() == grad_pair_weights_.has_value() &&
+                   (with_shallow || !pair_weights_.has_value()),
+               "weights of pairs are a shallow part's, and have a gradient");
+        if (pair_weights_) {
+            const std::size_t pairs = WeightedPairs::count(chosen.size());
+            expect(pair_weights_->shape(0) == pairs && grad_pair_weights_->shape(0) == pairs,
+                   "one weight and one gradient for each pair of slots");
+        }
         if (weights_.empty()) return numbers_->shape(0);
         const std::size_t pooled = chosen.size() * (dim - (with_shallow ? 1 : 0));
         const std::size_t width = weights_.front().shape(1), out = weights_.back().shape(0);
@@ -113,7 +124,13 @@ class BoundPass {
 
     std::optional<Shallow> shallow(bool pairs) const {
         if (!bias_) return std::nullopt;
-        return Shallow{pairs, bias_->data(), numbers_->data(), grad_bias_->data(), grad_numbers_->data()};
+        return Shallow{pairs,
+                       bias_->data(),
+                       numbers_->data(),
+                       grad_bias_->data(),
+                       grad_numbers_->data(),
+                       pair_weights_ ? pair_weights_->data() : nullptr,
+                       grad_pair_weights_ ? grad_pair_weights_->data() : nullptr};
     }
 
     std::vector<std::size_t> widths() const {
@@ -150,6 +167,8 @@ class BoundPass {
     BiasGradients grad_biases_;
     OfShallow bias_, numbers_;
     ShallowGradients grad_bias_, grad_numbers_;
+    OfShallow pair_weights_;
+    ShallowGradients grad_pair_weights_;
     PooledPass pass_;
     In<std::int32_t, 1> inverse_;
     In<std::int64_t, 1> offsets_;
@@ -166,9 +185,9 @@ void bind_pooled_pass(nb::module_& m) {
         .def(nb::init<std::size_t, BoundPass::Weights, BoundPass::Biases, BoundPass::WeightGradients,
                       BoundPass::BiasGradients, std::size_t, std::vector<std::int32_t>, std::size_t, bool,
                       bool, bool, BoundPass::OfShallow, BoundPass::OfShallow, BoundPass::ShallowGradients,
-                      BoundPass::ShallowGradients>(),
+                      BoundPass::ShallowGradients, BoundPass::OfShallow, BoundPass::ShallowGradients>(),
              nb::arg(), array, array, array, array, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg(), maybe, maybe, maybe, maybe)
+             nb::arg(), maybe, maybe, maybe, maybe, maybe, maybe)
         .def("forward", &BoundPass::forward, array, array, array, array, array, array)
         .def("backward", &BoundPass::backward, array);
 }

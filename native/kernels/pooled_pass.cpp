@@ -50,6 +50,16 @@ void add_gradient(float scale, float of_pairs, const float* __restrict sum, cons
         for (std::size_t j = 0; j < d; ++j) to[j] += scale * (of_pairs * (sum[j] - x[j]) + of_tower[j]);
 }
 
+// to += scale * (grad * of_pairs + of_tower), where of_tower may be null.
+template <typename Width>
+void add_weighted_gradient(float scale, float grad, const float* __restrict of_pairs,
+                           const float* __restrict of_tower, Width d, float* __restrict to) {
+    if (of_tower == nullptr)
+        for (std::size_t j = 0; j < d; ++j) to[j] += scale * (grad * of_pairs[j]);
+    else
+        for (std::size_t j = 0; j < d; ++j) to[j] += scale * (grad * of_pairs[j] + of_tower[j]);
+}
+
 }  // namespace
 
 PooledPass::PooledPass(std::size_t samples, std::size_t dense_features, std::vector<std::size_t> widths,
@@ -74,6 +84,10 @@ PooledPass::PooledPass(std::size_t samples, std::size_t dense_features, std::vec
         shallow_logits_.resize(samples);
         sums_.resize(samples * vector_);
         squares_.resize(vector_);
+        if (shallow_->pairs && shallow_->pair_weights != nullptr) {
+            weighted_.emplace(pooling_.chosen.size(), vector_);
+            of_pairs_.resize(samples * pooled_);
+        }
     }
 }
 
@@ -110,7 +124,7 @@ void PooledPass::backward(const Bags& bags, float* grad_rows, std::size_t unique
 // Pools the vectors into x, and adds up everything else on the way, while a row is at hand. The products of
 // all pairs are half of (the sum of the vectors, squared, less the squares of each), so they need one pass.
 void PooledPass::shallow_forward(const Bags& bags, const float* rows) {
-    const bool pairs = shallow_->pairs, mean = pooling_.mean;
+    const bool pairs = shallow_->pairs && !weighted_, mean = pooling_.mean;
     with_width(vector_, [&](auto width) {
         const std::size_t d = width;
         float* squares = squares_.data();
@@ -147,11 +161,17 @@ void PooledPass::shallow_forward(const Bags& bags, const float* rows) {
             shallow_logits_[b] = pairs ? logit + 0.5f * products : logit;
         }
     });
+    if (weighted_)
+        weighted_->forward(x_.data(), width_, samples_, shallow_->pair_weights, of_pairs_.data(),
+                           shallow_logits_.data());
 }
 
-// A weight's gradient is that of the logit; in the pairs, a vector's is the sum of all others times that.
+// A weight's gradient is that of the logit; in the pairs, a vector's is the sum of all others times that,
+// each by its pair's weight where there are weights.
 void PooledPass::shallow_backward(const Bags& bags, float* grad_rows) {
     const bool mean = pooling_.mean;
+    if (weighted_)
+        weighted_->backward(x_.data(), width_, samples_, grad_logits_.data(), shallow_->grad_pair_weights);
     std::fill_n(shallow_->grad_numbers, dense_features_, 0.0f);
     float of_bias = 0.0f;
     with_width(vector_, [&](auto width) {
@@ -162,15 +182,20 @@ void PooledPass::shallow_backward(const Bags& bags, float* grad_rows) {
             const float* sum = sums_.data() + b * d;
             const float* x = x_.data() + b * width_;
             const float* of_tower = tower_ ? grad_x_.data() + b * pooled_ : nullptr;
+            const float* weighted = weighted_ ? of_pairs_.data() + b * pooled_ : nullptr;
             for (const std::int32_t slot : pooling_.chosen) {
                 const std::int64_t begin = begins[slot], end = begins[slot + 1];
                 const float scale = mean && end - begin > 1 ? 1.0f / static_cast<float>(end - begin) : 1.0f;
                 for (std::int64_t i = begin; i < end; ++i) {
                     float* row = grad_rows + bags.inverse[i] * (d + 1);
                     row[0] += scale * grad;
-                    add_gradient(scale, of_pairs, sum, x, of_tower, width, row + 1);
+                    if (weighted != nullptr)
+                        add_weighted_gradient(scale, grad, weighted, of_tower, width, row + 1);
+                    else
+                        add_gradient(scale, of_pairs, sum, x, of_tower, width, row + 1);
                 }
                 x += d;
+                if (weighted != nullptr) weighted += d;
                 if (of_tower != nullptr) of_tower += d;
             }
             of_bias += grad;

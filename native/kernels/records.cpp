@@ -19,10 +19,45 @@ constexpr double kPowers[] = {1e0, 1e1, 1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
 
 inline bool digit(char c) { return c >= '0' && c <= '9'; }
 
+// The number that eight digits make, the first in the lowest byte; each byte is the digit's value.
+inline std::uint64_t of_digits(std::uint64_t digits) {
+    digits = digits * 10 + (digits >> 8);  // pairs, in every other byte
+    const std::uint64_t high = (digits & 0x000000FF000000FFull) * 0x000F424000000064ull;
+    const std::uint64_t low = (digits >> 16 & 0x000000FF000000FFull) * 0x0000271000000001ull;
+    return (high + low) >> 32;
+}
+
+// A number of up to eight characters, digits with at most one point between them, without a loop: how long
+// numbers are cannot be foreseen, and each wrong guess would cost as much as all of this. False: it is
+// something else. Reads eight bytes.
+inline bool parse_short(const char* p, std::size_t size, bool negative, double* value) {
+    constexpr std::uint64_t kZeros = 0x3030303030303030ull, kHigh = 0x8080808080808080ull;
+    // Its characters to the end, behind as many zeros as are missing of eight.
+    const std::size_t missing = 8 * (8 - size);
+    const std::uint64_t digits = (xxh::load64(p) ^ kZeros) << missing;
+    const std::uint64_t others = ((digits + 0x7676767676767676ull) | digits) & kHigh;
+    if (others == 0) {
+        const auto whole = static_cast<std::int64_t>(of_digits(digits));
+        *value = static_cast<double>(negative ? -whole : whole);
+        return true;
+    }
+    const auto point = static_cast<std::size_t>(__builtin_ctzll(others)) & ~std::size_t{7};  // in bits
+    if ((others & (others - 1)) != 0 || (digits >> point & 0xFF) != ('.' ^ '0') || point == missing ||
+        point == 56)
+        return false;
+    const std::uint64_t before = digits & ((std::uint64_t{1} << point) - 1);
+    const std::uint64_t behind = digits >> point >> 8 << point << 8;
+    // As below: exact, and rounded once.
+    const double number = static_cast<double>(of_digits(behind | before << 8)) / kPowers[(56 - point) / 8];
+    *value = negative ? -number : number;
+    return true;
+}
+
 inline bool parse_number(const char* p, std::size_t size, double* value) {
     // Most numbers are short and whole.
     const bool negative = size && *p == '-';
     const std::size_t digits = size - negative;
+    if (digits && digits <= 8 && parse_short(p + negative, digits, negative, value)) return true;
     if (digits && digits <= 15) {
         std::int64_t whole = 0;
         std::size_t i = negative;
@@ -52,8 +87,27 @@ inline double ln2(double x) {
     return std::floor(logarithm * logarithm);
 }
 
+// Of the small whole numbers that counts are, made once: a logarithm takes longer than all else that is done
+// with a number.
+struct Logarithms {
+    static constexpr std::size_t kCount = 1024;
+    double of[kCount];
+    Logarithms() {
+        for (std::size_t i = 0; i < kCount; ++i) of[i] = std::log1p(static_cast<double>(i));
+    }
+};
+
+inline double log1p_of(double x) {
+    static const Logarithms known;
+    if (x < Logarithms::kCount) {
+        const auto whole = static_cast<std::size_t>(x);
+        if (static_cast<double>(whole) == x) return known.of[whole];
+    }
+    return std::log1p(x);
+}
+
 inline double apply(int function, double x) {
-    if (function == kLog1p) return std::copysign(std::log1p(std::fabs(x)), x);
+    if (function == kLog1p) return std::copysign(log1p_of(std::fabs(x)), x);
     return function == kLn2 ? ln2(x) : x;
 }
 
@@ -198,8 +252,8 @@ Assembler::Assembler(RecordPlan plan) : plan_(std::move(plan)), fold_(plan_.dim)
             const std::string text = std::to_string(v);
             known_[s].push_back(hashes_[s].any(text.data(), text.size()));
         }
-        plain_.push_back(slot.kind == kHashed && !slot.lower && !slot.split && !slot.length &&
-                         !slot.filtered);
+        const bool whole = slot.kind == kHashed && !slot.split && !slot.length && !slot.filtered;
+        ways_.push_back({slot.field, whole && !slot.lower, whole && slot.lower});
         if (slot.kind != kCross) order_.push_back(s);
     }
     for (std::size_t s = 0; s < slots; ++s)
@@ -464,10 +518,14 @@ Refusal Assembler::assemble(const Field* fields, const Columns& out, std::size_t
     limit_ = out.key_capacity;
     for (const std::size_t s : order_) {
         start_[s] = keys_.size();
-        const SlotPlan& plan = plan_.slots[s];
-        const Field& field = fields[plan.field];
-        if (plain_[s] && field.count == 1 && field.values[0].kind <= kWhole && field.values[0].size) {
-            keys_.push_back(hashes_[s].padded(field.values[0].data, field.values[0].size));
+        const Way& way = ways_[s];
+        const Field& field = fields[way.field];
+        if ((way.plain || way.lowered) && field.count == 1 && field.values[0].kind <= kWhole &&
+            field.values[0].size) {
+            if (way.plain)
+                keys_.push_back(hashes_[s].padded(field.values[0].data, field.values[0].size));
+            else
+                text_value(field.values[0].data, field.values[0].size, s);
             count_[s] = 1;
             continue;
         }

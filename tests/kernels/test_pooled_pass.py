@@ -39,6 +39,20 @@ def shallow_network(hidden=(7, 5), *, pairs=True, tower=True, mean=False, half=F
     return PooledNetwork(weights, biases, *gradients, SLOTS, CHOSEN, dim, mean, half, shallow)
 
 
+def weighted_network(choices=2, *, tower=False, mean=False, seed=0, dim=DIM):
+    """As `shallow_network`, with a weight for each pair; all slots are chosen, so many times."""
+    chosen = tuple(range(SLOTS)) * choices
+    draw = np.random.default_rng(seed)
+    widths = [len(chosen) * (dim - 1) + DENSE, 7, 1] if tower else []
+    weights = [draw.normal(size=(b, a)).astype(np.float32) for a, b in pairwise(widths)]
+    biases = [draw.normal(size=b).astype(np.float32) for b in widths[1:]]
+    gradients = [np.full_like(w, np.nan) for w in weights], [np.full_like(b, np.nan) for b in biases]
+    linear = draw.normal(size=1).astype(np.float32), draw.normal(size=DENSE).astype(np.float32)
+    of_pairs = draw.normal(size=len(chosen) * (len(chosen) - 1) // 2).astype(np.float32)
+    shallow = Shallow(*linear, *map(np.zeros_like, linear), True, of_pairs, np.full_like(of_pairs, np.nan))
+    return PooledNetwork(weights, biases, *gradients, SLOTS, chosen, dim, mean, False, shallow)
+
+
 def batch(samples, seed=0, dim=DIM):
     """rows, inverse, offsets, dense, labels"""
     draw = np.random.default_rng(seed)
@@ -58,14 +72,21 @@ def passed(kind, net, given):
         net,
         grad_weights=[g.copy() for g in net.grad_weights],
         grad_biases=[g.copy() for g in net.grad_biases],
-        shallow=net.shallow
-        and replace(net.shallow, grad_bias=net.shallow.grad_bias.copy(), grad_numbers=net.shallow.grad_numbers.copy()),
+        shallow=net.shallow and own_gradients(net.shallow),
     )
     one = kind(len(given[4]), net)
     loss, probabilities = one.forward(*given)
     gradient = one.backward(given[0])
     linear = [] if net.shallow is None else [net.shallow.grad_bias, net.shallow.grad_numbers]
+    if net.shallow is not None and net.shallow.grad_pair_weights is not None:
+        linear.append(net.shallow.grad_pair_weights)
     return [np.float64(loss), probabilities, gradient, *net.grad_weights, *net.grad_biases, *linear]
+
+
+def own_gradients(shallow):
+    names = ("grad_bias", "grad_numbers", "grad_pair_weights")
+    arrays = {name: getattr(shallow, name) for name in names}
+    return replace(shallow, **{name: None if array is None else array.copy() for name, array in arrays.items()})
 
 
 @settings(max_examples=40, deadline=None)
@@ -95,8 +116,24 @@ def test_a_shallow_part_as_its_twin(samples, dim, pairs, tower, mean, half, seed
     compare_with_twin(net, batch(samples, seed, dim), half and tower)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.integers(1, 20),
+    choices=st.integers(1, 5),
+    dim=st.sampled_from([1, 2, 5, 11, 17, 18, 34]),
+    tower=st.booleans(),
+    mean=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_weighted_pairs_as_their_twin(samples, choices, dim, tower, mean, seed):
+    net = weighted_network(choices, tower=tower, mean=mean, seed=seed, dim=dim)
+    compare_with_twin(net, batch(samples, seed, dim), False)
+
+
 @pytest.mark.parametrize("kernels", others("pooled_pass"))
-@pytest.mark.parametrize("net", [network(), shallow_network(), shallow_network(tower=False)])
+@pytest.mark.parametrize(
+    "net", [network(), shallow_network(), shallow_network(tower=False), weighted_network(), weighted_network(4)]
+)
 def test_every_level(kernels, net):
     given = batch(13)
     for mine, other in zip(
@@ -184,12 +221,20 @@ def test_a_network_that_does_not_fit_together_is_refused(field, value, said):
         ("numbers", np.zeros(DENSE + 1, np.float32), "a gradient for each number"),
         ("bias", np.zeros(2, np.float32), "one bias"),
         ("grad_bias", None, "all of its arrays"),
+        ("pair_weights", np.zeros(1, np.float32), "have a gradient"),
     ],
 )
 def test_a_shallow_part_that_does_not_fit_is_refused(field, value, said):
     net = shallow_network(tower=False)
     with pytest.raises(ValueError, match=said):
         PooledPass(2, replace(net, shallow=replace(net.shallow, **{field: value})))
+
+
+def test_weights_of_other_pairs_are_refused():
+    net = weighted_network()
+    one_more = np.zeros(len(net.shallow.pair_weights) + 1, np.float32)
+    with pytest.raises(ValueError, match="for each pair of slots"):
+        PooledPass(2, replace(net, shallow=replace(net.shallow, pair_weights=one_more)))
 
 
 def test_a_shallow_part_beside_a_tower_of_two_logits_or_of_other_numbers_is_refused():

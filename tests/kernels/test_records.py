@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparsefleet.core.schema import DenseFeature, Label, Schema, Slot
@@ -117,6 +117,45 @@ def as_csv(records: list[dict[str, Any]], delimiter: str = ",", end: str = "\n")
     for record in records:
         writer.writerow(["" if record[name] is None else record[name] for name in NAMES])
     return out.getvalue().encode()
+
+
+def numbers_plan(function: str | None = None) -> RecordPlan:
+    return record_plan(Schema(dense=(DenseFeature("n", function=function),), slots=(Slot("s"),), label="click"))
+
+
+def read_number(kind: Any, plan: RecordPlan, text: str) -> float | None:
+    """None: refused."""
+    record = {"n": text, "s": "a", "click": "1"}
+    line = ",".join(record[name] for name in plan.fields) + "\n"
+    out, _ = run(kind.CsvParser(plan, range(3), 3, ","), plan, line.encode())
+    return float(out.dense[0, 0]) if out.filled else None
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(st.text("0123456789.", min_size=1, max_size=17), st.text("0123456789.-+e é", min_size=1, max_size=9)))
+@example("12345678")
+@example("123456789")
+@example("1234567.")
+@example(".1234567")
+@example("123.4567")
+@example("-1.25")
+@example("-12345678")
+@example("1.2.3")
+@example("-0")
+def test_numbers_are_what_python_reads(text: str) -> None:
+    """Short ones are read without a loop; all are rounded once, to the float nearest to what is written."""
+    plan = numbers_plan()
+    found = read_number(native, plan, text)
+    assert found == read_number(twin, plan, text)
+    if found is not None:
+        assert found == np.float32(float(text))
+
+
+@pytest.mark.parametrize("text", ["0", "1", "7", "1023", "1024", "1022.5", "-3", "-1023", "0.5", "100000"])
+def test_logarithms_of_whole_numbers_and_others(text: str) -> None:
+    number = float(text)
+    found = read_number(native, numbers_plan("log1p"), text)
+    assert found == np.float32(np.copysign(np.log1p(abs(number)), number))
 
 
 @settings(max_examples=200, deadline=None)

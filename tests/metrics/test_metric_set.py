@@ -110,6 +110,24 @@ def test_many_threads_may_count_at_once():
     assert together.values() == counted(MetricSet(ClickMetrics(), [Brier()]), given).values()
 
 
+def test_what_threads_have_counted_so_far_is_told_while_they_count():
+    """Each counts in a place of its own; whoever reads adds them up, once."""
+    whole, parts = MetricSet(ClickMetrics(64)), MetricSet(ClickMetrics(64))
+    told = []
+    for given in batches():
+        whole.update(*given)
+        thread = threading.Thread(target=parts.update, args=given)
+        thread.start()
+        parts.update(*given)
+        thread.join()
+        whole.update(*given)
+        told.append((parts.click_values(), whole.click_values(), parts.to_dict() == whole.to_dict()))
+    assert len(told) > 1
+    for mine, wanted, same in told:
+        assert mine == pytest.approx(wanted, nan_ok=True)
+        assert same
+
+
 def other(**names):
     return type("Other", (Brier,), names)()
 

@@ -11,7 +11,7 @@ from sparsefleet.communicator import DirectCommunicator
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.models import CTRDNN, CTRDNNConfig
-from sparsefleet.nn import Deep, DenseTower, LinearTerm, PooledTower, ShallowDeep, SparseEmbedding
+from sparsefleet.nn import Deep, DenseTower, LinearTerm, PooledTower, ShallowDeep, SparseEmbedding, WeightedPairs
 from sparsefleet.nn.direct_pass import DirectPass
 from sparsefleet.nn.precision import Half
 from sparsefleet.optim import Adam
@@ -120,11 +120,33 @@ class MachineByAutograd(Machine):
         return super().forward(batch)
 
 
+class WeightedMachine(ShallowDeep):
+    """As `Machine`, over all slots, with a weight for each pair."""
+
+    def __init__(self, *, pooling="sum"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = SparseEmbedding(TABLE, 5, ["c", "a", "b"], pooling=pooling)
+        self.linear = LinearTerm(2)
+        self.deep = Deep([14, 7, 1])
+        self.pairs = WeightedPairs(3)
+        torch.nn.init.normal_(self.pairs.pairs)
+
+
+class WeightedMachineByAutograd(WeightedMachine):
+    def forward(self, batch):
+        return super().forward(batch)
+
+
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
-def test_a_machine_beside_a_tower_trains_as_through_autograd(pooling):
+@pytest.mark.parametrize(
+    "kinds", [(Machine, MachineByAutograd), (WeightedMachine, WeightedMachineByAutograd)], ids=["pairs", "weighted"]
+)
+def test_a_machine_beside_a_tower_trains_as_through_autograd(kinds, pooling):
     """To rounding, and for some steps: torch adds up in another order."""
-    runner, store, session = replica(Machine(pooling=pooling))
-    other, other_store, other_session = replica(MachineByAutograd(pooling=pooling))
+    direct, by_autograd = kinds
+    runner, store, session = replica(direct(pooling=pooling))
+    other, other_store, other_session = replica(by_autograd(pooling=pooling))
     assert isinstance(runner._pass, DirectPass)
     assert not isinstance(other._pass, DirectPass)
     for batch in batches([32, 32, 7, 1, 33]):
@@ -198,6 +220,15 @@ def with_another_linear_term():
     return model
 
 
+def with_other_weighted_pairs():
+    class Other(WeightedPairs):
+        pass
+
+    model = WeightedMachine()
+    model.pairs = Other(3)
+    return model
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -212,6 +243,7 @@ def with_another_linear_term():
         MachineByAutograd,
         lambda: Machine(dropout=0.5),
         with_another_linear_term,
+        with_other_weighted_pairs,
     ],
 )
 def test_any_other_model_goes_through_autograd(make):
@@ -219,7 +251,7 @@ def test_any_other_model_goes_through_autograd(make):
     assert not isinstance(runner._pass, DirectPass)
 
 
-@pytest.mark.parametrize("make", [network, Machine])
+@pytest.mark.parametrize("make", [network, Machine, WeightedMachine])
 def test_gradients_are_where_autograd_leaves_them(make):
     model = make()
     runner, *_ = replica(model)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sparsefleet/tower.h"
+#include "sparsefleet/weighted_pairs.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
@@ -27,12 +28,15 @@ struct Pooling {
 };
 
 // What is added to the tower's logit, or is the logit where there is no tower: a bias, the weights of values
-// and numbers, and with `pairs` the product of each two slots' vectors. A row of the table begins with its
-// value's weight; the vector is what follows. Arrays as in TowerArrays.
+// and numbers, and with `pairs` the product of each two slots' vectors, which counts by its `pair_weights`
+// where there are any (weighted_pairs.h). A row of the table begins with its value's weight; the vector is
+// what follows. Arrays as in TowerArrays.
 struct Shallow {
     bool pairs;
     const float *bias, *numbers;  // [1], [dense features]
     float *grad_bias, *grad_numbers;
+    const float* pair_weights;  // [pairs of chosen slots] or null
+    float* grad_pair_weights;
 };
 
 // The bags of a batch: `inverse` says which of the rows each value is, `offsets` where bags begin (rows.h).
@@ -78,6 +82,8 @@ class PooledPass {
     std::vector<float> x_, grad_x_, logits_, grad_logits_;
     std::vector<float> shallow_logits_, sums_;  // [samples]; [samples, vector]: of all slots' vectors
     std::vector<float> squares_;                // [vector]: of one sample, summed over its slots
+    std::optional<WeightedPairs> weighted_;
+    std::vector<float> of_pairs_;  // [samples, pooled]: by weighted_, a logit's gradient by each vector
 };
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -122,7 +122,13 @@ class Assembler {
 
     RecordPlan plan_;
     Refusal refusal_;
-    std::vector<char> plain_;  // per slot: a value is hashed as it stands
+    // Of a slot, what most of its values need to know: its field, and whether one is hashed as it stands, or
+    // in lower case. By itself, for plans are long.
+    struct Way {
+        std::size_t field;
+        bool plain, lowered;
+    };
+    std::vector<Way> ways_;
     std::vector<PrefixHash> hashes_;
     std::vector<std::uint64_t> missing_;             // per slot: the key of its value for missing
     std::vector<std::uint64_t> rare_;                // per slot: the key of its value for rare ones

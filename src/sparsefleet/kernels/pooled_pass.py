@@ -20,6 +20,8 @@ from sparsefleet.kernels.rows import I32
 class Shallow:
     """A linear term and, with `pairs`, the product of each two slots' vectors: added to the tower's one logit.
 
+    With `pair_weights`, one for each two slots (0 and 1, 0 and 2, …), a product counts by its weight.
+
     A row of the table then begins with its value's weight; the D - 1 values behind it are the vector.
     """
 
@@ -30,6 +32,8 @@ class Shallow:
     grad_bias: F32
     grad_numbers: F32
     pairs: bool
+    pair_weights: F32 | None = None
+    grad_pair_weights: F32 | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class PooledPass:
             network.mean,
             network.half,
             shallow is not None and shallow.pairs,
-            *([None] * 4 if shallow is None else _arrays(shallow)),
+            *([None] * 6 if shallow is None else _arrays(shallow)),
         )
 
     def forward(self, rows: F32, inverse: I32, offsets: I64, dense: F32, labels: F32) -> tuple[float, F32]:
@@ -86,5 +90,6 @@ class PooledPass:
         return gradient
 
 
-def _arrays(shallow: Shallow) -> list[F32]:
-    return [shallow.bias, shallow.numbers, shallow.grad_bias, shallow.grad_numbers]
+def _arrays(shallow: Shallow) -> list[F32 | None]:
+    linear = [shallow.bias, shallow.numbers, shallow.grad_bias, shallow.grad_numbers]
+    return [*linear, shallow.pair_weights, shallow.grad_pair_weights]

@@ -24,24 +24,52 @@ class MetricSet:
 
     def __init__(self, clicks: ClickMetrics, own: Sequence[Metric] = ()) -> None:
         """`own` is copied, and must have counted nothing."""
-        self.clicks = clicks
+        self._clicks = clicks
+        self._first: int | None = None
+        """The thread that counts there."""
+        self._others: dict[int, ClickMetrics] = {}
+        """Clicks of all other threads. Whole numbers: it does not matter where and when they are added up."""
         self._own = {metric.name: copy.deepcopy(metric) for metric in check_metrics(own)}
         self._lock = threading.Lock()
 
     def update(self, batch: Batch, outputs: Outputs) -> None:
         with self._lock:
-            self.clicks.update(batch, outputs)
+            (self._clicks if batch.weights is not None else self._mine()).update(batch, outputs)
             for metric in self._own.values():
                 metric.update(batch, outputs)
 
+    @property
+    def clicks(self) -> ClickMetrics:
+        """Those of all threads, so far."""
+        with self._lock:
+            return self._all_clicks()
+
+    def _mine(self) -> ClickMetrics:
+        """Where the calling thread counts: threads that shared a histogram would fetch its lines from each other."""
+        thread = threading.get_ident()
+        if self._first is None:
+            self._first = thread
+        if thread == self._first:
+            return self._clicks
+        found = self._others.get(thread)
+        if found is None:
+            found = self._others[thread] = ClickMetrics(len(self._clicks.positive) - 1)
+        return found
+
+    def _all_clicks(self) -> ClickMetrics:
+        for other in self._others.values():
+            self._clicks.merge(other)
+        self._first, self._others = None, {}
+        return self._clicks
+
     def values(self) -> dict[str, float]:
         with self._lock:
-            return {**self.clicks.values(), **self._own_values()}
+            return {**self._all_clicks().values(), **self._own_values()}
 
     def click_values(self) -> dict[str, float]:
         """Only those of ClickMetrics."""
         with self._lock:
-            return self.clicks.values()
+            return self._all_clicks().values()
 
     def own_values(self) -> dict[str, float]:
         """Only those of the user's own metrics."""
@@ -61,7 +89,7 @@ class MetricSet:
         """Plain data: for checkpoints, and for `add` in another process."""
         with self._lock:
             own = {name: metric.to_dict() for name, metric in self._own.items()}
-            return {**self.clicks.to_dict(), **({OWN: own} if own else {})}
+            return {**self._all_clicks().to_dict(), **({OWN: own} if own else {})}
 
     @staticmethod
     def together(parts: Iterable[Mapping[str, Any]], own: Sequence[Metric] = ()) -> MetricSet:
@@ -73,7 +101,7 @@ class MetricSet:
         whole = MetricSet(ClickMetrics.from_dict(first), own)
         whole._merge_own(first)
         for other in others:
-            whole.clicks.merge(ClickMetrics.from_dict(other))
+            whole._clicks.merge(ClickMetrics.from_dict(other))
             whole._merge_own(other)
         return whole
 

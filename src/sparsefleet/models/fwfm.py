@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
-
-from sparsefleet.core.batch import Batch
 from sparsefleet.models.base import ModelInputs, SchemaModel
 from sparsefleet.models.common import VectorSettings, vectors_of
-from sparsefleet.nn import LinearTerm, WeightedPairs, dense_input, weights_and_vectors
+from sparsefleet.nn import LinearTerm, ShallowDeep, WeightedPairs
 
 
-class FwFM(SchemaModel):
+class FwFM(ShallowDeep, SchemaModel):
     """Batch -> [B] logits. Pairs are of slots; numbers are in the linear term."""
 
     name: ClassVar[str] = "FwFM"
@@ -21,12 +18,8 @@ class FwFM(SchemaModel):
     Settings = VectorSettings
 
     def __init__(self, inputs: ModelInputs, settings: Any = None) -> None:
-        super().__init__(inputs, settings)
+        SchemaModel.__init__(self, inputs, settings)
         self.rows = vectors_of(inputs, self.settings, weights=True)
         self.linear = LinearTerm(inputs.dense_features)
         self.pairs = WeightedPairs(len(inputs.slots))
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        weights, vectors = weights_and_vectors(self.rows(batch), len(self.inputs.slots))
-        out: torch.Tensor = self.linear(weights, dense_input(batch)) + self.pairs(vectors)
-        return out
+        self.deep = None

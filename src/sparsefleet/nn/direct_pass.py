@@ -21,6 +21,7 @@ from sparsefleet.nn.autograd_pass import AutogradPass
 from sparsefleet.nn.deep import Deep
 from sparsefleet.nn.dense_block import Gradients
 from sparsefleet.nn.embedding import SparseEmbedding
+from sparsefleet.nn.fm import WeightedPairs
 from sparsefleet.nn.linear_term import LinearTerm
 from sparsefleet.nn.lookup import RowSource, slot_places
 from sparsefleet.nn.objective import Judged, check_labels, label_names
@@ -40,6 +41,7 @@ class _Parts:
     tower: DenseTower | None
     linear: LinearTerm | None = None
     pairs: bool = False
+    weighted: WeightedPairs | None = None
 
     @property
     def layers(self) -> list[nn.Linear]:
@@ -51,12 +53,13 @@ class _Parts:
             type(self.embedding) is SparseEmbedding
             and type(self.tower) in (DenseTower, type(None))
             and type(self.linear) in (LinearTerm, type(None))
+            and type(self.weighted) in (WeightedPairs, type(None))
             and all(type(layer) is nn.Linear for layer in (self.tower.layers if self.tower is not None else ()))
         )
 
     def parameters(self) -> list[nn.Parameter]:
-        parts: list[nn.Module] = [*self.layers, *([] if self.linear is None else [self.linear])]
-        return [parameter for part in parts for parameter in part.parameters()]
+        parts = [*self.layers, self.linear, self.weighted]
+        return [parameter for part in parts if part is not None for parameter in part.parameters()]
 
 
 def _parts_of(model: nn.Module) -> _Parts | None:
@@ -64,11 +67,12 @@ def _parts_of(model: nn.Module) -> _Parts | None:
     if isinstance(model, PooledTower) and forward is PooledTower.forward:
         return _Parts(model.embedding, model.tower)
     if isinstance(model, ShallowDeep) and forward is ShallowDeep.forward:
-        deep = model.deep
+        deep, pairs = model.deep, bool(model.pairs)
+        weighted = model.pairs if isinstance(model.pairs, WeightedPairs) else None
         if deep is None:
-            return _Parts(model.rows, None, model.linear, model.pairs)
+            return _Parts(model.rows, None, model.linear, pairs, weighted)
         if type(deep) is Deep and deep.plain:
-            return _Parts(model.rows, deep.tower, model.linear, model.pairs)
+            return _Parts(model.rows, deep.tower, model.linear, pairs, weighted)
     return None
 
 
@@ -125,7 +129,7 @@ class DirectPass:
             dim=embedding.dim,
             mean=embedding.pooling == "mean",
             half=half,
-            shallow=None if parts.linear is None else _shallow(parts.linear, parts.pairs),
+            shallow=None if parts.linear is None else _shallow(parts.linear, parts.pairs, parts.weighted),
         )
         if parts.linear is not None:
             self._dense_features = 0 if parts.linear.numbers is None else len(parts.linear.numbers)
@@ -156,7 +160,7 @@ class DirectPass:
         return made
 
 
-def _shallow(linear: LinearTerm, pairs: bool) -> Shallow:
+def _shallow(linear: LinearTerm, pairs: bool, weighted: WeightedPairs | None) -> Shallow:
     numbers, none = linear.numbers, np.empty(0, np.float32)
     return Shallow(
         bias=_array(linear.bias),
@@ -164,6 +168,8 @@ def _shallow(linear: LinearTerm, pairs: bool) -> Shallow:
         grad_bias=_array(linear.bias.grad),
         grad_numbers=none if numbers is None else _array(numbers.grad),
         pairs=pairs,
+        pair_weights=None if weighted is None else _array(weighted.pairs),
+        grad_pair_weights=None if weighted is None else _array(weighted.pairs.grad),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from sparsefleet.core.batch import Batch
 from sparsefleet.nn.deep import Deep
 from sparsefleet.nn.embedding import SparseEmbedding
-from sparsefleet.nn.fm import pair_products
+from sparsefleet.nn.fm import WeightedPairs, pair_products
 from sparsefleet.nn.inputs import dense_input
 from sparsefleet.nn.linear_term import LinearTerm, weights_and_vectors
 
@@ -27,8 +27,16 @@ class ShallowDeep(nn.Module):
     linear: LinearTerm
     deep: Deep | None
     """Over the vectors of all slots and the numbers, to one output; None: there are no relu layers."""
-    pairs: ClassVar[bool] = False
-    """Whether the products of all pairs of slots' vectors are added, as in factorization machines."""
+    pairs: bool | WeightedPairs
+    """Whether the products of all pairs of slots' vectors are added, as in factorization machines; a `WeightedPairs`:
+    each by a learned weight. False unless a subclass says otherwise, as its own attribute or, a module, in `__init__`.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        # Not `pairs = False` above: torch looks for modules only where Python finds no attribute, and would find this.
+        if name == "pairs" and name not in self._modules:
+            return False
+        return super().__getattr__(name)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         dense, pooled = dense_input(batch), self.rows(batch)
@@ -36,7 +44,9 @@ class ShallowDeep(nn.Module):
             return self.linear(pooled, dense)  # type: ignore[no-any-return]
         weights, vectors = weights_and_vectors(pooled, len(self.rows.slots))
         out: torch.Tensor = self.linear(weights, dense)
-        if self.pairs:
+        if isinstance(self.pairs, WeightedPairs):
+            out = out + self.pairs(vectors)
+        elif self.pairs:
             out = out + pair_products(vectors)
         if self.deep is not None:
             out = out + self.deep(torch.cat([vectors.flatten(1), dense], 1)).squeeze(1)

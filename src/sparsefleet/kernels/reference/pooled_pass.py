@@ -56,8 +56,11 @@ class PooledPass:
     def _shallow_forward(self, shallow: Shallow) -> F32:
         with flushed():
             logits: F32 = self._rows()[:, :, 0].sum(1) + shallow.bias + self._dense @ shallow.numbers
-            if shallow.pairs:
-                vectors = self._rows()[:, :, 1:]
+            vectors = self._rows()[:, :, 1:]
+            if shallow.pairs and shallow.pair_weights is not None:
+                weighted = _symmetric(shallow.pair_weights, vectors.shape[1]) @ vectors
+                logits = logits + np.float32(0.5) * (weighted * vectors).sum((1, 2))
+            elif shallow.pairs:
                 logits = logits + np.float32(0.5) * ((vectors.sum(1) ** 2).sum(1) - (vectors**2).sum((1, 2)))
         return logits
 
@@ -70,8 +73,21 @@ class PooledPass:
             of_rows = np.empty_like(rows)
             of_rows[:, :, 0] = grad[:, None]
             of_rows[:, :, 1:] = of_tower.reshape(rows[:, :, 1:].shape)
-            if shallow.pairs:
-                vectors = rows[:, :, 1:]
+            vectors = rows[:, :, 1:]
+            if shallow.pairs and shallow.pair_weights is not None:
+                weighted = _symmetric(shallow.pair_weights, vectors.shape[1]) @ vectors
+                of_rows[:, :, 1:] += grad[:, None, None] * weighted
+                assert shallow.grad_pair_weights is not None
+                products = np.einsum("b,bid,bjd->ij", grad, vectors, vectors)
+                shallow.grad_pair_weights[:] = products[np.triu_indices(vectors.shape[1], 1)]
+            elif shallow.pairs:
                 of_rows[:, :, 1:] += grad[:, None, None] * (vectors.sum(1, keepdims=True) - vectors)
         flat: F32 = of_rows.reshape(len(rows), -1)
         return flat
+
+
+def _symmetric(weights: F32, slots: int) -> F32:
+    """[C, C] each pair's weight in both its places; zeros on the diagonal."""
+    upper = np.zeros((slots, slots), np.float32)
+    upper[np.triu_indices(slots, 1)] = weights
+    return upper + upper.T
