@@ -111,6 +111,20 @@ void follow_others(const Rule& rule, float* __restrict w, float* __restrict s, s
     }
 }
 
+// A row becomes what others have of it plus what they were not told yet.
+template <typename Rule, typename Width>
+inline void rebase_row(const Rule& rule, float* __restrict w, float* __restrict told,
+                       const float* __restrict there, Width width) {
+    if constexpr (std::is_same_v<Rule, Ftrl>) {
+        float *z = w + width, *squares = z + width;
+        for (std::size_t d = 0; d < width; ++d)
+            rule.follow(w[d], z[d], squares[d], there[d] + (w[d] - told[d]));
+    } else {
+        for (std::size_t d = 0; d < width; ++d) w[d] = there[d] + (w[d] - told[d]);
+    }
+    for (std::size_t d = 0; d < width; ++d) told[d] = there[d];
+}
+
 // The widths that people use get a loop of known length; the compiler unrolls it and leaves no remainder to
 // test for. One more than a common width: rows that begin with the weight of a linear term.
 template <typename F>
@@ -222,15 +236,12 @@ void RuleStep::update_rows(float* const* rows, const float* const* grads, std::s
 
 void RuleStep::rebase_rows(float* const* rows, const float* const* there, std::size_t count,
                            std::size_t dim) const {
-    const std::size_t own = own_width(dim);
+    const std::size_t told_at = dim + own_width(dim);
     visit([&](const auto& rule) {
-        for (std::size_t i = 0; i < count; ++i) {
-            const float* base = there[i];
-            float* told = rows[i] + dim + own;
-            follow_others(rule, rows[i], rows[i] + dim, dim, dim,
-                          [=](std::size_t d, float value) { return base[d] + (value - told[d]); });
-            std::copy_n(base, dim, told);
-        }
+        with_dim(dim, [&](auto width) {
+            for (std::size_t i = 0; i < count; ++i)
+                rebase_row(rule, rows[i], rows[i] + told_at, there[i], width);
+        });
     });
 }
 

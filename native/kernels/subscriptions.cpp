@@ -220,9 +220,13 @@ void Subscriptions::note(const std::uint64_t* keys, std::size_t count, std::size
     const std::lock_guard<std::mutex> guard(mutex_);
     make_room_for(worker);
     by_row<true>(keys, count, [&](std::byte* row, std::uint32_t number) {
-        std::byte* subscribed = row + kWord;
-        workers_[worker].keys += !has_bit(subscribed, worker);
-        set_bit(subscribed, worker);
+        std::byte *subscribed = row + kWord, *changed = subscribed + width_;
+        if (!has_bit(subscribed, worker)) {  // so it stands in no list of the worker's either
+            ++workers_[worker].keys;
+            set_bit(subscribed, worker);
+            workers_[worker].changed.push_back(number);
+            set_bit(changed, worker);
+        }
         tell_others(row, number, worker);
     });
 }

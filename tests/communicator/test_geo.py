@@ -60,27 +60,56 @@ def dense(communicator):
 
 
 def test_the_formulas(pair):
-    """delta = (local - old) / trainers, old += delta; on pull local += server - old."""
+    """delta = (local - old) / trainers, old += delta; on pull local += server - old. A row that no answer has told of
+    yet: delta = local - old."""
     (a, lane_a), (b, lane_b) = pair
     assert local(lane_a, 5) == 0
-    lane_a.push(gradients(-4.0, 5))  # delta 2
-    assert (local(lane_a, 5), dense(a), rows_of(a.store, 5)) == (4, 4, [2])
+    lane_a.push(gradients(-4.0, 5))  # all of it; dense: delta 2
+    assert (local(lane_a, 5), dense(a), rows_of(a.store, 5)) == (4, 4, [4])
     assert local(lane_b, 5) == 0
-    lane_b.push(gradients(-1.0, 5))  # old 0, local 1, delta 0.5, server 2.5, local 1 + 2.5 - 0.5; dense alike
-    assert (local(lane_b, 5), rows_of(b.store, 5)) == (3, [2.5])
-    assert dense(b) == 1 + 2
-    lane_a.push(gradients(0.0, 5))  # delta (4 - 2) / 2 = 1, server 3.5, local 4 + 3.5 - 3
-    assert (local(lane_a, 5), dense(a), rows_of(a.store, 5)) == (4.5, 4.5, [3.5])
-    a.flush()  # the rest, 4.5 - 3.5
-    assert (local(lane_a, 5), rows_of(a.store, 5)) == (4.5, [4.5])
-    b.flush()  # the rest, 3 - 2.5
-    assert rows_of(a.store, 5) == [5]
+    lane_b.push(gradients(-1.0, 5))  # all of it; dense: old 0, local 1, delta 0.5, server 2.5, local 1 + 2.5 - 0.5
+    assert (local(lane_b, 5), dense(b), rows_of(b.store, 5)) == (5, 3, [5])
+    lane_a.push(gradients(-2.0, 5))  # delta (6 - 4) / 2, server 6, local 6 + 6 - 5; dense: (6 - 2) / 2, 6 + 4.5 - 4
+    assert (local(lane_a, 5), dense(a), rows_of(a.store, 5)) == (7, 6.5, [6])
+    lane_b.push(gradients(0.0, 5))  # delta 0; dense: (3 - 2.5) / 2, server 4.75, local 3 + 4.75 - 2.75
+    assert (local(lane_b, 5), dense(b), rows_of(a.store, 5)) == (6, 5, [6])
+    lane_a.push(gradients(0.0, 5))  # delta (7 - 6) / 2; dense: (6.5 - 4.5) / 2, server 5.75, local 6.5 + 5.75 - 5.5
+    assert (local(lane_a, 5), dense(a), rows_of(a.store, 5)) == (7, 6.75, [6.5])
+    a.flush()  # the rest
+    assert (local(lane_a, 5), dense(a), rows_of(a.store, 5)) == (7, 6.75, [7])
+    b.flush()
     a.flush()
     b.flush()
     # The dense block ends as the servers have it, the same for all.
     there = np.zeros(3, np.float32)
     a.store.pull_dense("dense", there).wait()
-    assert dense(a) == dense(b) == there[0]
+    assert dense(a) == dense(b) == there[0] == 7
+
+
+@pytest.mark.parametrize("k_steps", [2, 10])
+@pytest.mark.parametrize("left", [-0.8, 0.1, 0.9])
+def test_geo_bears_a_rate_that_one_process_bears(k_steps, left):
+    """A step leaves so much of the way to the minimum, beyond it if negative. Trainers learn the same, out of step:
+    what they sum up must not go further and further beyond it."""
+    with cluster(1) as fleet:
+        made = []
+        for worker in range(2):
+            communicator = GeoCommunicator(fleet.store(worker, 2), CommunicatorConfig(k_steps=k_steps, trainers=2))
+            communicator.start(parameters_in(communicator.store))
+            made.append((communicator, *communicator.begin_epoch(0, 1)))
+        for communicator, lane in made:  # both begin at 64
+            lane.pull("ads", u64(5)).wait()
+            lane.push(gradients(-32.0, 5))
+            communicator.flush()
+        for step in range(30 * k_steps + k_steps // 2):
+            for late, (communicator, lane) in enumerate(made):
+                if step >= late * (k_steps // 2):
+                    row = lane.pull("ads", u64(5)).wait()
+                    rows = KeyedRows(u64(5), (1 - left) * row)
+                    lane.push(StepGradients({"ads": rows}, (1 - left) * communicator.parameters.dense_values))
+        for communicator, lane in made:
+            assert abs(local(lane, 5)) < 1, "rows"
+            assert abs(dense(communicator)) < 1, "the dense block"
 
 
 def test_what_others_changed_comes_with_the_next_exchange_though_not_touched_here(pair):
@@ -89,21 +118,51 @@ def test_what_others_changed_comes_with_the_next_exchange_though_not_touched_her
     lane_a.push(gradients(-4.0, 8))
     assert local(lane_b, 8) == 0
     lane_b.push(gradients(-1.0, 9))
-    assert local(lane_b, 8) == 2
+    assert local(lane_b, 8) == 4
 
 
-def test_rows_not_touched_again_send_the_whole_rest_with_the_next_exchange(pair):
-    """Of a rare row only 1/trainers was sent with the step that touched it."""
+def test_a_trainer_knows_what_servers_have_of_rows_that_they_do_not_tell_it(pair):
+    """Servers tell of what others have changed. Of all else a trainer adds up what it sent, as they do."""
+    random, lanes = np.random.default_rng(5), [lane for _, lane in pair]
+    known = [np.arange(30, dtype=np.uint64), np.arange(20, 50, dtype=np.uint64)]
+    for lane, keys in zip(lanes, known, strict=True):
+        lane.pull("ads", keys).wait()
+    for turn in range(40):
+        keys = random.permutation(known[turn % 2])[: random.integers(1, 9)]
+        lanes[turn % 2].pull("ads", keys).wait()
+        values = random.standard_normal((len(keys), 2)).astype(np.float32)
+        lanes[turn % 2].push(StepGradients({"ads": KeyedRows(keys, values)}, np.zeros(3, np.float32)))
+    for communicator, _ in pair + pair:  # twice: the first has then heard of what the second still had
+        communicator.flush()
+    there = pair[0][0].store.pull("ads", np.arange(50, dtype=np.uint64)).wait()
+    for lane, keys in zip(lanes, known, strict=True):
+        np.testing.assert_allclose(lane.pull("ads", keys).wait(), there[keys.astype(int)], rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_nobody_else_changes_are_sent_whole(pair):
     (a, lane_a), (b, _) = pair
     for key in range(10, 40):
         local(lane_a, key)
         lane_a.push(gradients(-2.0, key))
-    assert rows_of(b.store, *range(10, 40)) == [2.0] * 29 + [1.0]
-    lane_a.push(gradients(0.0, 99))
-    assert rows_of(b.store, 39) == [2.0]
+    assert rows_of(b.store, *range(10, 40)) == [2.0] * 30
     a.flush()
     assert rows_of(b.store, *range(10, 40)) == [2.0] * 30
     assert local(lane_a, 10) == 2
+
+
+def test_rows_not_touched_again_send_the_whole_rest_with_the_next_exchange(pair):
+    """Of a row that an answer told of only 1/trainers was sent with the step that touched it."""
+    (a, lane_a), (b, _) = pair
+    for key in range(10, 40):
+        for _ in range(2):
+            local(lane_a, key)
+            lane_a.push(gradients(-2.0, key))
+    assert rows_of(b.store, *range(10, 40)) == [4.0] * 29 + [3.0]
+    lane_a.push(gradients(0.0, 99))
+    assert rows_of(b.store, 39) == [4.0]
+    a.flush()
+    assert rows_of(b.store, *range(10, 40)) == [4.0] * 30
+    assert local(lane_a, 10) == 4
 
 
 def test_exchanges_come_every_k_steps():

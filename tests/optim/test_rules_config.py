@@ -73,7 +73,7 @@ def test_every_rule_has_a_kernel_of_its_own():
 
 
 def test_the_usual_rate_of_sgd_falls_with_the_rows_of_an_update():
-    assert [optim.usual_rate("sgd", rows) for rows in (1, 100, 1000, 5000)] == pytest.approx([1e-3, 1e-3, 3e-4, 6e-5])
+    assert [optim.usual_rate("sgd", rows) for rows in (1, 100, 1000, 5000)] == pytest.approx([5e-4, 5e-4, 3e-4, 6e-5])
     assert [optim.usual_rate(name, rows) for name in ("adam", "ftrl") for rows in (1, 5000)] == [1e-3] * 4
     with pytest.raises(ConfigError, match="an update is of 1 row or more; got rows=0"):
         optim.usual_rate("sgd", 0)

@@ -29,7 +29,8 @@ class Subscriptions {
     // The worker wants to hear of these keys.
     void subscribe(const std::uint64_t* keys, std::size_t count, std::size_t worker);
 
-    // The worker has changed these keys: it subscribes to them, and all others that do will hear of them.
+    // The worker has changed these keys: all others that subscribe will hear of them. Those that are new to
+    // the worker it subscribes to, and hears of itself: others may have changed them before.
     void note(const std::uint64_t* keys, std::size_t count, std::size_t worker);
 
     // Somebody who subscribes to nothing has changed these keys: all that subscribe will hear of them.

@@ -4,11 +4,11 @@ For a row and for the dense block alike, with `old` = what the server had when w
     send    delta = (local - old) / trainers;  old += delta
     receive local += server - old;  old = server
 A row of the local copy has its `old` beside it (`table/working_copy.py`).
-So what is touched all the time goes out little by little, 1/trainers of what is left each time: trainers learn much of
-it alike, and their sum would go too far. A row not touched since the last exchange sends the whole rest that it
-holds back: else a rare feature, met by one trainer, would keep only 1/trainers of what was learnt. At the end of an
-epoch, and before a checkpoint, all that is held back goes out, and the dense block becomes the servers' own, the same
-for all.
+So what all change all the time goes out little by little, 1/trainers of what is left each time: trainers learn much of
+it alike, and their sum would go too far. That is the dense block, and rows that the last answer told of. Any other row
+sends all of what was learnt, and one that is not touched any more the whole rest that it holds back: else a rare
+feature, met by one trainer, would keep only 1/trainers. At the end of an epoch, and before a checkpoint, all that is
+held back goes out, and the dense block becomes the servers' own, the same for all.
 
 The update rule runs here, on the local copy, and its state stays here: what travels is the difference of values,
 whatever rule has made it. Others' changes move values and leave the state, but FTRL's (`table/working_copy.py`).
@@ -78,6 +78,8 @@ class GeoCommunicator(Communicator):
         self._dense = DenseTable(parameters.dense_name, parameters.dense_values, parameters.dense_rule)
         self._dense.begin_at(done)
         self._old_dense = parameters.dense_values.copy()
+        self._dense_news = np.empty_like(self._old_dense)
+        """Room for a difference of dense values: fresh memory for each would cost more than the arithmetic."""
         self._well = True
 
     def _tell_what_begins_afresh(self) -> None:
@@ -152,7 +154,8 @@ class GeoCommunicator(Communicator):
             copies = self._copies.items()
             sparse = {table: copy.take_delta(shares) if rows else copy.nothing() for table, copy in copies}
             with flushed():
-                delta = (self.parameters.dense_values - self._old_dense) / np.float32(shares)
+                delta = np.subtract(self.parameters.dense_values, self._old_dense, out=self._dense_news)
+                delta /= np.float32(shares)
                 self._old_dense += delta
             with self._counting:
                 marks, self._marks = self._marks, []
@@ -165,13 +168,13 @@ class GeoCommunicator(Communicator):
         answer = self._under_way.wait()
         with interrupts_held_off():
             self._under_way = None
-            for table, copy in self._copies.items():
-                copy.receive(answer.sent[table], answer.changed.get(table))
+            for table, changed in answer.changed.items():
+                self._copies[table].receive(changed)
             for values in answer.dense.values():
                 with flushed():
-                    news = values - self._old_dense
-                self._dense.add(news)
-                self._old_dense = values.copy()
+                    np.subtract(values, self._old_dense, out=self._dense_news)
+                self._dense.add(self._dense_news)
+                np.copyto(self._old_dense, values)
 
 
 class _GeoLane(Lane):
@@ -195,10 +198,10 @@ class _LocalCopy:
         self._touched: list[U64] = []
         self._touched_keys, self._distinct_at = 0, TOUCHED_KEYS
         """How many keys these are, and at how many those that came twice are left out."""
+        self._told = _NO_KEYS
+        """Rows that the last answer told of: others change them too."""
         self._held_back = _NO_KEYS
         """Rows of which the last exchange sent a share only."""
-        self._sent = _NO_KEYS
-        """Rows of the exchange under way."""
         self._fetching, self._touching = threading.Lock(), threading.Lock()
 
     def pull(self, keys: U64) -> F32:
@@ -236,13 +239,16 @@ class _LocalCopy:
         return unique_keys(np.concatenate(self._touched) if self._touched else _NO_KEYS)[0]
 
     def take_delta(self, shares: int) -> KeyedRows:
-        """What the server should add: a share of what changed here since the last time, the rest of what did before."""
+        """What the server should add: of rows that others change too a share, of all else what is not sent yet."""
         with self._touching:
-            shared = self._distinct_touched()
+            touched = self._distinct_touched()
             self._touched, self._touched_keys, self._distinct_at = [], 0, TOUCHED_KEYS
-        keys, _ = unique_keys(np.concatenate([shared, self._held_back]))  # in order: those shared come first
+        _, places = unique_keys(np.concatenate([self._told, touched]))  # by first appearance: those told come first
+        alike = places[len(self._told) :] < len(self._told)
+        shared, self._told = touched[alike], _NO_KEYS
+        keys, _ = unique_keys(np.concatenate([shared, touched[~alike], self._held_back]))
         self._held_back = shared if shares > 1 else _NO_KEYS
-        self._sent, delta = keys, np.empty((len(keys), self._dim), np.float32)
+        delta = np.empty((len(keys), self._dim), np.float32)
         counts = np.empty(len(keys), np.uint32)
         self._rows.take(shared, shares, delta[: len(shared)], counts[: len(shared)])
         self._rows.take(keys[len(shared) :], 1, delta[len(shared) :], counts[len(shared) :])
@@ -251,12 +257,7 @@ class _LocalCopy:
     def nothing(self) -> KeyedRows:
         return KeyedRows(_NO_KEYS, np.empty((0, self._dim), np.float32))
 
-    def receive(self, sent: F32, changed: KeyedRows | None) -> None:
-        """Take in what the server has now: of the rows sent, and of those that others changed.
-
-        Rows that this trainer never met are of no use to it.
-        """
-        self._rows.hear(self._sent, sent)
-        self._sent = _NO_KEYS
-        if changed is not None:
-            self._rows.hear(changed.keys, changed.rows)
+    def receive(self, changed: KeyedRows) -> None:
+        """Take in what the server has now of rows that others changed; of all others we know it."""
+        self._told = changed.keys
+        self._rows.hear(changed.keys, changed.rows)

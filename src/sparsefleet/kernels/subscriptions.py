@@ -25,7 +25,10 @@ class Subscriptions:
         self._native.subscribe(keys, worker)
 
     def note(self, keys: U64, worker: int) -> None:
-        """The worker has changed these keys: it subscribes to them, and all others that do will hear of them."""
+        """The worker has changed these keys: all others that subscribe will hear of them.
+
+        Those that are new to the worker it subscribes to, and hears of itself: others may have changed them before.
+        """
         self._native.note(keys, worker)
 
     def tell(self, keys: U64) -> None:
@@ -33,7 +36,7 @@ class Subscriptions:
         self._native.tell(keys)
 
     def take(self, worker: int) -> U64:
-        """The keys that others have changed since the last time, each once."""
+        """The keys that others have changed since the last time, and those new to it (`note`), each once."""
         keys = np.empty(self._native.changed(worker), np.uint64)
         return keys[: self._native.take(worker, keys)]
 

@@ -16,7 +16,7 @@ from sparsefleet.optim.sgd import SGD as SGD
 from sparsefleet.optim.values_only import ELSEWHERE, ValuesOnly
 from sparsefleet.optim.values_only import values_only as values_only
 
-SGD_RATE, SGD_MOST = 0.3, 1e-3
+SGD_RATE, SGD_MOST = 0.3, 5e-4
 """SGD's usual learning rate for the mean of a batch's losses (gradients here are of the sum), and the most that one
 sample's gradient bears: however small the batch, a dense value far from the usual comes with its whole weight."""
 

@@ -1,7 +1,9 @@
 """Geo: trainers add what they learnt to the shared values, and are told what the others changed.
 
 A trainer hears of the keys it subscribes to: those it has pulled or sent. Per table there is one bitmap of trainers per
-key, and per trainer the list of keys that others have changed since its last exchange, each once (native).
+key, and per trainer the list of keys that others have changed since its last exchange, each once (native). A key that
+it sends for the first time is on its list too, for others may have changed it before. Of all other keys that it sends
+it knows what they have become: what it knew of them plus what it sent, to the last bit.
 
 A trainer that is gone or lost is forgotten: what it has left here would grow with every exchange of the others.
 """
@@ -25,7 +27,7 @@ NO_KEYS: U64 = np.empty(0, np.uint64)
 NO_VALUES: F32 = np.empty(0, np.float32)
 
 AnswerPart = tuple[Bound, U64]
-"""What a trainer is told the present values of, and the keys that it must be told with them: not those that it sent.
+"""What a trainer is told the present values of, and the keys that it must be told with them: a table's.
 
 The values are read when the answer is written: if others have changed them by then, so much the better, and the next
 answer tells of that change too.
@@ -128,25 +130,27 @@ class Geo:
         if self._is_over(worker, incarnation):
             return self._last_rows(part, again)
         table = self._table(part.table, worker, incarnation)
+        if not again:
+            part.table.add(part.keys, part.values, part.counts)
+            table.subscriptions.note(part.keys, worker)
         told = table.subscriptions.take(worker)
         if again:
             last = table.told.get(worker)
             if last is not None and last[:2] == call:
                 told = unique_keys(np.concatenate([told, last[2]]))[0]
-        else:
-            part.table.add(part.keys, part.values, part.counts)
-            table.subscriptions.note(part.keys, worker)
         table.told[worker] = (*call, told)
-        news = unique_keys(np.concatenate([part.keys, told]))[0][len(part.keys) :]  # in order of first appearance
-        return [(part, NO_KEYS), (BoundRows(part.table, news, NO_VALUES), news)]
+        return [(BoundRows(part.table, told, NO_VALUES), told)]
 
     def _last_rows(self, part: BoundRows, again: bool) -> list[AnswerPart]:
-        """Of a trainer that is forgotten: an exchange that was on its way counts, but nobody hears of it again."""
+        """Of a trainer that is forgotten: an exchange that was on its way counts, and nothing is collected for it.
+
+        What others have changed of its rows is not known any more: it is told all that it sent.
+        """
         if not again:
             part.table.add(part.keys, part.values, part.counts)
             if part.name in self._tables:
                 self._tables[part.name].subscriptions.tell(part.keys)
-        return [(part, NO_KEYS), (BoundRows(part.table, NO_KEYS, NO_VALUES), NO_KEYS)]
+        return [(BoundRows(part.table, part.keys, NO_VALUES), part.keys)]
 
     def _is_over(self, worker: int, incarnation: str) -> bool:
         return self._over.get(worker) == incarnation

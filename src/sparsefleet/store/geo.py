@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 class GeoAnswer:
     """What an exchange brings back."""
 
-    sent: Mapping[str, F32]
-    """Per table the present values of the rows just sent, in the order sent."""
     changed: Mapping[str, KeyedRows]
-    """Per table the rows that others changed since our last exchange, of those we have pulled or sent before."""
+    """Per table the present values of rows that others changed since our last exchange, of those we have pulled or sent
+    before, and of rows that were sent for the first time. The others are what they were, plus what was sent."""
     dense: Mapping[str, F32]
     """Per block its present values."""
 

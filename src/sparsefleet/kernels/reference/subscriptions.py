@@ -24,9 +24,13 @@ class Subscriptions:
             self._workers.setdefault(key, set()).add(worker)
 
     def note(self, keys: U64, worker: int) -> None:
-        self.subscribe(keys, worker)
+        _check(worker)
         for key in keys.tolist():
-            for other in self._workers[key] - {worker}:
+            subscribed = self._workers.setdefault(key, set())
+            if worker not in subscribed:
+                subscribed.add(worker)
+                self._changed[worker][key] = None
+            for other in subscribed - {worker}:
                 self._changed[other][key] = None
 
     def tell(self, keys: U64) -> None:

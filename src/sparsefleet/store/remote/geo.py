@@ -51,8 +51,7 @@ class RemoteGeo(GeoStore):
 
 
 def _geo_answer(items: Sequence[Item], answers: Sequence[Any]) -> GeoAnswer:
-    """Servers answer per item: the values of what was sent, and for tables then the changed rows."""
-    sent: dict[str, F32] = {}
+    """Servers answer per item: a block's values, a table's changed rows."""
     changed: dict[str, KeyedRows] = {}
     dense: dict[str, F32] = {}
     cursors = [iter(parts) for parts in answers]
@@ -60,13 +59,8 @@ def _geo_answer(items: Sequence[Item], answers: Sequence[Any]) -> GeoAnswer:
         if isinstance(item, DenseItem):
             dense[item.block.name] = np.concatenate([next(cursor).floats for cursor in cursors])
             continue
-        values = np.empty((len(item.keys), item.dim), np.float32)
-        for server, cursor in enumerate(cursors):
-            count = item.split.counts[server]
-            values[item.split.places(server)] = next(cursor).floats.reshape(count, item.dim)
         news = [next(cursor) for cursor in cursors]
-        sent[item.name] = values
         changed[item.name] = KeyedRows(
             np.concatenate([part.keys for part in news]), np.concatenate([part.rows(item.dim) for part in news])
         )
-    return GeoAnswer(sent, changed, dense)
+    return GeoAnswer(changed, dense)
