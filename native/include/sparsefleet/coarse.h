@@ -17,8 +17,9 @@ void from_bfloat16(const std::uint16_t* coarse, std::size_t n, float* out);
 // above 1e37, gets the scale NaN, which its reader sees.
 void to_int8(const float* values, float* rest, std::size_t n, float* scales, std::int8_t* out);
 
-// Says values - known. `known[n]` is what the reader has made of former messages, and becomes what it makes of this one:
-// what could not be said is in the next difference. Each value is read once, so that it may change meanwhile.
+// Says values - known. `known[n]` is what the reader has made of former messages, and becomes what it makes
+// of this one: what could not be said is in the next difference. Each value is read once, so that it may
+// change meanwhile.
 void tell_int8(const float* values, float* known, std::size_t n, float* scales, std::int8_t* out);
 
 // Adds the numbers to out[n].
