@@ -33,6 +33,7 @@ from sparsefleet.verify.http_client import ONLY, labelled_scores, scores_of
 from sparsefleet.verify.places import by_label
 from sparsefleet.verify.scores import check_scores, score_samples
 
+# One label or two: both in ONNX Runtime here (`own_tower=False`), so that scores are equal to the last bit.
 ONE = Path(__file__).parents[1] / "export" / "data" / "bundle-24ee871"
 SAMPLES = Path(__file__).parents[1] / "checkpoint" / "data" / "version-1" / "samples.txt"
 
@@ -65,7 +66,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
 
 
 def test_a_predictor_gives_both(two: Path, rows: list[dict[str, object]]) -> None:
-    one, both = Predictor(ONE), Predictor(two)
+    one, both = Predictor(ONE, own_tower=False), Predictor(two)
     wanted = one.predict(rows)
     assert (one.labels, both.labels) == (("label",), ("label", "buy"))
     assert list(one.predict_labels(rows)) == ["label"]
@@ -95,7 +96,7 @@ def test_an_output_that_the_graph_does_not_have_is_refused(two: Path, tmp_path: 
 
 
 def test_answers(two: Path, rows: list[dict[str, object]]) -> None:
-    one, both = Predictor(ONE), Predictor(two)
+    one, both = Predictor(ONE, own_tower=False), Predictor(two)
     plain = json.loads(answer_bytes("v", one.score(one.parser.samples(rows))))
     assert set(plain) == {"version", "scores"}
     scores = both.score(both.parser.samples(rows))
@@ -237,7 +238,7 @@ def test_a_shadow_is_compared_by_label(two: Path, rows: list[dict[str, object]],
     count, found = metrics.shadow_summary(shadow.version)
     assert (count, [name for name, _, _ in found]) == (len(rows), ["label", "buy"])
     # By name, not by place: a model of one label has that one in common with it.
-    alone = Predictor(ONE)
+    alone = Predictor(ONE, own_tower=False)
     versions.current = alone
     Shadow(versions, at_once, metrics).follow(
         alone, current.parser.samples(rows), alone.score(current.parser.samples(rows))
@@ -253,7 +254,7 @@ def test_answers_that_would_mean_something_else() -> None:
 
 
 def test_metrics_forget_versions_of_long_ago(rows: list[dict[str, object]]) -> None:
-    predictor, metrics = Predictor(ONE), Metrics()
+    predictor, metrics = Predictor(ONE, own_tower=False), Metrics()
     batch = predictor.parser.samples(rows)
     scores = predictor.score(batch)
     for number in range(100):
