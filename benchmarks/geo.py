@@ -1,7 +1,8 @@
 """Does geo learn, with every rule? Two servers and two trainers against one process with two threads: the same samples
 from raw text, one epoch, test AUC and speed of the same runs.
 
-    python benchmarks/geo.py                         all rules on both data sets, about half an hour
+    python benchmarks/geo.py                         all rules on both data sets, 30 runs: 6 to 30 minutes by machine
+    python benchmarks/geo.py --rows 200000           the same in less
     python benchmarks/geo.py --rules adam --rounds 3 one rule, medians of three runs taken in turn
     python benchmarks/geo.py --quick                 fewer samples, one round, noisier figures
 
