@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "released_gil.h"
 #include "sparsefleet/float_mode.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
@@ -31,11 +32,11 @@ inline void expect(bool ok, const char* what) {
 
 // What a kernel runs in: without the GIL, and with denormals as float_mode.h says.
 struct Computing {
-    nb::gil_scoped_release release;
+    ReleasedGil release;
     FlushDenormals mode;
 };
 struct Reading {
-    nb::gil_scoped_release release;
+    ReleasedGil release;
     KeepDenormals mode;
 };
 
@@ -48,7 +49,7 @@ class ReleaseUnlessShort {
     }
 
   private:
-    std::optional<nb::gil_scoped_release> release_;
+    std::optional<ReleasedGil> release_;
 };
 
 void bind_text(nb::module_& m);     // hashing and parsing of samples
