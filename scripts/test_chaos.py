@@ -126,6 +126,17 @@ def one_round(kind: str, number: int, seed: str, calm: Path | None) -> Round:
     return outcome
 
 
+def end_with_parent(parent: int) -> None:
+    """A round must not outlive the script, if that is killed: its launcher ends the job then."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def table_of(rounds: list[Round]) -> str:
     lines = ["kind        rounds  kills  stops  wrong  hangs  healed after (s): p50  p90  most"]
     for kind in dict.fromkeys(one.kind for one in rounds):
@@ -153,7 +164,8 @@ def main() -> int:
         parser.error("--jobs and --rounds must be 1 or above")
     since, rounds = time.monotonic(), list[Round]()
     # Each launcher is the main thread of a process of its own: it handles signals, and adopts orphans.
-    processes = ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    processes = ProcessPoolExecutor(options.jobs, context, initializer=end_with_parent, initargs=(os.getpid(),))
     with tempfile.TemporaryDirectory(prefix="sparsefleet-calm-") as folder, processes:
         calm = processes.submit(calm_model, Path(folder)).result() if SYNC_MODEL in kinds else None
         under_way = []
