@@ -4,8 +4,8 @@ The merged gradient is the sum: the result is that of one process with the joint
 samples leaves the rounds, and the others go on without it; epochs begin together.
 
 Where a thread's next batch has been read already, its keys go with the push, and their rows come back with the answer:
-the next round needs this trainer's part, so that nothing can change them before they are used. (With a message of their
-own for the rows, a step of a hundred samples took nearly a tenth longer between two hosts.)
+the next round needs this trainer's part, so that nothing can change them before they are used. A message less a step:
+benchmarks/hosts.md has what that and the waves are worth between two hosts.
 """
 
 from __future__ import annotations
