@@ -15,7 +15,7 @@ from sparsefleet.cli.train_roles import paths_in_full
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.launch import main
 from sparsefleet.launch.on_ray import options
-from sparsefleet.launch.on_ray.actor import RoleActor
+from sparsefleet.launch.on_ray.actor import RoleActor, working_folder
 from sparsefleet.launch.on_ray.needs import RayNeeds, in_words, parse_memory
 
 JOB_SECONDS = 240.0
@@ -97,6 +97,17 @@ def run_script(folder: Path, environment: dict[str, str], *arguments: str) -> su
     command += ["--server_cpus=0.5", "--worker_cpus=0.5", "--worker_memory=64M", "--server_memory=64M"]
     command += ["job/train.py", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=JOB_SECONDS)
+
+
+def test_a_folder_that_was_made_anew_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError):
+        os.getcwd()
+    folder.mkdir()
+    assert working_folder() == str(folder)
 
 
 def test_a_node_that_does_not_see_the_cuts_is_found_out(tmp_path: Path) -> None:

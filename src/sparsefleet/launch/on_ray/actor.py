@@ -61,6 +61,18 @@ class Report:
     stopped: bool
 
 
+def working_folder() -> str:
+    """Where this process works, by name.
+
+    Ray gives an actor a process that was idle, and may have taken that process's folder away and made it anew:
+    `os.getcwd` then raises FileNotFoundError, though the folder of that name is there.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+
+
 class RoleActor:
     """Methods are called from several threads of Ray's."""
 
@@ -75,7 +87,7 @@ class RoleActor:
         self._process: RoleProcess | None = None
         self._former: list[RoleProcess] = []
         self._listened = False
-        self._folder = os.getcwd()
+        self._folder = working_folder()
         """Ray's copy of what was shipped, if anything was. It may be taken away and made anew under the same name."""
         self._output = Path(tempfile.mkdtemp(prefix="sparsefleet-")) / "output"
         self._asking = threading.Lock()
