@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import importlib
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -135,6 +137,26 @@ def test_no_worker_and_no_folder_outlives_the_command(
     assert done.returncode == (-9 if how == signal.SIGKILL else 130)
     wait_until(lambda: not shell.left(), 30, "the end of all processes")
     assert not list(shell.folder.glob(".sparsefleet-infer-*"))
+
+
+def test_workers_that_are_asked_to_end_again_and_again_leave_no_command(
+    shell: CommandLine, model: Path, small_clicks: Path
+) -> None:
+    words = ("--workers", 2, "--pipe-command", "trap '' TERM; touch started; sleep 300", "--same-inputs")
+    process = shell.start("infer", model, "--data", small_clicks / "train", *words)
+    wait_until(lambda: (shell.folder / "started").exists(), 60, "a worker")
+    workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    assert len(workers) == 2
+
+    def asked_again() -> bool:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        return process.poll() is not None
+
+    wait_until(asked_again, 60, "the end of the command")
+    assert shell.finish(process, 60).returncode == 1
+    wait_until(lambda: not shell.left(), 30, "the end of all processes")
 
 
 def test_folders_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:

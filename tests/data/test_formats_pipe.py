@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -208,6 +209,16 @@ def test_a_process_that_must_end_at_once_can_kill_its_commands(tmp_path: Path, f
     with pytest.raises(DataError, match="killed by signal 9"):
         source.readinto(memoryview(bytearray(8)))
     assert groups_are_gone(pid)
+
+
+def test_a_process_that_ends_for_good_starts_no_other_command(file: str) -> None:
+    body = f"""
+from sparsefleet.data.formats.command import CommandSource, kill_commands
+kill_commands(for_good=True)
+CommandSource("echo", {file!r}, 60.0)
+"""
+    done = subprocess.run([PYTHON, "-c", body], capture_output=True, text=True, timeout=60)
+    assert f"pipe_command 'echo' on {file} is not started: this process is about to end" in done.stderr
 
 
 def test_background_children_end_with_the_command(tmp_path: Path, file: str) -> None:

@@ -1,7 +1,9 @@
 """Networks that are plain towers are computed by our own kernel, and score as in ONNX Runtime."""
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,3 +61,41 @@ def test_bytes_of_any_kind_are_no_plain_tower_or_one(trained, data):
         graph[data.draw(st.integers(0, min(2000, len(graph) - 1)))] = data.draw(st.integers(0, 255))
     plain_tower.plain_tower(bytes(graph[:head]) if data.draw(st.booleans()) else bytes(graph))  # raises nothing
     plain_tower.plain_tower(data.draw(st.binary(max_size=200)))
+
+
+def chain(*kinds: str) -> bytes:
+    """A network of these operators, one behind the other; the last layer's bias is large."""
+    nodes, tensors, at, layers = [], [], "x", kinds.count("Gemm")
+    for number, kind in enumerate(kinds):
+        inputs, out = [at], f"v{number}"
+        if kind == "Gemm":
+            layers -= 1
+            width = 4 if layers else 1
+            weight, bias = np.ones((4, width), np.float32), np.full(width, 50.0, np.float32)
+            tensors += [numpy_helper.from_array(weight, f"w{number}"), numpy_helper.from_array(bias, f"b{number}")]
+            inputs += [f"w{number}", f"b{number}"]
+        nodes.append(helper.make_node(kind, inputs, [out]))
+        at = out
+    ends = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 4]),
+        helper.make_tensor_value_info(at, TensorProto.FLOAT, ["b", 1]),
+    ]
+    model = helper.make_model(helper.make_graph(nodes, "chain", ends[:1], ends[1:], tensors))
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
+
+
+def test_a_relu_behind_the_last_layer_is_no_plain_tower():
+    assert plain_tower.plain_tower(chain("Gemm", "Relu", "Gemm", "Sigmoid")) is not None
+    assert plain_tower.plain_tower(chain("Gemm", "Relu", "Gemm", "Relu", "Sigmoid")) is None
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pytest.param(b"8\x00", id="a number where the graph should be"),
+        pytest.param(b":\x08\x0a\x06\x08\x80\x80\x80\x80\x40", id="64 GB where a name should be"),
+    ],
+)
+def test_fields_of_another_kind_are_no_plain_tower(graph):
+    assert plain_tower.plain_tower(graph) is None

@@ -199,7 +199,7 @@ class _LocalCopy:
         self._touched_keys, self._distinct_at = 0, TOUCHED_KEYS
         """How many keys these are, and at how many those that came twice are left out."""
         self._told = _NO_KEYS
-        """Rows that the last answer told of: others change them too."""
+        """Rows that answers have told of since the last sending: others change them too."""
         self._held_back = _NO_KEYS
         """Rows of which the last exchange sent a share only."""
         self._fetching, self._touching = threading.Lock(), threading.Lock()
@@ -259,5 +259,6 @@ class _LocalCopy:
 
     def receive(self, changed: KeyedRows) -> None:
         """Take in what the server has now of rows that others changed; of all others we know it."""
-        self._told = changed.keys
-        self._rows.hear(changed.keys, changed.rows)
+        self._told = unique_keys(np.concatenate([self._told, changed.keys]))[0] if len(self._told) else changed.keys
+        with self._fetching:  # of a row that is being fetched, the older value must not come last
+            self._rows.hear(changed.keys, changed.rows)

@@ -71,6 +71,8 @@ class HealingJob(Job):
         self._lost: list[RoleProcess] = []
         """To be started again."""
         self._hung: list[RoleProcess] = []
+        self._standing: dict[RoleProcess, float] = {}
+        """Since when processes have stood stopped. Not by their number: on Ray two nodes may have the same one."""
         self._keeps_cuts = False
         """Somebody was told to resume from one, though the job has not failed."""
         self._held: list[HeldEndpoints] = []
@@ -347,12 +349,9 @@ class HealingJob(Job):
 
     def _stopped_for(self, seconds: float) -> list[RoleProcess]:
         """Processes that have stood stopped (SIGSTOP) for so long: also before a server could have heard of them."""
-        now = time.monotonic()
-        for process in self._processes:
-            if not process.stopped:
-                self._stopped_since.pop(process.pid, None)
-        stopped = [process for process in self._processes if process.stopped]
-        return [one for one in stopped if now - self._stopped_since.setdefault(one.pid, now) > seconds]
+        now, before = time.monotonic(), self._standing
+        self._standing = {process: before.get(process, now) for process in self._processes if process.stopped}
+        return [process for process, since in self._standing.items() if now - since > seconds]
 
     def _end_who_comes_too_late(self) -> None:
         """A worker that starts again, when the others have trained its data and the job has come to its end."""

@@ -65,7 +65,7 @@ def _end_with_parent(folder: Path) -> None:
     # Like Ctrl-C, so that readers end the commands they have started; but not for ever.
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(END_SECONDS)
-    kill_commands()
+    kill_commands(for_good=True)
     _remove(folder)
     os._exit(1)
 
@@ -76,6 +76,9 @@ def _remove(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # The parent asks a slow worker to end more than once. Within the block below that breaks off what readers do to end
+    # their commands, so these are killed in the end; outside of it, it must not end this process before that.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with sigterm_interrupts():
             main(Path(sys.argv[1]), int(sys.argv[2]))
@@ -84,5 +87,6 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit("ended")
     finally:
+        kill_commands(for_good=True)
         if _orphaned.is_set():
             _remove(Path(sys.argv[1]))

@@ -70,7 +70,7 @@ def plain_tower(graph: bytes) -> PlainTower | None:
     """What of an ONNX model makes a plain tower; None where it is another network."""
     try:
         return _Graph(graph).tower()
-    except (ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError):
+    except (ValueError, TypeError, IndexError, KeyError, UnicodeDecodeError, OverflowError):
         return None  # bytes or operators that are none of ours: ONNX Runtime knows what they mean
 
 
@@ -87,18 +87,18 @@ class _Graph:
     """A model's operators and tensors. Raises ValueError and its like wherever it is not a plain tower."""
 
     def __init__(self, model: bytes) -> None:
-        (graph,) = [value for number, value in _fields(model) if number == 7]
+        (graph,) = [_bytes(value) for number, value in _fields(model) if number == 7]
         self._nodes: list[_Node] = []
         self._tensors: dict[str, Any] = {}
         self._outputs: list[str] = []
         for number, value in _fields(graph):
             if number == 1:
-                self._nodes.append(_node(value))
+                self._nodes.append(_node(_bytes(value)))
             elif number == 5:
-                name, tensor = _tensor(value)
+                name, tensor = _tensor(_bytes(value))
                 self._tensors[name] = tensor
             elif number == 12:
-                self._outputs += [_text(name) for place, name in _fields(value) if place == 1]
+                self._outputs += [_text(name) for place, name in _fields(_bytes(value)) if place == 1]
 
     def tower(self) -> PlainTower:
         if any(node.domain or len(node.outputs) != 1 for node in self._nodes) or len(self._outputs) != 1:
@@ -112,7 +112,8 @@ class _Graph:
             weight, bias = self._layer(rest.pop(0))
             weights.append(weight)
             biases.append(bias)
-            if not rest or rest[0].kind != "Relu":
+            # A relu behind the last layer is none of ours: `_pair` and `_single` refuse it.
+            if [node.kind for node in rest[:2]] != ["Relu", "Gemm"]:
                 break
             at = self._follow(rest.pop(0), at)
         logits = len(biases[-1])
@@ -158,9 +159,9 @@ class _Graph:
         if self._follow(gather, self._follow(softmax, at)) != self._outputs[0]:
             raise ValueError("not a chain")
         index = self._tensors[gather.inputs[1]]
-        column = int(index) + (2 if index < 0 else 0)
-        if index.shape != () or not 0 <= column < 2:
+        if index.shape != () or not -2 <= index < 2:
             raise ValueError("no column of the pair")
+        column = int(index) + (2 if index < 0 else 0)
         return column
 
     def _single(self, rest: list[_Node], at: str) -> int:
@@ -207,8 +208,15 @@ def _fields(message: bytes | memoryview) -> Iterator[tuple[int, Any]]:
         at += length
 
 
-def _text(value: memoryview) -> str:
-    return bytes(value).decode()
+def _bytes(value: Any) -> memoryview:
+    """Of a field that may hold a whole number instead: `bytes` of that would be as many zeros."""
+    if not isinstance(value, memoryview):
+        raise ValueError("a field of another kind")
+    return value
+
+
+def _text(value: Any) -> str:
+    return bytes(_bytes(value)).decode()
 
 
 def _signed(value: int) -> int:
@@ -227,10 +235,10 @@ def _node(message: memoryview) -> _Node:
         elif number == 7:
             found.domain = _text(value)
         elif number == 5:
-            parts = dict(_fields(value))
+            parts = dict(_fields(_bytes(value)))
             kind = parts.get(20)
             if kind == 1:
-                found.attributes[_text(parts[1])] = float(np.frombuffer(parts[2], "<f4")[0])
+                found.attributes[_text(parts[1])] = float(np.frombuffer(_bytes(parts[2]), "<f4")[0])
             elif kind == 2:
                 found.attributes[_text(parts[1])] = _signed(parts.get(3, 0))
             else:
@@ -253,7 +261,8 @@ def _tensor(message: memoryview) -> tuple[str, Any]:
             raise ValueError("a tensor in another form")
     if raw is None or kind not in (FLOAT, INT64):
         raise ValueError("a tensor in another form")
-    return name, np.frombuffer(raw, "<f4" if kind == FLOAT else "<i8").reshape(dims)
+    # A copy: the bytes may stand at any address, and kernels read floats where floats may stand.
+    return name, np.frombuffer(_bytes(raw), "<f4" if kind == FLOAT else "<i8").reshape(dims).copy()
 
 
 def _packed(value: memoryview) -> Iterator[int]:

@@ -137,7 +137,7 @@ class Fit:
                     if begins and healing is not None and not self._crew.late:
                         healing.caught_up()  # all others of this attempt begin this call too
                     # Not once a cut of this call is there: a trainer that is started again would ask alone.
-                    if auto and (cut is None or begins):
+                    if auto and self._before_all_cuts(cut):
                         resume = newest_of(asked.save, self._crew)
                         until = epochs if resume else epochs + at[1]
                     return self._attempt(until, resume, before)
@@ -174,7 +174,7 @@ class Fit:
             self._workplace.evaluations = entry.evaluations
         elif cut is not None and cut.fit == self._number:
             facts = cut.facts  # the servers have begun from it
-        elif resume and (cut is None or cut.begins(self._number)):
+        elif resume and self._before_all_cuts(cut):
             facts = models.load_to_resume(model, data, resume)
         elif asked.start_from:
             models.load_to_begin_with(model, data, asked.start_from, fresh_optimizer=asked.fresh_optimizer)
@@ -313,6 +313,10 @@ class Fit:
         """What the present attempt of the job began from."""
         healing = self._workplace.healing
         return None if healing is None else Cut.open(healing.cut)
+
+    def _before_all_cuts(self, cut: Cut | None) -> bool:
+        """Whether this attempt of the job began before this call, which then begins as the script asks for it."""
+        return cut is None or cut.fit < self._number
 
     def _begins_again(self, cut: Cut | None) -> bool:
         """Whether this call can begin anew from a cut that is none of its own, or (None) from the job's beginning."""

@@ -36,11 +36,17 @@ def hash_seed() -> str:
 _running: set[CommandSource] = set()
 _starting = threading.Lock()
 """Held while a command is started and noted."""
+_process_ends = False
 
 
-def kill_commands() -> None:
-    """For a process that is about to end without its readers having come to theirs: no command outlives it."""
+def kill_commands(*, for_good: bool = False) -> None:
+    """For a process that is about to end without its readers having come to theirs: no command outlives it.
+
+    for_good: a reader that is about to start its next one is refused.
+    """
+    global _process_ends
     with _starting:
+        _process_ends = _process_ends or for_good
         for source in list(_running):
             source.cancel()
             source.cancel()  # the second time is not polite
@@ -76,6 +82,8 @@ class CommandSource(ByteSource):
         file = open_file(path)
         try:
             with _starting:
+                if _process_ends:
+                    raise DataError(f"pipe_command {command!r} on {path} is not started: this process is about to end")
                 self._process = subprocess.Popen(
                     command,
                     shell=True,
