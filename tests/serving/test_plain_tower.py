@@ -3,9 +3,9 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.onnx_session import open_session, run_session

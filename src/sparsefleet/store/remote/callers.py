@@ -106,8 +106,8 @@ class Caller:
 def _wait_until_received(calls: Sequence[Call]) -> KeyboardInterrupt | None:
     """Wait for all receipts. Ctrl-C ends that, and is raised once the rest has been sent.
 
-    A fault of a server shows in its calls; that the job has ended, or an attempt of it, is raised here, and nothing more
-    is sent.
+    A fault of a server shows in its calls. That the job has ended, or an attempt of it, is raised here, and nothing
+    more is sent.
     """
     try:
         with lapped("push", "waiting"):
