@@ -53,7 +53,7 @@ train-distributed: setup $(DATA)/schema.json
 	$(BIN)/sparsefleet train --servers 2 --workers 2 --mode $(MODE) --data $(DATA)/train --test-data $(DATA)/test --save $(MODEL)-$(MODE) --log-dir runs/quickstart/log
 
 $(LARGE)/schema.json: | setup
-	$(BIN)/sparsefleet data synth --rows 1200000 --test-rows 40000 --parts 8 --out $(LARGE) --seed 1
+	$(BIN)/sparsefleet data synth --rows 3000000 --test-rows 40000 --parts 8 --out $(LARGE) --seed 1
 
 train-chaos: setup $(LARGE)/schema.json
 	$(BIN)/python scripts/train_chaos.py --data $(LARGE) --out runs/chaos --mode $(MODE)

@@ -25,6 +25,7 @@ TURN_SECONDS = 0.1
 """A trainer works for its part of every so many seconds, and stands still for the rest."""
 SETTLED_SECONDS = 4.0
 """After trainers have come or gone: the speed is told over some seconds past."""
+ENDING_SECONDS = 10.0
 
 
 def slow_down(training: Training, share: float, trainers: int) -> None:
@@ -68,8 +69,10 @@ def scale(training: Training, workers: int) -> None:
     environment = {**os.environ, "SPARSEFLEET_TOKEN": training.token}
     command = [sys.executable, "-m", "sparsefleet", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    if done.returncode and training.running:
-        sys.exit(f"sparsefleet {' '.join(words)} failed:\n{done.stderr}")
+    if done.returncode:
+        wait(training, ENDING_SECONDS)  # its servers may have ended just now
+        if training.running:
+            sys.exit(f"sparsefleet {' '.join(words)} failed:\n{done.stderr}")
 
 
 def wait(training: Training, seconds: float) -> None:
