@@ -185,6 +185,16 @@ bool parse_iso(const char* p, const char* end, std::int64_t* seconds) {
     return true;
 }
 
+// Hashes are made in whole vectors, where the level has 64-bit products in them: so no loop is needed for the
+// last few. What is made of the places behind them is not looked at.
+inline std::size_t whole_lanes(std::size_t count) {
+#if defined(__AVX512DQ__)
+    return (count + 7) / 8 * 8;
+#else
+    return count;
+#endif
+}
+
 std::int64_t floor_mod(std::int64_t x, std::int64_t by) { return ((x % by) + by) % by; }
 
 }  // namespace
@@ -259,6 +269,56 @@ Assembler::Assembler(RecordPlan plan) : plan_(std::move(plan)), fold_(plan_.dim)
     for (std::size_t s = 0; s < slots; ++s)
         if (plan_.slots[s].kind == kCross) order_.push_back(s);
     in_order_ = std::is_sorted(order_.begin(), order_.end());
+    numbers_.resize(plan_.dense.size());
+    number_of_.assign(slots, -1);
+    for (std::size_t s = 0; s < slots; ++s)
+        for (std::size_t i = 0; i < plan_.dense.size(); ++i)
+            if (plan_.slots[s].kind != kCross && plan_.slots[s].field == plan_.dense[i].field)
+                number_of_[s] = static_cast<std::int64_t>(i);
+    hashed_.resize(slots);
+    has_hash_.resize(slots);
+    for (std::size_t head = 0; head < 8; ++head) {
+        Group group{head, {}};
+        for (std::size_t s = 0; s < slots; ++s) {
+            const std::string& prefix = plan_.slots[s].prefix;
+            if (prefix.size() != head || !(ways_[s].plain || ways_[s].lowered)) continue;
+            std::uint64_t packed = 0;
+            std::memcpy(&packed, prefix.data(), head);
+            group.members.push_back({s, ways_[s].field, packed, ways_[s].lowered});
+        }
+        if (group.members.size() < 2) continue;
+        which_.resize(std::max(which_.size(), whole_lanes(group.members.size())));
+        groups_.push_back(std::move(group));
+    }
+    first_.resize(which_.size());
+    rest_.resize(which_.size());
+    together_.resize(which_.size());
+}
+
+// Hashes of the values of eight bytes. True: every slot has one.
+bool Assembler::hash_together(const Field* fields) {
+    std::fill(has_hash_.begin(), has_hash_.end(), 0);
+    std::size_t all = 0;
+    for (const Group& group : groups_) {
+        const std::size_t head = group.head;
+        std::size_t count = 0;
+        for (const Member& member : group.members) {
+            const Field& field = fields[member.field];
+            if (field.count != 1) continue;
+            const Value& value = field.values[0];
+            if (value.size != 8 || value.kind > kWhole) continue;
+            std::uint64_t word = xxh::load64(value.data);
+            if (member.lowered) word = lower8(word);
+            first_[count] = member.prefix | word << (8 * head);
+            rest_[count] = head ? word >> (64 - 8 * head) : 0;
+            which_[count++] = member.slot;
+            has_hash_[member.slot] = 1;
+        }
+        hash_many(first_.data(), rest_.data(), whole_lanes(count), head, plan_.seed, together_.data());
+        for (std::size_t i = 0; i < count; ++i) hashed_[which_[i]] = together_[i];
+        all += count;
+    }
+    return all == hashed_.size();
 }
 
 bool Assembler::refuse(int reason, std::size_t field, const Value* value) {
@@ -286,7 +346,8 @@ bool Assembler::label(const Field& field, float* out) const {
     return true;
 }
 
-bool Assembler::dense(const Field* fields, const DensePlan& plan, float* out) {
+bool Assembler::dense(const Field* fields, std::size_t index, float* out) {
+    const DensePlan& plan = plan_.dense[index];
     const Field& field = fields[plan.field];
     double x;
     if (field.count == 0 || (field.count == 1 && field.values[0].size == 0)) {
@@ -300,11 +361,13 @@ bool Assembler::dense(const Field* fields, const DensePlan& plan, float* out) {
         if (field.list || value.kind == kTruth) return refuse(kValueKind, plan.field, &value);
         if (!parse_number(value.data, value.size, &x)) return refuse(kNumber, plan.field, &value);
     }
+    const double as_read = x;
     x = x < plan.low ? plan.low : x > plan.high ? plan.high : x;
     if (plan.function != kIdentity) x = apply(plan.function, x);
     *out = static_cast<float>((x - plan.minimum) / plan.diff);
     if (!(std::fabs(*out) <= kLargest))
         return refuse(kRange, plan.field, field.count ? field.values : nullptr);
+    numbers_[index] = as_read;
     return true;
 }
 
@@ -449,7 +512,10 @@ bool Assembler::slot(const Field* fields, std::size_t index) {
         return true;
     }
     double x;
-    if (!parse_number(value.data, value.size, &x)) return refuse(kNumber, plan.field, &value);
+    if (number_of_[index] >= 0)
+        x = numbers_[static_cast<std::size_t>(number_of_[index])];
+    else if (!parse_number(value.data, value.size, &x))
+        return refuse(kNumber, plan.field, &value);
     if (plan.kind == kBuckets) {
         const auto above = std::upper_bound(plan.buckets.begin(), plan.buckets.end(), x);
         keys_.push_back(known_[index][static_cast<std::size_t>(above - plan.buckets.begin())]);
@@ -485,7 +551,7 @@ Refusal Assembler::assemble(const Field* fields, const Columns& out, std::size_t
         }
     }
     for (std::size_t i = 0; i < plan_.dense.size(); ++i) {
-        if (__builtin_expect(!dense(fields, plan_.dense[i], out.dense + sample * plan_.dense.size() + i), 0))
+        if (__builtin_expect(!dense(fields, i, out.dense + sample * plan_.dense.size() + i), 0))
             return refusal_;
     }
     if (out.weights) {
@@ -514,10 +580,35 @@ Refusal Assembler::assemble(const Field* fields, const Columns& out, std::size_t
         }
     }
 
-    keys_.clear();
+    std::int64_t* const offsets = out.offsets + sample * slots;
+    auto end = static_cast<std::size_t>(offsets[0]);
+    std::uint64_t* const keys = out.keys;
+    if (hash_together(fields) && end + slots <= out.key_capacity) {
+        for (std::size_t s = 0; s < slots; ++s) {
+            keys[end + s] = fold_(hashed_[s]);
+            offsets[s + 1] = static_cast<std::int64_t>(end + s + 1);
+        }
+        return {};
+    }
+    // Slots that come before all that need a closer look.
+    std::size_t ahead = 0;
+    while (ahead < order_.size() && has_hash_[order_[ahead]]) ++ahead;
+    keys_.resize(ahead);
+    for (std::size_t i = 0; i < ahead; ++i) {
+        const std::size_t s = order_[i];
+        keys_[i] = hashed_[s];
+        start_[s] = i;
+        count_[s] = 1;
+    }
     limit_ = out.key_capacity;
-    for (const std::size_t s : order_) {
+    for (std::size_t i = ahead; i < order_.size(); ++i) {
+        const std::size_t s = order_[i];
         start_[s] = keys_.size();
+        if (has_hash_[s]) {
+            keys_.push_back(hashed_[s]);
+            count_[s] = 1;
+            continue;
+        }
         const Way& way = ways_[s];
         const Field& field = fields[way.field];
         if ((way.plain || way.lowered) && field.count == 1 && field.values[0].kind <= kWhole &&
@@ -536,13 +627,10 @@ Refusal Assembler::assemble(const Field* fields, const Columns& out, std::size_t
             return refusal_;
         }
     }
-    std::int64_t* const offsets = out.offsets + sample * slots;
-    auto end = static_cast<std::size_t>(offsets[0]);
     if (end + keys_.size() > out.key_capacity) {
         *full = true;
         return {};
     }
-    std::uint64_t* const keys = out.keys;
     if (in_order_) {
         for (std::size_t k = 0; k < keys_.size(); ++k) keys[end + k] = fold_(keys_[k]);
         for (std::size_t s = 0; s < slots; ++s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,40 @@ def test_json_lines_agree_with_their_twin(records: list[dict[str, Any]], escape:
     changed = [{**record, **data.draw(more)} for record in records]
     text = "".join(json.dumps(record, ensure_ascii=escape) + "\n" for record in changed).encode()
     same(*(run(kind.JsonLinesParser(PLAN), PLAN, text)[0] for kind in (native, twin)))
+
+
+EIGHTS = Schema(
+    dense=(),
+    slots=(
+        *(Slot(f"s{i}"[: 1 + i % 2] + "x" * (i // 2), lower=i % 3 == 0) for i in range(18)),
+        Slot("crossed", cross=("s", "s1")),
+    ),
+    sparse_feature_dim=0,
+    hash_seed=7,
+    label="click",
+)
+"""Prefixes of one to ten characters, two or three of each length: values of eight bytes are hashed together."""
+EIGHT = st.one_of(st.text("abAB0é", min_size=7, max_size=9), st.text("abAB0", min_size=8, max_size=8), st.just(""))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("crossed", [False, True])
+def test_values_of_eight_bytes_are_hashed_as_others_are(crossed: bool, data: st.DataObject) -> None:
+    schema = EIGHTS if crossed else replace(EIGHTS, slots=EIGHTS.slots[:-1])
+    plan = record_plan(schema)
+    columns = len(plan.fields)
+    usual = data.draw(st.booleans())  # all of them
+    value = st.text("abAB0", min_size=8, max_size=8) if usual else EIGHT
+    records = [{name: data.draw(value) for name in plan.fields} | {"click": "1"} for _ in range(2)]
+    text = "".join(",".join(record[name] for name in plan.fields) + "\n" for record in records).encode()
+    one, other = (run(kind.CsvParser(plan, range(columns), columns, ","), plan, text)[0] for kind in (native, twin))
+    assert one.filled == other.filled == 2
+    assert one.offsets is not None
+    assert other.offsets is not None
+    ends = one.offsets[: 2 * len(schema.slots) + 1]
+    np.testing.assert_array_equal(ends, other.offsets[: len(ends)])
+    np.testing.assert_array_equal(one.keys[: ends[-1]], other.keys[: ends[-1]])
 
 
 LINES = [

@@ -113,15 +113,18 @@ class Assembler {
     // False; refusal_ and bad_value say why.
     bool refuse(int reason, std::size_t field, const Value* value = nullptr);
     bool label(const Field& field, float* out) const;
-    bool dense(const Field* fields, const DensePlan& plan, float* out);
+    bool dense(const Field* fields, std::size_t index, float* out);
     bool slot(const Field* fields, std::size_t index);
     bool text_values(const Field& field, std::size_t index);
     void text_value(const char* p, std::size_t size, std::size_t index);
+    bool hash_together(const Field* fields);
     void drop_rare(std::size_t start, std::size_t index);
     void cross(const SlotPlan& plan, const PrefixHash& hash);
 
     RecordPlan plan_;
     Refusal refusal_;
+    std::vector<double> numbers_;          // per dense feature: as it was read, where the record has one
+    std::vector<std::int64_t> number_of_;  // per slot: the dense feature of the same field; -1: none
     // Of a slot, what most of its values need to know: its field, and whether one is hashed as it stands, or
     // in lower case. By itself, for plans are long.
     struct Way {
@@ -129,6 +132,22 @@ class Assembler {
         bool plain, lowered;
     };
     std::vector<Way> ways_;
+    // Slots whose prefixes have as many bytes, fewer than eight, and whose values are hashed whole: values of
+    // eight bytes, of which many data sets are full, are hashed together.
+    struct Member {
+        std::size_t slot, field;
+        std::uint64_t prefix;
+        bool lowered;
+    };
+    struct Group {
+        std::size_t head;
+        std::vector<Member> members;
+    };
+    std::vector<Group> groups_;
+    std::vector<std::size_t> which_;                      // slots that are hashed together
+    std::vector<std::uint64_t> first_, rest_, together_;  // their texts, and hashes
+    std::vector<std::uint64_t> hashed_;                   // per slot: a hash from above
+    std::vector<char> has_hash_;                          // per slot: it is there
     std::vector<PrefixHash> hashes_;
     std::vector<std::uint64_t> missing_;             // per slot: the key of its value for missing
     std::vector<std::uint64_t> rare_;                // per slot: the key of its value for rare ones
