@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from remote_place import URI, place
 
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
 from sparsefleet.core.schema import CRITEO, Schema
@@ -148,6 +149,18 @@ def test_folder_in_natural_order_with_gz_and_windows_lines(tmp_path: Path) -> No
         "00000010",
     ]
     assert b"\r" not in (tmp_path / "out" / "train" / "part-0").read_bytes()
+
+
+def test_files_behind_a_uri_are_prepared_alike(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    write(tmp_path / "raw" / "part-0", [row("1", {1: str(i)}, f"{i:08x}") for i in range(30)])
+    here = prepare(tmp_path / "raw", tmp_path / "here")
+    with place(tmp_path):
+        assert prepare(f"{URI}/raw", tmp_path / "folder") == here
+        assert prepare(f"{URI}/raw/part-0", tmp_path / "file") == here
+        with pytest.raises(DataError, match=f"{URI}/raw/part-1"):
+            prepare(f"{URI}/raw/part-1", tmp_path / "none")
+    assert lines_of(tmp_path / "folder" / "train") == lines_of(tmp_path / "here" / "train")
 
 
 def test_last_line_without_newline(tmp_path: Path) -> None:

@@ -229,6 +229,69 @@ def test_files_named_in_the_architecture_exist():
     assert not missing, f"ARCHITECTURE.md names files that do not exist: {', '.join(missing)}"
 
 
+def classes_of_the_package() -> dict[str, list[ast.ClassDef]]:
+    found: dict[str, list[ast.ClassDef]] = {}
+    for file in (ROOT / "src" / "sparsefleet").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+def has_name(classes: dict[str, list[ast.ClassDef]], owner: str, name: str) -> bool:
+    """Whether a class of that name, or one that it derives from, defines the name or sets it on `self`."""
+    for kind in classes.get(owner, []):
+        for node in ast.walk(kind):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+                return True
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if any(name in (getattr(target, "id", None), getattr(target, "attr", None)) for target in targets):
+                return True
+        if any(has_name(classes, ast.unparse(base).split("[")[0].split(".")[-1], name) for base in kind.bases):
+            return True
+    return False
+
+
+def test_names_of_classes_in_the_architecture_exist():
+    text = FENCE.sub("", (ROOT / "ARCHITECTURE.md").read_text())
+    named = sorted(set(re.findall(r"`([A-Z]\w+)\.(\w+)`", text)) - {("CMakeLists", "txt")})
+    classes = classes_of_the_package()
+    assert len(named) > 30
+    missing = [f"{owner}.{name}" for owner, name in named if not has_name(classes, owner, name)]
+    assert not missing, f"ARCHITECTURE.md names what does not exist: {', '.join(missing)}"
+
+
+def test_the_protocol_lists_every_message():
+    server = ROOT / "src" / "sparsefleet" / "server"
+    page = (ROOT / "src" / "sparsefleet" / "store" / "wire" / "PROTOCOL.md").read_text()
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    taken: set[str] = set()
+    for file, table in ((server / "service.py", "self._actions"), (server / "exchange.py", "OPERATIONS")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == table:
+                taken |= {ast.literal_eval(key) for key in node.value.keys}
+    assert len(taken) > 50
+    assert taken == listed
+
+
+def test_formats_say_the_versions_that_are_written():
+    from sparsefleet.checkpoint.manifest import VERSION as CHECKPOINT
+    from sparsefleet.export.manifest import VERSION as BUNDLE
+    from sparsefleet.serving.redis.record import VERSION as ROWS
+    from sparsefleet.store.wire import PROTOCOL
+
+    package = ROOT / "src" / "sparsefleet"
+    for page, version in {
+        "checkpoint/FORMAT.md": f"version {CHECKPOINT}",
+        "export/FORMAT.md": f"version {BUNDLE}",
+        "serving/redis/FORMAT.md": f"version {ROWS}",
+        "store/wire/PROTOCOL.md": f"protocol {PROTOCOL}",
+    }.items():
+        title = (package / page).read_text().splitlines()[0]
+        assert title.endswith(version), f"{page}: {title!r}; the code writes {version}"
+
+
 def test_folders_and_files_named_elsewhere_exist():
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
         for name in sorted(paths(page)):

@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from remote_place import URI, place
 
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.word2vec import Vocabulary, count_words, share_text, text_files
@@ -34,6 +35,20 @@ def test_counts(tmp_path, threads, separator):
     known = count_words(text_files(tmp_path), min_count=3, threads=threads)
     assert list(zip(known.words, known.counts.tolist(), strict=True)) == expected(text + " " + text, 3)
     assert known.text_words == 2 * len(text.split())
+
+
+def test_text_behind_a_uri_counts_alike(tmp_path):
+    text = a_text(20_000, " ")
+    (tmp_path / "one.txt").write_text(text)
+    (tmp_path / "two.txt.gz").write_bytes(gzip.compress(text.encode()))
+    here = count_words(text_files(tmp_path), min_count=3, threads=2)
+    (tmp_path / "three.txt").write_text(" ")
+    with place(tmp_path):
+        there = count_words(text_files([f"{URI}/one.txt", f"{URI}/two.txt.gz"]), min_count=3, threads=2)
+        with pytest.raises(DataError, match=f"{URI}/three.txt: there are no words in it"):
+            text_files(f"{URI}/three.txt")
+    assert there.words == here.words
+    assert there.counts.tolist() == here.counts.tolist()
 
 
 def test_every_word_is_in_exactly_one_unit(tmp_path):

@@ -130,7 +130,8 @@ def inspect_command(
 @errors_to_exit
 def prepare_command(
     raw: Annotated[
-        str, typer.Argument(help="A raw Criteo file, or a folder of them; .gz too. With --schema, any table, or a URI.")
+        str,
+        typer.Argument(help="A raw Criteo file, or a folder of them; .gz too. With --schema, any table. Path or URI."),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write train/, test/ and the schema to.")],
     schema: Annotated[

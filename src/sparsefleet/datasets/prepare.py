@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from sparsefleet.core.errors import SKIP, ConfigError, DataError
 from sparsefleet.core.schema import CRITEO, FILE_NAME, Schema
-from sparsefleet.data.files import EmptyFileError, list_files
+from sparsefleet.data.files import EmptyFileError, file_size, list_files
 from sparsefleet.data.formats.base import BadSamples
 from sparsefleet.data.formats.criteo import CriteoFormat
 from sparsefleet.data.formats.source import open_source
@@ -121,7 +121,7 @@ def prepare(
     spec = spec or PrepareSpec()
     # A file that is given by name may be empty; one in a folder may be too.
     files = [str(raw)] if os.path.isfile(raw) else list_files(raw)
-    sizes = [os.path.getsize(file) for file in files]
+    sizes = [file_size(file) for file in files]
     check_space(out, sum(sizes))
     bad_samples = BadSamples(spec.on_bad_row)
     quantiles = [Quantiles() for _ in CRITEO.dense]

@@ -114,7 +114,8 @@ def choose(processor: Processor, built: Sequence[str], forced: str | None = None
         available = tuple(name for name, lack in lacks.items() if lack is None)
         if not available:
             raise ConfigError(
-                f"SparseFleet needs an x86-64-v2 processor (SSE 4.2, from 2009 on): {next(iter(lacks.values()))}"
+                "SparseFleet needs an x86-64-v2 processor (SSE 4.2: Intel's from about 2009 on, AMD's from 2011): "
+                f"{next(iter(lacks.values()))}"
             )
         above = [f"{name}: {lack}" for name, lack in lacks.items() if lack is not None]
         reason = f"not {above[0]}" if above else "the richest there is"

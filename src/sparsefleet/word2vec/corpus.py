@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sparsefleet.core.errors import ConfigError, DataError
-from sparsefleet.data.files import check_file, is_gzip, list_files
+from sparsefleet.data.files import check_file, file_size, is_gzip, list_files
 from sparsefleet.data.formats.base import Head, Unit
 from sparsefleet.data.formats.source import GzipSource, PlainSource
 from sparsefleet.data.split import cut_unit, parse_unit, unit_name
@@ -41,7 +41,7 @@ def check_text(file: str) -> None:
     """Refuse a file that is empty or binary."""
     head = Head.of(file)
     if not head.data.strip():
-        if not head.data or os.stat(file).st_size <= len(head.data):
+        if not head.data or file_size(file) <= len(head.data):
             raise DataError(f"{file}: there are no words in it; remove it from the list, or write it again")
         return
     if not head.is_text or b"\0" in head.data:

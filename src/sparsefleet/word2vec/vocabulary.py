@@ -15,6 +15,7 @@ import numpy as np
 
 from sparsefleet.core.batch import I64
 from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.data.files import file_size
 from sparsefleet.kernels.rows import U32
 from sparsefleet.kernels.words import LONGEST_WORD, U8, WordCounter, WordTable
 from sparsefleet.word2vec.corpus import blocks, plan
@@ -139,7 +140,7 @@ def count_words(
     if threads < 1 or most < 2 * threads:
         raise ConfigError(f"threads={threads} and most={most}: there must be a thread, and two words for each")
     units = plan(files, threads * PIECES_PER_THREAD)
-    sizes = [unit.stop - unit.start if unit.stop is not None else _size(unit.file) - unit.start for unit in units]
+    sizes = [unit.stop - unit.start if unit.stop is not None else file_size(unit.file) - unit.start for unit in units]
     counters: list[WordCounter] = []
     lock, own, done = threading.Lock(), threading.local(), [0]
 
@@ -162,10 +163,6 @@ def count_words(
     for counter in counters:
         whole.merge(counter)
     return _vocabulary(whole, files, min_count)
-
-
-def _size(file: str) -> int:
-    return Path(file).stat().st_size
 
 
 def _vocabulary(counter: WordCounter, files: Sequence[str], min_count: int) -> Vocabulary:
