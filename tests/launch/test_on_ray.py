@@ -117,6 +117,9 @@ def test_a_node_that_does_not_see_the_cuts_is_found_out(tmp_path: Path) -> None:
         assert actor.sees(str(tmp_path / "mark"), "word") is None
         assert actor.sees(str(tmp_path / "mark"), "another") == "the file there is not the driver's"
         assert actor.sees(str(tmp_path / "absent"), "word") == "No such file or directory"
+        assert actor.sees(f"file://{tmp_path}/mark", "word") is None
+        assert actor.sees(f"file://{tmp_path}/mark", "another") == "the file there is not the driver's"
+        assert "absent" in str(actor.sees(f"file://{tmp_path}/absent", "word"))
     finally:
         actor.close()
 
