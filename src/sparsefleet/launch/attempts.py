@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,8 @@ BEGIN_SECONDS = 30.0
 ASK_SECONDS = 0.5
 """How long the launcher itself stands still for an answer."""
 SAME_PLACE = 3
+PLACES = 3
+"""Of leased data, so many pieces are told of: a worker takes some ahead, and reads the first ones first."""
 RETIRE_SECONDS = 2.0
 """How long a lost worker's part of a sync round may wait for the others' parts."""
 TIME_OUT = 60.0
@@ -86,6 +88,10 @@ class Attempts:
         self._answers: dict[int, dict[str, Any]] = {}
         self._killed: dict[int, tuple[str | None, int]] = {}
         """By worker, the cut after which it was killed last, and how often."""
+        self._deadly: Counter[tuple[str, int, int]] = Counter()
+        """By place in leased data, how often whoever had it was killed."""
+        self._told_deadly: set[tuple[str, int, int]] = set()
+        """Such places that were told of, and those beside them."""
         self._heard: dict[int, float] = {}
         """By server that has come up, when it last answered."""
         self.done: set[int] = set()
@@ -291,11 +297,38 @@ class Attempts:
                     if attempt_of(name) < kept:
                         self.folder.storage.delete_dir((self.folder / name).path)
 
-    def same_place(self, worker: int) -> str | None:
-        """A worker was killed. Where its data is, if it had to begin there for the third time: perhaps by one sample.
+    def held_by(self, worker: int) -> list[tuple[str, int, int]]:
+        """Of leased data: where the worker reads that was killed just now, before its pieces are handed to others. For
+        each of them the file, and the samples and bytes of it that are in the model. [] where server 0 cannot say."""
+        link: ServerLink | None = None
+        with contextlib.suppress(SparseFleetError, KeyError, TypeError, ValueError):
+            try:
+                link = self._link(0)
+                held = link.action("lease_held", {"worker": worker}, ASK_SECONDS)["held"]
+                return [(str(file), int(samples), int(offset)) for file, samples, offset in held]
+            finally:
+                if link is not None:
+                    link.client.close()
+        return []
+
+    def same_place(self, worker: int, held: Sequence[tuple[str, int, int]] = ()) -> str | None:
+        """A worker was killed. Where its data is, if somebody had to begin there for the third time: perhaps by one
+        sample. held: what it had of leased data; another worker had that before, perhaps.
 
         Cuts go on while it is started again, so its place in the newest one counts, not the cut.
         """
+        if held:
+            self._deadly.update(held)
+            places = [_place(*each) for each in held if self._deadly[each] == SAME_PLACE]
+            known = self._told_deadly.intersection(held)
+            if known or not places:
+                return None
+            self._told_deadly.update(held)
+            more = f", and {len(places) - PLACES} pieces more" if len(places) > PLACES else ""
+            return (
+                f"the same place of the data has killed {SAME_PLACE} times, worker {worker} the last: perhaps one of "
+                f"the next samples does. It was about to read {', '.join(places[:PLACES])}{more}"
+            )
         cut = self.newest_cut()
         begun = _begun_in(cut, worker)
         place = cut if begun is None else repr(begun)

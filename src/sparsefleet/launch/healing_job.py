@@ -234,6 +234,8 @@ class HealingJob(Job):
             newest = attempts.newest_cut()
             self._view.say(f"giving up: {too_many}{f'. Go on with: --resume {newest}' if newest else ''}")
             return
+        killed = [process.role.index for process in lost if process.role.is_worker and not _starts_again(process)]
+        held = {worker: attempts.held_by(worker) for worker in killed}
         again = self._start_again(lost)
         if again is None:
             return
@@ -250,9 +252,8 @@ class HealingJob(Job):
         else:
             begins = f"it joins attempt {attempts.number}"
         self._view.say(f"{why}: {begins} ({attempts.allowed})")
-        for process in lost:
-            killed = process.role.is_worker and not _starts_again(process)
-            if killed and (same := attempts.same_place(process.role.index)):
+        for worker in killed:
+            if same := attempts.same_place(worker, held[worker]):
                 self._view.say(same)
         for process in again:
             self._former.append(process)
