@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from small_jobs import cluster
 
 from sparsefleet import optim
 from sparsefleet.communicator import CommunicatorConfig, DirectCommunicator, GeoCommunicator, StepGradients
+from sparsefleet.communicator.geo import _LocalCopy
 from sparsefleet.core.errors import StoreError
 from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store import LocalStore
@@ -163,6 +165,53 @@ def test_rows_not_touched_again_send_the_whole_rest_with_the_next_exchange(pair)
     a.flush()
     assert rows_of(b.store, *range(10, 40)) == [4.0] * 30
     assert local(lane_a, 10) == 4
+
+
+def test_rows_that_two_answers_told_of_send_a_share_each(pair):
+    """A flush with nothing new sends no rows, so a second answer comes before the next sending: it tells of a row more,
+    and the row of the first one is still changed by others."""
+    (a, lane_a), (_, lane_b) = pair
+    for key in (5, 6):
+        local(lane_a, key)
+        lane_a.push(gradients(0.0, key))
+    for key in (5, 6):
+        local(lane_b, key)
+        lane_b.push(gradients(-2.0, key))
+        a.flush()
+        assert local(lane_a, key) == 2, "the answer has told of it"
+    lane_a.push(gradients(-4.0, 5))  # old 2, local 6: a share of the difference
+    assert (local(lane_a, 5), rows_of(a.store, 5)) == (6, [4])
+    a.flush()
+    assert rows_of(a.store, 5) == [6]
+
+
+def test_of_a_row_that_is_being_fetched_the_older_value_does_not_come_last():
+    """An answer that tells of the row comes when the servers have read it for us, and before it is here."""
+    asked, arrives = threading.Event(), threading.Event()
+
+    class OnItsWay:
+        def pull(self, table, keys):
+            return self
+
+        def wait(self):
+            asked.set()
+            assert arrives.wait(20)
+            return np.full((1, 2), 1.0, np.float32)
+
+    copy = _LocalCopy(TableSpec("ads", 2, optim.SGD(1.0)), OnItsWay(), fetch=True, done=0)
+    fetches = threading.Thread(target=copy.pull, args=(u64(5),), daemon=True)
+    tells = threading.Thread(
+        target=copy.receive, args=(KeyedRows(u64(5), np.full((1, 2), 3.0, np.float32)),), daemon=True
+    )
+    fetches.start()
+    assert asked.wait(20)
+    tells.start()
+    tells.join(0.3)  # as long as it may take, if it does not wait
+    arrives.set()
+    for thread in (fetches, tells):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert copy.pull(u64(5)).tolist() == [[3.0, 3.0]]
 
 
 def test_exchanges_come_every_k_steps():

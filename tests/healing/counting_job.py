@@ -6,8 +6,9 @@ Arguments: mode, folder of data, checkpoint to write, seconds of a step, time-ou
 second call of `fit`, in which each trainer has a share of its own), `load=PATH` (before the first call), `again` (a
 second call, on the same data, before which the first trainer saves to CHECKPOINT-1 and `score` scores all data),
 `wait=WORKER` (which waits before its second call for a file `go` beside the checkpoint; `first=WORKER`: its first;
-`last=WORKER`: before it saves at the end), `test` (the same data is scored within the first call), `scores=WORKER` (is
-killed once, when it has scored its part of it).
+`last=WORKER`: before it saves at the end), `later=PATH` (the second call resumes from it, and trains until an epoch
+more than EPOCHS is done), `test` (the same data is scored within the first call), `scores=WORKER` (is killed once, when
+it has scored its part of it).
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: s
             print("between two calls", flush=True)
             wait_for(Path(saved).parent / "go")
         print("again", flush=True)
-        result = trainer.fit(model, reader, epochs, fetch=[paced])
+        later = options.get("later")
+        result = trainer.fit(model, reader, epochs + 1 if later else epochs, fetch=[paced], resume=later)
         print(f"rows {result.rows}", flush=True)
     if "shares" in options:
         files = fleet.split_files(list_files(data))

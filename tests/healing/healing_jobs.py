@@ -56,6 +56,8 @@ class Job:
     timeout: float = 20.0
     restarts: int = 5
     cut_every: float = 0.3
+    cuts: str | None = None
+    """Where they go; None: into the folder of logs."""
     script: str = "counting_job.py"
     options: Sequence[str] = ()
     """For `counting_job.py`."""
@@ -93,7 +95,9 @@ class Job:
             log_dir=self.folder / "log",
             timeout=self.timeout,
             grace=2.0,
-            restart=launch.RestartPolicy(self.restarts, cut_every=self.cut_every if self.restarts else None),
+            restart=launch.RestartPolicy(
+                self.restarts, cut_every=self.cut_every if self.restarts else None, cuts=self.cuts
+            ),
             elastic=None if self.elastic is None else Elastic.parse("elastic", self.elastic),
         )
         errors: list[BaseException] = []
@@ -122,6 +126,9 @@ class Job:
 
     def wait_for_cut(self) -> None:
         """One that was taken after training had begun."""
+        if self.cuts is not None:
+            self.wait_for(lambda: "a cut of what changed since" in self.log("worker 0"))
+            return
         self.wait_for(lambda: len(list((self.folder / "log").glob("cuts-*/attempt-*/step-*/manifest.json"))) > 1)
 
     def wait_for_attempt(self, number: int) -> None:

@@ -101,6 +101,30 @@ def test_what_the_script_filled_the_model_with_is_not_lost_with_a_server_before_
 
 
 @pytest.mark.parametrize("lost", ["worker 0", "server 1"])
+def test_a_later_call_resumes_though_the_attempt_began_within_an_earlier_one(tmp_path: Path, lost: str) -> None:
+    """The attempt's cut is of the first call, and not of its end: it has nothing to say to the second."""
+    before = Job(tmp_path, "async", samples=200, restarts=0)
+    assert before.run().exit_code == 0, before.logs()
+    once = (tmp_path / "saved").rename(tmp_path / "once")
+    again = Job(tmp_path, "async", samples=200, restarts=0, options=[f"load={once}"])
+    assert again.run().exit_code == 0, again.logs()
+    twice = (tmp_path / "saved").rename(tmp_path / "twice")  # after one epoch: two of each sample
+    job = Job(tmp_path, "async", samples=200, pace=0.1, options=["again", f"later={twice}"])
+
+    def killer(job: Job) -> None:
+        job.wait_for_cut()
+        job.send(lost, KILL)
+        job.wait_for_attempt(2)
+        job.hurry()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    check_twice(job, 3.0)
+    assert not any("attempt 3 begins" in line for line in job.view.said)
+    (begun,) = [line for line in job.view.said if "attempt 2 begins from" in line]
+    assert "/attempt-0001/step-" in begun
+
+
+@pytest.mark.parametrize("lost", ["worker 0", "server 1"])
 @pytest.mark.parametrize("options", [[], ["leased"]])
 def test_a_job_does_not_end_well_without_the_model_that_a_lost_trainer_was_to_save(
     tmp_path: Path, options: list[str], lost: str

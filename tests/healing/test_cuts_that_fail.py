@@ -1,4 +1,5 @@
-"""Cuts on a disk that is full, and cuts that were damaged: the job goes on, and goes back to the last good one."""
+"""Cuts on a disk that is full, on a store that refuses, and cuts that were damaged: the job goes on, and goes back to
+the last good one."""
 
 from __future__ import annotations
 
@@ -11,15 +12,18 @@ from pathlib import Path
 
 import pytest
 from healing_jobs import Job
+from pyarrow import fs
+from s3_server import BUCKET, S3, s3
 
+__all__ = ["s3"]
 pytestmark = pytest.mark.slow
 
 
 @contextlib.contextmanager
-def full_disk(folder: Path) -> Iterator[None]:
-    """A disk of 64 KB in the folder's place, for a while."""
+def full_disk(folder: Path, size: str = "64k") -> Iterator[None]:
+    """A small disk in the folder's place, for a while."""
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True
     )
     if made.returncode:
         pytest.skip(f"no disk can be mounted here, which needs root: {made.stderr.strip()}")
@@ -55,6 +59,86 @@ def test_on_a_full_disk_the_job_goes_on_and_keeps_the_last_good_cut(tmp_path: Pa
     if skipped:
         pytest.skip(skipped[0])
     assert any("attempt 2 trains on" in line for line in job.view.said), job.logs()
+
+
+NOT_WRITTEN = "a cut was not written, training goes on"
+
+
+def begun_from(job: Job, attempt: int) -> str:
+    (line,) = [line for line in job.view.said if f"attempt {attempt} begins from" in line]
+    return line.split(f"attempt {attempt} begins from ")[1].split(" (")[0]
+
+
+def fill(file: Path) -> None:
+    """Take all that is left of the disk."""
+    with open(file, "wb", buffering=0) as out, contextlib.suppress(OSError):
+        while True:
+            out.write(bytes(4096))
+
+
+def test_a_loss_while_the_disk_is_full_goes_back_to_the_last_good_cut(tmp_path: Path) -> None:
+    """And so does the next one, while none could be written since."""
+    if shutil.which("mount") is None:
+        pytest.skip("there is no command mount here")
+    place = tmp_path / "place"
+    place.mkdir()
+    job = Job(tmp_path, "async", samples=4000, pace=0.3, cuts=str(place))
+
+    def killer(job: Job) -> None:
+        job.wait_for_cut()
+        fill(place / "filled")
+        job.wait_for(lambda: NOT_WRITTEN in job.log("worker 0"))
+        for attempt, lost in ((2, "server 1"), (3, "server 0")):
+            told = job.log("worker 0").count(NOT_WRITTEN)
+            job.send(lost, signal.SIGKILL)
+            job.wait_for_attempt(attempt)
+            job.wait_for(lambda told=told: job.log("worker 0").count(NOT_WRITTEN) > told + 1)
+        (place / "filled").unlink()
+        job.wait_for(lambda: "cuts are written again" in job.log("worker 0"))
+        job.send("worker 1", signal.SIGKILL)
+        job.wait_for_attempt(4)
+        job.hurry()
+
+    with full_disk(place, "2m"):
+        assert job.run(killer).exit_code == 0, job.logs()
+        assert list(place.iterdir()) == [], "cuts stay behind"
+    job.check_counts()
+    good = begun_from(job, 2)
+    assert Path(good).parent.name == "attempt-0001"
+    assert begun_from(job, 3) == good, "no other was written meanwhile"
+    assert Path(begun_from(job, 4)).parent.name == "attempt-0003"
+    assert "disk full while saving" in job.log("worker 0")
+
+
+def test_cuts_on_an_object_store_that_refuses(tmp_path: Path, s3: S3) -> None:
+    """First it takes nothing more, then it gives nothing either: a loss waits until it does."""
+    job = Job(tmp_path, "async", samples=4000, pace=0.3, timeout=30.0, cuts=s3.uri("cuts"))
+
+    def killer(job: Job) -> None:
+        try:
+            job.wait_for_cut()
+            s3.refuse("PUT", "POST", "DELETE")
+            job.wait_for(lambda: NOT_WRITTEN in job.log("worker 0"))
+            job.send("server 1", signal.SIGKILL)
+            job.wait_for_attempt(2)
+            s3.refuse()
+            job.wait_for(lambda: "cuts are written again" in job.log("worker 0"))
+            s3.refuse("PUT", "POST", "DELETE", "GET", "HEAD")
+            job.send("worker 1", signal.SIGKILL)
+            job.wait_for(lambda: any("the job's cuts cannot be read" in line for line in job.view.said))
+            s3.refuse()
+            job.wait_for_attempt(3)
+            job.hurry()
+        finally:
+            s3.refuse()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    job.check_counts()
+    assert "/attempt-0001/step-" in begun_from(job, 2)
+    assert "/attempt-0002/step-" in begun_from(job, 3)
+    assert "closed" in job.log("worker 0").partition(NOT_WRITTEN)[2], "why the store refuses is told"
+    left = s3.filesystem.get_file_info(fs.FileSelector(f"{BUCKET}/cuts", recursive=True, allow_not_found=True))
+    assert [file.path for file in left if "cuts-" in file.path] == [], "cuts stay behind"
 
 
 def test_a_damaged_cut_is_passed_over_for_the_one_before_it(tmp_path: Path) -> None:

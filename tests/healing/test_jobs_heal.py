@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from counting_job import BATCH
 from healing_jobs import HERE, LIMIT, Job
 from waiting import wait_until
 
@@ -159,6 +160,24 @@ def test_a_trainer_that_dies_at_the_same_sample_each_time_is_told_with_file_and_
     assert place[1] == str(tmp_path / "data" / "part-1")
     assert int(place[2]) <= 156, "the sample stands in the line after"
     assert any(line.startswith("giving up: 7 losses within") for line in job.view.said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "async", "geo"])
+def test_so_is_one_of_leased_data_though_each_time_another_trainer_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("DIE_AT", "355")
+    job = Job(tmp_path, mode, restarts=6, options=["leased"])
+    assert job.run().exit_code == 128 + KILL, job.logs()
+    said = job.view.said
+    (number,) = [at for at, line in enumerate(said) if "the same place of the data has killed 3 times" in line]
+    place = re.search(r"It was about to read (\S+) from line (\d+) on", said[number])
+    assert place is not None, said[number]
+    assert place[1] == str(tmp_path / "data" / "part-1")
+    assert 156 - 2 * BATCH <= int(place[2]) <= 156, "the sample stands in the line after, within a batch or two"
+    losses = [line for line in said[:number] if "restarts are used up" in line]
+    assert len(losses) <= 4, "after the third time, unless a loss beside it came first"
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,22 @@ class S3:
             allow_bucket_creation=True,
         )
         self.filesystem.create_dir(BUCKET)
+        self.refused: frozenset[str] = frozenset()
+        """Methods of HTTP that are answered with AccessDenied."""
+
+    def refuse(self, *methods: str) -> None:
+        self.refused = frozenset(methods)
+
+    def refusing(self, app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+        """The server's application, which refuses what it is told to."""
+
+        def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+            if environ["REQUEST_METHOD"] not in self.refused:
+                return app(environ, start_response)
+            start_response("403 Forbidden", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>AccessDenied</Code><Message>the bucket is closed</Message></Error>"]
+
+        return answer
 
     def uri(self, path: str) -> str:
         return f"s3://test:test@{BUCKET}/{path}?{self.options}"
@@ -47,6 +64,8 @@ def s3() -> Iterator[S3]:
     server.start()
     try:
         _, port = server.get_host_and_port()
-        yield S3(port)
+        store = S3(port)
+        server._server.app = store.refusing(server._server.app)
+        yield store
     finally:
         server.stop()

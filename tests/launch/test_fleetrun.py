@@ -558,6 +558,15 @@ def test_own_addresses_are_found_out(launcher, free_port: int) -> None:
             "log_dir='script.py' cannot be used: Not a directory",
         ),
         (["--server_num=one", "--worker_num=1", "script.py"], "invalid int value: 'one'"),
+        (["--server_num=1", "--worker_num=1", "--cuts=x", "script.py"], "cuts is for jobs that heal: say how many"),
+        (
+            ["--server_num=1", "--worker_num=1", "--restarts=1", "--cuts=ftp://there/job", "script.py"],
+            "ftp://there/job cannot hold the job's cuts: cannot open 'ftp://there/job'",
+        ),
+        (
+            ["--server_num=1", "--worker_num=1", "--restarts=1", "--cuts=script.py", "script.py"],
+            "script.py cannot hold the job's cuts: cannot write",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_starts(launcher, arguments: list[str], named: str) -> None:

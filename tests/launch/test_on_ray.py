@@ -110,6 +110,55 @@ def test_a_folder_that_was_made_anew_is_known_by_its_name(tmp_path: Path, monkey
     assert working_folder() == str(folder)
 
 
+ACTOR_IN_A_FOLDER_MADE_ANEW = """\
+import os, sys, types
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+os.chdir(folder)
+folder.rmdir()  # as Ray does to an idle process's
+if sys.argv[2] == "anew":
+    folder.mkdir()
+    (folder / "beside.py").write_text("WORD = 'shipped'")
+context = types.SimpleNamespace(gcs_address="127.0.0.2:1")
+util = types.SimpleNamespace(get_node_ip_address=lambda: "127.0.0.2")
+sys.modules["ray"] = types.SimpleNamespace(get_runtime_context=lambda: context, util=util)
+
+from sparsefleet.core.errors import ConfigError
+from sparsefleet.fleet.roles import Role
+from sparsefleet.launch.on_ray.actor import RoleActor
+
+actor = RoleActor("test-of-a-folder", 0.0, 0.0)
+try:
+    role = Role.server(0, 1, ("127.0.0.1:1",))
+    actor.start(role, ["python", "-c", "import os, beside; print(os.getcwd(), beside.WORD)"], "python", {}, None)
+    output, report = b"", None
+    while report is None or report.exit is None:
+        report = actor.report(len(output), 20.0)
+        output += report.output
+    print(output.decode().strip(), report.exit.status)
+except ConfigError as error:
+    print(error)
+finally:
+    actor.end(at_once=True)
+    actor.close()
+"""
+
+
+@pytest.mark.parametrize("folder", ["anew", "gone"])
+def test_an_actor_whose_folder_was_made_anew_starts_its_role_there(tmp_path: Path, folder: str) -> None:
+    """All of it, in a process that is there already: what an actor imports must not mind either."""
+    (tmp_path / "shipped").mkdir()
+    command = [sys.executable, "-c", ACTOR_IN_A_FOLDER_MADE_ANEW, str(tmp_path / "shipped"), folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()[-1]
+    if folder == "anew":
+        assert said == f"{tmp_path / 'shipped'} shipped 0", done.stdout
+    else:
+        assert said.startswith(f"node 127.0.0.2 has no folder {tmp_path / 'shipped'}, in which roles are to run (No su")
+
+
 def test_a_node_that_does_not_see_the_cuts_is_found_out(tmp_path: Path) -> None:
     actor = RoleActor("test-of-sees", 0.0, 0.0)
     try:
@@ -117,6 +166,9 @@ def test_a_node_that_does_not_see_the_cuts_is_found_out(tmp_path: Path) -> None:
         assert actor.sees(str(tmp_path / "mark"), "word") is None
         assert actor.sees(str(tmp_path / "mark"), "another") == "the file there is not the driver's"
         assert actor.sees(str(tmp_path / "absent"), "word") == "No such file or directory"
+        assert actor.sees(f"file://{tmp_path}/mark", "word") is None
+        assert actor.sees(f"file://{tmp_path}/mark", "another") == "the file there is not the driver's"
+        assert "absent" in str(actor.sees(f"file://{tmp_path}/absent", "word"))
     finally:
         actor.close()
 

@@ -65,6 +65,24 @@ def test_a_step_that_is_applied_tells_how_far_its_piece_is() -> None:
     assert made.leases.state() == {"name": EPOCH, "left": 3, "progress": [[0, 9, 90, True], [2, 1, 10, False]]}
 
 
+def test_who_starts_trainers_again_can_ask_where_one_was_reading() -> None:
+    made, units = state(), [["a", 0, 100], ["b", 0, 60], ["b", 60, 90], ["c", 0, 9]]
+    for worker in range(2):
+        made.leases.begin_run(worker, f"life {worker}", leased=True)
+        made.leases.open(worker, f"life {worker}", EPOCH, "plan", 4, [], {"units": units})
+    assert [take(made, 0), take(made, 1), take(made, 0)] == [0, 1, 2]
+    push(made, 0, 1, Mark(0, 5, 50, False))
+    assert made.leases.held_by(0) == [["a", 5, 50], ["b", 0, 60]]
+    assert made.leases.held_by(1) == [["b", 0, 0]]
+    push(made, 0, 2, Mark(0, 9, 100, True))
+    assert made.leases.held_by(0) == [["b", 0, 60]]
+    assert made.leases.held_by(3) == [], "nobody has that number"
+    strange = state()
+    opened(strange)  # its position does not say what the pieces are
+    assert take(strange, 0) == 0
+    assert strange.leases.held_by(0) == []
+
+
 def test_a_lost_trainers_pieces_go_on_from_where_they_are_and_what_it_sent_late_is_refused() -> None:
     made = state()
     opened(made, 2)

@@ -63,7 +63,7 @@ def test_a_link_that_is_down_for_three_seconds_heals(way: dict[str, bool]) -> No
         assert values(servers) == {6.0}, "each push counts once"
 
 
-@pytest.mark.parametrize("way", [{}, {"there": False}], ids=["both ways", "answers"])
+@pytest.mark.parametrize("way", [{}, {"there": False}, {"back": False}], ids=["both ways", "answers", "requests"])
 def test_one_that_is_down_for_longer_is_a_loss_and_the_old_life_does_no_harm(tmp_path, way) -> None:
     """The job goes back to a cut; what the old life has sent arrives late, and is told to rejoin."""
     cut = str(tmp_path / "cut")

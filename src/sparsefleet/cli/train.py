@@ -243,6 +243,13 @@ def train(
             "they take about 1 % of the time; 10 s to 30 minutes."
         ),
     ] = None,
+    cuts: Annotated[
+        str | None,
+        _many(
+            "With --restarts: where cuts go, a folder or a URI such as s3://bucket/job that every process sees. "
+            "Default: the folder of logs."
+        ),
+    ] = None,
     lost_trainer: Annotated[
         str | None,
         _many(
@@ -263,8 +270,8 @@ def train(
         dense_refresh=dense_refresh, dense_wire=dense_wire, timeout=timeout, lost_trainer=lost_trainer,
     )  # fmt: skip
     train_checks.check_knobs(context, mode, alone=role.kind == "single" and not servers)
-    if (restarts or cut_every is not None) and not servers and role.kind == "single":
-        raise ConfigError("--restarts and --cut-every are for many processes: give --servers and --workers too")
+    if (restarts or cut_every is not None or cuts) and not servers and role.kind == "single":
+        raise ConfigError("--restarts, --cut-every and --cuts are for many processes: give --servers and --workers too")
     bounds = Elastic.parse("--elastic", elastic) if elastic else role.elastic
     if elastic and workers:
         Elastic.parse("--elastic", elastic).check_start(workers)
@@ -358,7 +365,7 @@ def train(
             # One answer for all, and for those that are started again when there are other checkpoints.
             more=["--launched", "--leases" if leased else "--no-leases"],
             on_ray=needs,
-            restart=launch.RestartPolicy(restarts, cut_every=cut_every),
+            restart=launch.RestartPolicy(restarts, cut_every=cut_every, cuts=cuts),
             elastic=bounds,
         )
         _tell(summary, data)

@@ -39,7 +39,7 @@ from sparsefleet.train import FitResult
 LOG_FOLDER = "log"
 PARENTS_OWN = (
     "servers", "workers", "json_output", "config", "on", "server_cpus", "worker_cpus", "server_memory", "worker_memory",
-    "restarts", "cut_every", "elastic",
+    "restarts", "cut_every", "cuts", "elastic",
 )  # fmt: skip
 """Options that are not handed on to the processes of a job."""
 _PATHS = (

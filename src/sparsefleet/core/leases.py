@@ -101,6 +101,9 @@ class Leases:
             self._next.clear()
         return sorted(back)
 
+    def held_by(self, holder: str) -> list[int]:
+        return sorted(piece for piece, one in self._holders.items() if one == holder)
+
     def is_done(self, piece: int) -> bool:
         mark = self.marks.get(piece)
         return mark is not None and mark.done

@@ -1,7 +1,7 @@
 """Which attempt of a job that heals this process takes part in: what its launcher says in the environment.
 
 ```
-SPARSEFLEET_CUTS=/shared/job/cuts    every process: the job heals, and its cuts go here
+SPARSEFLEET_CUTS=/shared/job/cuts    every process: the job heals, and its cuts go here (a path, or s3://… and the like)
 SPARSEFLEET_ATTEMPT=3                every process: a server is in this attempt, a trainer joins it or a later one
 SPARSEFLEET_CUT_EVERY=60             trainers: seconds between cuts; without: so that they cost about 1 % of the time
 SPARSEFLEET_CUT=/shared/job/cuts/…   servers: what the attempt begins from; without: as the first one did
@@ -17,9 +17,8 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from sparsefleet.checkpoint import Chain
+from sparsefleet.checkpoint import Chain, locate
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.store.remote import RemoteStore
 from sparsefleet.store.remote.attempts import furthest_fit
@@ -86,12 +85,12 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 
 def folder_of(cuts: str, attempt: int) -> str:
     """Where an attempt's cuts go: nobody else writes there, however late."""
-    return f"{cuts.rstrip('/')}/attempt-{attempt:04d}"
+    return str(locate(cuts) / f"attempt-{attempt:04d}")
 
 
-def attempt_of(folder: Path) -> int:
-    """The inverse of `folder_of`; -1 of another folder."""
-    number = folder.name.removeprefix("attempt-")
+def attempt_of(name: str) -> int:
+    """Which attempt's cuts a folder of this name holds; -1: it is another folder."""
+    number = name.removeprefix("attempt-") if name.startswith("attempt-") else ""
     return int(number) if number.isdecimal() else -1
 
 

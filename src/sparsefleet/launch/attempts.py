@@ -9,16 +9,15 @@ are in.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from sparsefleet.checkpoint import Checkpoint, loadable
+from sparsefleet.checkpoint import AnyPath, Checkpoint, loadable, locate
+from sparsefleet.checkpoint.storage.base import reading, writing
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.fleet.healing import HealingVariables, attempt_of
 from sparsefleet.fleet.security import Security
@@ -32,6 +31,8 @@ BEGIN_SECONDS = 30.0
 ASK_SECONDS = 0.5
 """How long the launcher itself stands still for an answer."""
 SAME_PLACE = 3
+PLACES = 3
+"""Of leased data, so many pieces are told of: a worker takes some ahead, and reads the first ones first."""
 RETIRE_SECONDS = 2.0
 """How long a lost worker's part of a sync round may wait for the others' parts."""
 TIME_OUT = 60.0
@@ -50,6 +51,9 @@ class RestartPolicy:
     within: float = 3600.0
     cut_every: float | None = None
     """Seconds between two cuts; None: so that they take about 1 % of the time (`train/job_cuts.py`)."""
+    cuts: str | None = None
+    """Where they go: a folder, or a URI (s3://… and the like), in which the job makes a folder of its own. Every
+    process must see it. None: the folder of logs."""
 
     def __post_init__(self) -> None:
         if self.restarts < 0:
@@ -60,15 +64,17 @@ class RestartPolicy:
             raise ConfigError(f"cut_every={self.cut_every} must be above 0 seconds")
         if self.cut_every is not None and not self.restarts:
             raise ConfigError("cut_every is for jobs that heal: say how many restarts there may be")
+        if self.cuts is not None and not self.restarts:
+            raise ConfigError("cuts is for jobs that heal: say how many restarts there may be")
 
 
 class Attempts:
     def __init__(
-        self, endpoints: Sequence[str], environment: Mapping[str, str], policy: RestartPolicy, folder: Path
+        self, endpoints: Sequence[str], environment: Mapping[str, str], policy: RestartPolicy, folder: AnyPath
     ) -> None:
         """folder: for the job's cuts; every process must see it."""
         self._endpoints, self._environment, self._policy = tuple(endpoints), environment, policy
-        self.folder = folder.absolute()
+        self.folder = locate(folder)
         self.number = 1
         self.cut: str | None = None
         """What the present attempt begins from; None: from the job's beginning."""
@@ -82,6 +88,10 @@ class Attempts:
         self._answers: dict[int, dict[str, Any]] = {}
         self._killed: dict[int, tuple[str | None, int]] = {}
         """By worker, the cut after which it was killed last, and how often."""
+        self._deadly: Counter[tuple[str, int, int]] = Counter()
+        """By place in leased data, how often whoever had it was killed."""
+        self._told_deadly: set[tuple[str, int, int]] = set()
+        """Such places that were told of, and those beside them."""
         self._heard: dict[int, float] = {}
         """By server that has come up, when it last answered."""
         self.done: set[int] = set()
@@ -101,8 +111,12 @@ class Attempts:
         """The servers of the present attempt."""
         return self._endpoints
 
+    def make_folder(self) -> None:
+        """Raises CheckpointError where the place for cuts refuses that."""
+        with writing(self.folder):
+            self.folder.storage.make_dir(self.folder.path)
+
     def start(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._watch_all()
 
     def _watch_all(self) -> None:
@@ -120,8 +134,13 @@ class Attempts:
             if thread.ident is not None:
                 thread.join(LOOK_SECONDS + 1)
 
-    def remove_cuts(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def remove_cuts(self) -> str | None:
+        """Why they cannot be removed; None: they are gone."""
+        try:
+            self.folder.storage.delete_dir(self.folder.path)
+        except OSError as error:
+            return str(error)
+        return None
 
     def move(self, endpoints: Sequence[str]) -> None:
         """Servers are about to start again at other addresses, as many of them as before; `begin` comes next."""
@@ -165,10 +184,11 @@ class Attempts:
         endpoints: the servers that it has from now on, where those are others. Server 0 stays. crew: of an elastic job,
         the workers that are there or are being started again. All others come late, as to any work that has begun.
         """
+        cut = self.newest_cut()
         with self._lock:
             self.number += 1
             self._begun = time.monotonic()
-            self.cut, self._why, self._stopped = self.newest_cut(), why, tuple(sorted(stopped))
+            self.cut, self._why, self._stopped = cut, why, tuple(sorted(stopped))
             self._crew = None if crew is None else tuple(sorted(crew))
             # When the loss was seen: room for what takes its place may have been long in coming.
             seen = self._losses[-1][0] if self._losses and endpoints is None else time.monotonic()
@@ -235,9 +255,28 @@ class Attempts:
 
     def newest_cut(self) -> str | None:
         """The newest that can be opened. Once one has turned out to be damaged, others are read to their end first."""
-        for folder in sorted(self.folder.glob("attempt-*"), key=attempt_of, reverse=True):
+        with contextlib.suppress(SparseFleetError):
+            return self._newest_cut()
+        return None
+
+    def unreachable(self) -> str | None:
+        """Why nobody can tell which cuts there are; None: the place where they are answers."""
+        try:
+            self._folders()
+        except SparseFleetError as error:
+            return str(error)
+        return None
+
+    def _folders(self) -> list[str]:
+        """Names of the folders that attempts' cuts are in, newest first."""
+        with reading(self.folder):
+            names = [entry.name for entry in self.folder.list() if attempt_of(entry.name) >= 0]
+        return sorted(names, key=attempt_of, reverse=True)
+
+    def _newest_cut(self) -> str | None:
+        for name in self._folders():
             with contextlib.suppress(SparseFleetError, OSError):
-                for checkpoint in loadable(folder):
+                for checkpoint in loadable(self.folder / name):
                     place = str(checkpoint.location)
                     if place not in self._bad_cuts and not (self._bad_cuts and self._damaged(checkpoint)):
                         return place
@@ -252,16 +291,44 @@ class Attempts:
     def _remove_older_cuts(self) -> None:
         """Of attempts before the one whose cut has been loaded: nobody goes back there."""
         if self.cut is not None:
-            kept = attempt_of(Path(self.cut).parent)
-            for folder in self.folder.glob("attempt-*"):
-                if attempt_of(folder) < kept:
-                    shutil.rmtree(folder, ignore_errors=True)
+            kept = attempt_of(locate(self.cut).parent.name)
+            with contextlib.suppress(SparseFleetError, OSError):  # they are in nobody's way
+                for name in self._folders():
+                    if attempt_of(name) < kept:
+                        self.folder.storage.delete_dir((self.folder / name).path)
 
-    def same_place(self, worker: int) -> str | None:
-        """A worker was killed. Where its data is, if it had to begin there for the third time: perhaps by one sample.
+    def held_by(self, worker: int) -> list[tuple[str, int, int]]:
+        """Of leased data: where the worker reads that was killed just now, before its pieces are handed to others. For
+        each of them the file, and the samples and bytes of it that are in the model. [] where server 0 cannot say."""
+        link: ServerLink | None = None
+        with contextlib.suppress(SparseFleetError, KeyError, TypeError, ValueError):
+            try:
+                link = self._link(0)
+                held = link.action("lease_held", {"worker": worker}, ASK_SECONDS)["held"]
+                return [(str(file), int(samples), int(offset)) for file, samples, offset in held]
+            finally:
+                if link is not None:
+                    link.client.close()
+        return []
+
+    def same_place(self, worker: int, held: Sequence[tuple[str, int, int]] = ()) -> str | None:
+        """A worker was killed. Where its data is, if somebody had to begin there for the third time: perhaps by one
+        sample. held: what it had of leased data; another worker had that before, perhaps.
 
         Cuts go on while it is started again, so its place in the newest one counts, not the cut.
         """
+        if held:
+            self._deadly.update(held)
+            places = [_place(*each) for each in held if self._deadly[each] == SAME_PLACE]
+            known = self._told_deadly.intersection(held)
+            if known or not places:
+                return None
+            self._told_deadly.update(held)
+            more = f", and {len(places) - PLACES} pieces more" if len(places) > PLACES else ""
+            return (
+                f"the same place of the data has killed {SAME_PLACE} times, worker {worker} the last: perhaps one of "
+                f"the next samples does. It was about to read {', '.join(places[:PLACES])}{more}"
+            )
         cut = self.newest_cut()
         begun = _begun_in(cut, worker)
         place = cut if begun is None else repr(begun)
@@ -366,8 +433,8 @@ class Attempts:
             if self._lost_at is None or not any(answer.get("trained") for answer in self._present()):
                 return None
             seconds, self._lost_at = time.monotonic() - self._lost_at, None
-            self._remove_older_cuts()
-            return seconds
+        self._remove_older_cuts()
+        return seconds
 
     def _present(self) -> list[dict[str, Any]]:
         return [answer for answer in list(self._answers.values()) if answer.get("attempt") == self.number]

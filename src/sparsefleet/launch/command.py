@@ -131,6 +131,13 @@ def _parser() -> argparse.ArgumentParser:
         "ones took, so that they take about 1 %% of the time; 10 s to 30 minutes; worker 0's log tells)",
     )
     option(
+        "--cuts",
+        metavar="PLACE",
+        default=None,
+        help="with --restarts, where cuts go: a folder or a URI such as s3://bucket/job, which every process must see "
+        "(the folder of logs)",
+    )
+    option(
         "--elastic",
         metavar="MIN:MAX",
         default=None,
@@ -154,7 +161,7 @@ def _run(options: argparse.Namespace) -> Outcome:
         options.grace,
         options.keep_going,
         options.progress,
-        RestartPolicy(options.restarts, cut_every=options.cut_every),
+        RestartPolicy(options.restarts, cut_every=options.cut_every, cuts=options.cuts),
         None if options.elastic is None else Elastic.parse("--elastic", options.elastic),
     )
     command = [*script_command(options.script, options.module), *options.arguments]

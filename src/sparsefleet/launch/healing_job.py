@@ -20,15 +20,18 @@ worker more is started (`_start_worker`), which may have to wait for room (`_com
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.checkpoint import locate
+from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.fleet.healing import START_AGAIN
 from sparsefleet.fleet.roles import Role, parse_endpoint
+from sparsefleet.launch import logs
 from sparsefleet.launch.addresses import HeldEndpoints
 from sparsefleet.launch.attempts import Attempts
 from sparsefleet.launch.notices import Notices
@@ -39,6 +42,9 @@ from sparsefleet.launch.view import ENDED_WELL, View, state_of
 
 STOPPED_SERVERS_SECONDS = 2.0
 """How long to wait for servers to say whether a worker that was killed had come to its end."""
+
+CUTS_SECONDS = 60.0
+"""How long a loss waits for the place where the cuts are, where that does not answer."""
 
 LEAVING_SECONDS = 3.0
 """How long a worker that has left its job may take to end."""
@@ -58,7 +64,8 @@ class HealingJob(Job):
                 raise ConfigError(
                     "restarts are for jobs of one host so far: run this one without, and resume it when it was ended"
                 )
-            folder = settings.log_dir / f"cuts-{self._id[-8:]}"
+            with _refused_cuts(settings):
+                folder = locate(settings.restart.cuts or settings.log_dir) / f"cuts-{self._id[-8:]}"
             self._attempts = Attempts(roles[0].server_endpoints, self._environment, settings.restart, folder)
         elastic_here = settings.elastic is not None and not (self._workers_elsewhere or self._servers_elsewhere)
         self._scaling = Scaling(roles[0].server_endpoints, self._environment) if elastic_here else None
@@ -73,6 +80,8 @@ class HealingJob(Job):
         self._hung: list[RoleProcess] = []
         self._standing: dict[RoleProcess, float] = {}
         """Since when processes have stood stopped. Not by their number: on Ray two nodes may have the same one."""
+        self._cuts_away: float | None = None
+        """Since when a loss has waited for the place where the cuts are."""
         self._keeps_cuts = False
         """Somebody was told to resume from one, though the job has not failed."""
         self._held: list[HeldEndpoints] = []
@@ -81,6 +90,10 @@ class HealingJob(Job):
         """What the present attempt goes on after, in words."""
 
     def start(self, command_for_role: CommandForRole) -> None:
+        if self._attempts is not None:
+            logs.make_folder(self._settings.log_dir)
+            with _refused_cuts(self._settings):
+                self._attempts.make_folder()
         super().start(command_for_role)
         if self._attempts is not None:
             self._attempts.start()
@@ -115,7 +128,8 @@ class HealingJob(Job):
         if self._attempts is not None and not self._failures and self._too_many is None and not self._keeps_cuts:
             newest = self._attempts.newest_cut() if interrupted else None
             if newest is None:
-                self._attempts.remove_cuts()
+                if (why := self._attempts.remove_cuts()) is not None:
+                    self._view.say(f"the job's cuts in {self._attempts.folder} could not be removed: {why}")
             else:
                 self._view.say(f"the job's cuts stay. Where nothing newer was saved, go on with: --resume {newest}")
         return super()._conclude()
@@ -205,6 +219,11 @@ class HealingJob(Job):
                 self._go_on_with(attempts, *scale)
             return
         why = "; ".join(f"{process.role} ended ({process.exit})" for process in lost) or str(wanted)
+        if self._waits_for_cuts(attempts, why, lost):
+            self._lost, self._torn = [*lost, *self._lost], wanted
+            return
+        if self._too_many is not None:
+            return
         if (too_many := attempts.another(why)) is not None:
             if wanted is None and self._others_go_on(attempts, lost):
                 self._view.say(f"{why}: the others go on with its data; it is not started again ({attempts.allowed})")
@@ -215,6 +234,8 @@ class HealingJob(Job):
             newest = attempts.newest_cut()
             self._view.say(f"giving up: {too_many}{f'. Go on with: --resume {newest}' if newest else ''}")
             return
+        killed = [process.role.index for process in lost if process.role.is_worker and not _starts_again(process)]
+        held = {worker: attempts.held_by(worker) for worker in killed}
         again = self._start_again(lost)
         if again is None:
             return
@@ -231,13 +252,29 @@ class HealingJob(Job):
         else:
             begins = f"it joins attempt {attempts.number}"
         self._view.say(f"{why}: {begins} ({attempts.allowed})")
-        for process in lost:
-            killed = process.role.is_worker and not _starts_again(process)
-            if killed and (same := attempts.same_place(process.role.index)):
+        for worker in killed:
+            if same := attempts.same_place(worker, held[worker]):
                 self._view.say(same)
         for process in again:
             self._former.append(process)
             self._processes[self._processes.index(process)] = self._successor(process, attempts)
+
+    def _waits_for_cuts(self, attempts: Attempts, why: str, lost: Sequence[RoleProcess]) -> bool:
+        """Whether nobody can say now which cuts there are: to begin without one would train everything again. After
+        `CUTS_SECONDS` of that the job ends."""
+        problem, now = attempts.unreachable(), time.monotonic()
+        if problem is None:
+            self._cuts_away = None
+            return False
+        if self._cuts_away is None:
+            self._cuts_away = now
+            self._view.say(f"{why}, and the job's cuts cannot be read: {problem}. It waits for them")
+        if now - self._cuts_away < CUTS_SECONDS:
+            return True
+        self._too_many = f"{why}, and the job's cuts could not be read for {now - self._cuts_away:.0f} s: {problem}"
+        self._failures += lost
+        self._view.say(f"giving up: {self._too_many}. Once {attempts.folder} can be read, resume from the newest there")
+        return False
 
     def _start_again(self, lost: list[RoleProcess]) -> list[RoleProcess] | None:
         """Everybody who starts again when these were lost: at the least these. None: the job ends instead.
@@ -372,6 +409,15 @@ class HealingJob(Job):
         ended = [process.ended_at for process in self._processes if process.role.is_server]
         over = min((time.monotonic() - at for at in ended if at is not None), default=0.0)
         return over > LEAVING_SECONDS and (attempts.has_left(worker) or not attempts.joined(worker))
+
+
+@contextlib.contextmanager
+def _refused_cuts(settings: RunSettings) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        place = settings.restart.cuts or settings.log_dir
+        raise ConfigError(f"{place} cannot hold the job's cuts: {error}; --cuts names another place") from error
 
 
 def on_servers(role: Role, endpoints: Sequence[str]) -> Role:

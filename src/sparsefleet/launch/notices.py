@@ -1,4 +1,4 @@
-"""Tell the servers of a job which worker processes have ended badly; their answers say what becomes of the job.
+"""Tell the servers of a job which processes have ended badly; their answers say what becomes of the job.
 
 Peers notice a death by silence, after a time-out; the launcher sees it at once. And whether the others go on is the
 servers' to say: they know the strategy of the script, and whether the worker failed by an error of its own.
@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from sparsefleet.core.errors import SparseFleetError, StoreError
 from sparsefleet.fleet.security import Security
@@ -29,11 +29,10 @@ Answer = Literal["pending", "goes on", "ends", "none"]
 
 
 class Notice:
-    """One worker's bad end, and what each server said to it."""
+    """A process's bad end, and what each server said to it."""
 
-    def __init__(self, worker: int, exit: Exit, deadline: float, servers: int) -> None:
-        self.request = {"worker": worker, "how": str(exit), "failed": exit.signal_name is None}
-        self.deadline = deadline
+    def __init__(self, action: str, request: Mapping[str, Any], deadline: float, servers: int) -> None:
+        self.action, self.request, self.deadline = action, request, deadline
         self.answers: list[Answer] = ["pending"] * servers
 
 
@@ -44,6 +43,8 @@ class Notices:
         """seconds: how long servers that do not answer, such as those that still start, are asked again."""
         self._endpoints, self._environment, self._seconds = tuple(endpoints), environment, seconds
         self._notices: dict[int, Notice] = {}
+        """By worker."""
+        self._of_servers: list[Notice] = []
         self._over: set[int] = set()
         self._queues: list[queue.SimpleQueue[Notice | None]] = []
         self._threads: list[threading.Thread] = []
@@ -51,12 +52,21 @@ class Notices:
 
     def worker_ended(self, worker: int, exit: Exit) -> None:
         """Have every server told."""
-        notice = Notice(worker, exit, time.monotonic() + self._seconds, len(self._endpoints))
-        self._notices[worker] = notice
+        request = {"worker": worker, "how": str(exit), "failed": exit.signal_name is None}
+        self._notices[worker] = self._notice("ended", request)
+
+    def server_failed(self, index: int, exit: Exit) -> None:
+        """Have every other server told: where the job has not begun, nobody is to wait for that one. One that was
+        killed while it started could not tell them itself."""
+        self._of_servers.append(self._notice("server_failed", {"index": index, "reason": str(exit)}))
+
+    def _notice(self, action: str, request: Mapping[str, Any]) -> Notice:
+        notice = Notice(action, request, time.monotonic() + self._seconds, len(self._endpoints))
         if not self._threads:
             self._start()
         for waiting in self._queues:
             waiting.put(notice)
+        return notice
 
     def server_ended(self, index: int) -> None:
         """That server's process is over: nothing to tell it, nothing to hear from it."""
@@ -83,7 +93,8 @@ class Notices:
         return [
             f"server {index} ({endpoint})"
             for index, endpoint in enumerate(self._endpoints)
-            if index not in self._over and any(n.answers[index] == "pending" for n in self._notices.values())
+            if index not in self._over
+            and any(n.answers[index] == "pending" for n in (*self._notices.values(), *self._of_servers))
         ]
 
     def someone_left(self, server: int, workers: int) -> bool:
@@ -130,7 +141,7 @@ class Notices:
         while not self._closing.is_set() and link.index not in self._over:
             left = notice.deadline - time.monotonic()
             try:
-                answer = link.action("ended", notice.request, min(TRY_SECONDS, left))
+                answer = link.action(notice.action, notice.request, min(TRY_SECONDS, left))
                 return "goes on" if answer.get("goes_on") is True else "ends"
             except StoreError as error:
                 if not isinstance(error.__cause__, NOT_UP):

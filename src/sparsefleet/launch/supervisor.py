@@ -283,6 +283,8 @@ class Job:
                     self._failures.append(process)
                 if process.role.is_worker:
                     self._notices.worker_ended(process.role.index, process.exit)
+                elif self._servers_elsewhere:
+                    self._notices.server_failed(process.role.index, process.exit)
 
     # --- for jobs that heal, or whose processes become more or fewer while they run
 

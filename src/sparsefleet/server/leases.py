@@ -195,6 +195,24 @@ class LeaseBook:
         with self._lock:
             return {"name": self._name, "left": self._leases.left, "progress": self._leases.progress()}
 
+    def held_by(self, worker: int) -> list[list[Any]]:
+        """The pieces of training data that a trainer's present life has, each as [file, samples of the piece that are
+        in the model, where in the file the next one is]; [] where that is not known."""
+        with self._sessions.changed:
+            life = self._sessions.life_of(worker)
+        with self._lock:
+            position, leases = self._position, self._leases
+            units = position.get("units") if isinstance(position, Mapping) else None
+            if life is None or not isinstance(units, list) or len(units) != leases.pieces:
+                return []
+            places = []
+            for piece in leases.held_by(life):
+                match units[piece]:
+                    case [str(file), int(start), *_]:
+                        mark = leases.marks.get(piece)
+                        places.append([file, 0, start] if mark is None else [file, mark.samples, mark.offset])
+            return places
+
     def stats(self) -> dict[str, Any]:
         with self._lock:
             leases = self._leases

@@ -83,6 +83,7 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
                 *_identity(data), text_of(data, "name"), _integer(data, "lap")
             ),
             "lease_state": lambda data: self._state.leases.state(),
+            "lease_held": lambda data: {"held": self._state.leases.held_by(_integer(data, "worker"))},
             "begin_run": lambda data: self._state.leases.begin_run(*_identity(data), data.get("leased") is True),
             "give_number": lambda data: {"worker": self._state.sessions.give_number(need_text(data, "incarnation"))},
             "enter": lambda data: self._state.leases.enter(*_identity(data), _patience(data)),

@@ -23,7 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.core.filesystems import is_uri
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role, parse_endpoint
 from sparsefleet.launch import reaper
 from sparsefleet.launch.addresses import HeldEndpoints
@@ -73,6 +74,16 @@ def working_folder() -> str:
         return os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
 
 
+def read_text(path: str) -> str:
+    """A small file's text; path: a local one or a URI."""
+    if not is_uri(path):
+        return Path(path).read_text()
+    from sparsefleet.checkpoint import locate
+
+    with locate(path).open_input() as file:
+        return bytes(file.read()).decode()
+
+
 class RoleActor:
     """Methods are called from several threads of Ray's."""
 
@@ -105,9 +116,9 @@ class RoleActor:
     def sees(self, path: str, word: str) -> str | None:
         """Why this node does not see the driver's file of that one word; None: it does."""
         try:
-            found = Path(path).read_text()
-        except OSError as error:
-            return error.strerror or str(error)
+            found = read_text(path)
+        except (OSError, SparseFleetError) as error:
+            return getattr(error, "strerror", None) or str(error)
         return None if found == word else "the file there is not the driver's"
 
     def start(
