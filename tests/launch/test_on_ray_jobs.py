@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,6 +122,26 @@ def test_ctrl_c_lets_trainers_save_and_leaves_nothing(cluster: RunningCluster, d
         assert "did not end within" not in job.output
         assert "not saved" not in job.log("workerlog.0")
         assert roles_of(tmp_path) == []
+
+
+def test_prometheus_finds_each_role_of_the_job_by_its_name(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
+    def series() -> set[tuple[str, str, str]]:
+        """Name, job and role."""
+        with urllib.request.urlopen(f"http://{cluster.metrics}/metrics", timeout=30) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if line.startswith("ray_sparsefleet_")]
+        assert not any(re.search(r'[{,]job="', line) for line in lines), "Prometheus would rename that label"
+        found = [(line.partition("{")[0], dict(re.findall(r'(\w+)="([^"]*)"', line))) for line in lines]
+        return {(name.removeprefix("ray_sparsefleet_"), labels["job_name"], labels["role"]) for name, labels in found}
+
+    with RayJob(train(data, "--on", "ray", *LONG), tmp_path, cluster.environment) as job:
+        job.wait_for("nodes of Ray (sparsefleet-")
+        [name] = set(re.findall(r"of Ray \((sparsefleet-\w+)\)", job.output))
+        wanted = {(figure, name, f"worker {index}") for figure in ("samples_per_second", "loss") for index in (0, 1)}
+        wanted |= {(figure, name, f"server {index}") for figure in ("memory_bytes", "restarts") for index in (0, 1)}
+        wait_until(lambda: wanted <= series(), 120, lambda: f"{wanted - series()}: {job.output}")
+        job.process.send_signal(signal.SIGINT)
+        assert job.ended() == 130, job.output
+        wait_until(lambda: all(of != name for _, of, _ in series()), 120, lambda: f"the end of {series()}")
 
 
 def test_a_killed_driver_leaves_no_role(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:

@@ -64,3 +64,16 @@ def test_epochs_shorter_than_a_report_have_a_speed_too(monkeypatch: pytest.Monke
         now += 10.0
     assert [heard["rows_per_s"] for heard in store.heard[1:]] == pytest.approx([2000.0] * 39, rel=0.01)
     assert store.heard[0]["rows_per_s"] == 0.0, "nothing trained yet"
+
+
+def test_the_loss_is_of_the_samples_since_the_report_before() -> None:
+    store, progress = Listening(), Progress(epochs=1)
+    reports = StatusReports(store, progress)
+    reports.resting("waiting for the others")
+    assert store.heard[-1]["loss"] is None, "no sample yet"
+    progress.rows, progress._loss = 10, 7.0
+    reports.resting("scoring")
+    assert store.heard[-1]["loss"] == pytest.approx(0.7)
+    progress.rows, progress._loss = 30, 11.0
+    reports.resting("scoring")
+    assert store.heard[-1]["loss"] == pytest.approx(0.2)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from sparsefleet.crew import Crew
-from sparsefleet.train.progress import Progress
+from sparsefleet.train.progress import LossWindow, Progress
 
 PERIOD_SECONDS = 1.0
 SPEED_SECONDS = 5.0
@@ -25,6 +25,7 @@ class StatusReports:
         self.again = 0
         """Samples that are trained again because processes of the job were lost."""
         self._next = 0.0
+        self._window = LossWindow()
         self._counted: deque[tuple[float, int]] = deque([(progress.seconds, progress.rows)])
 
     def tick(self) -> None:
@@ -52,11 +53,13 @@ class StatusReports:
     def _tell(self, doing: str, rows_per_s: float, staleness: int) -> None:
         progress = self._progress
         auc, left = progress.metrics.click_values()["auc"], progress.seconds_left(self.share())
+        loss = progress.quick_numbers(self._window)["loss"]
         self._crew.report(
             {
                 "doing": doing,
                 "epoch": progress.epoch,
                 "epochs": progress.epochs,
+                "loss": loss if math.isfinite(loss) else None,
                 "auc": auc if math.isfinite(auc) else None,
                 "seconds_left": None if left is None else round(left, 1),
                 "step": progress.step,

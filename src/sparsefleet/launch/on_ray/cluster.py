@@ -182,6 +182,8 @@ class Room:
             "max_concurrency": 4,
             # What a role has done is lost with it; a new life of a job begins from a checkpoint.
             "max_restarts": 0,
+            # Reports are asked for all the time: the dashboard would count them as the job's tasks, thousands an hour.
+            "enable_task_events": False,
         }
         own_id = f"{self.job}-{kind}{index}.{start}."
         # Who is lost is to be gone: a trainer that is asked to end would have the others end, and save.

@@ -126,7 +126,9 @@ class _RayJob(HealingJob):
         self._more = WaitingRoles(room)
         """Workers that somebody has asked for, and that there was no room for yet."""
         self._listening = _Up()
-        self._metrics = RayMetrics(roles[0].server_endpoints, self._environment, room.job)
+        self._restarts = {str(role): 0 for role in roles}
+        """By role, how often it was started again."""
+        self._metrics = self._metrics_of(roles[0].server_endpoints)
 
     def start(self, command_for_role: CommandForRole) -> None:
         folder, job = self._settings.log_dir, self._roles[0]
@@ -158,6 +160,9 @@ class _RayJob(HealingJob):
             self._attempts.start()
         if self._scaling is not None:
             self._scaling.start()
+
+    def _metrics_of(self, endpoints: Sequence[str]) -> RayMetrics:
+        return RayMetrics(endpoints, self._environment, self._room.job, self._restarts.copy)
 
     def _placed(self, role: Role, former: RayRole | None = None, *, again: bool = False) -> RayRole:
         """A role in the actor that has its seat."""
@@ -315,7 +320,7 @@ class _RayJob(HealingJob):
         self._progress = JobProgress(endpoints, self._environment, every)
         self._progress.start()
         self._metrics.close()
-        self._metrics = RayMetrics(endpoints, self._environment, self._room.job)
+        self._metrics = self._metrics_of(endpoints)
         self._metrics.start()
         if self._scaling is not None:
             self._scaling.close()
@@ -326,6 +331,7 @@ class _RayJob(HealingJob):
         assert isinstance(process, RayRole)
         successor = self._placed(on_servers(process.role, attempts.endpoints), former=process)
         successor.started(self._ask_to_start(successor))
+        self._restarts[str(process.role)] = self._restarts.get(str(process.role), 0) + 1
         return successor
 
     def _say_what_to_resume_from(self) -> None:

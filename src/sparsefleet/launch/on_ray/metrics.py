@@ -1,13 +1,16 @@
-"""A job's figures as metrics of Ray's, which its dashboard and Prometheus show: asked of a server now and then."""
+"""A job's figures as metrics of Ray's, for Prometheus and Grafana: asked of the servers now and then.
+
+Every series says whose it is: `job_name` (sparsefleet-…, as the driver says it) and `role` (server 0, worker 1), the
+two parts of an actor's name in Ray's dashboard. Not `job`: that is Prometheus' own label for what it scrapes, and it
+would rename ours to `exported_job`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-from ray.util.metrics import Gauge
 
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.fleet.security import Security
@@ -16,25 +19,74 @@ from sparsefleet.store.remote.link import ServerLink
 
 EVERY_SECONDS = 3.0
 ASK_SECONDS = 3.0
-FIGURES = {
-    "step": "Steps of a trainer since the run's beginning.",
-    "rows_per_s": "Samples a second of a trainer, of its last seconds.",
-    "auc": "AUC of a trainer's samples so far in this epoch.",
-    "staleness": "Steps that a trainer has done and the servers have not applied.",
-    "epoch": "The epoch that a trainer is in, from 0.",
+PREFIX = "sparsefleet_"
+"""Ray puts its own `ray_` before it."""
+LABELS = ("job_name", "role")
+OF_TRAINERS = {
+    "samples_per_second": "rows_per_s",
+    "loss": "loss",
+    "auc": "auc",
+    "step": "step",
+    "epoch": "epoch",
+    "seconds_left": "seconds_left",
+    "staleness_steps": "staleness",
 }
+"""Which figure of a trainer's report (`train/status.py`) each metric is."""
+DESCRIPTIONS = {
+    "samples_per_second": "Samples per second of a trainer, over its last seconds of training.",
+    "loss": "Loss per sample of a trainer, since its report before.",
+    "auc": "AUC of a trainer's samples so far in this epoch.",
+    "step": "Steps of a trainer since the training began.",
+    "epoch": "The epoch that a trainer is in, from 1.",
+    "seconds_left": "Seconds until the last epoch's end, at a trainer's speed so far.",
+    "staleness_steps": "Steps that a trainer has done and the servers have not applied.",
+    "table_rows": "Rows in a server's tables.",
+    "memory_bytes": "Memory of a server's tables and dense parameters.",
+    "restarts": "How often a role was started again since the job began.",
+}
+AWAY = ("dropped", "gone", "lost", "stopped")
+"""States of trainers that are not in the job any more: what they said last is no figure of now."""
+
+Figure = tuple[str, str, float]
+"""A metric's name, the role, the value."""
+
+
+def figures_of_trainers(stats: Mapping[str, Any]) -> Iterator[Figure]:
+    """Of a server's answer."""
+    for index, trainer in stats["workers"].items():
+        if trainer["state"] in AWAY:
+            continue
+        for name, key in OF_TRAINERS.items():
+            if isinstance(value := trainer.get(key), int | float):
+                # Logs and `sparsefleet status` count epochs from 1.
+                yield name, f"worker {index}", float(value) + (name == "epoch")
+
+
+def figures_of_server(stats: Mapping[str, Any]) -> Iterator[Figure]:
+    """Of its answer."""
+    role, tables = f"server {stats['index']}", stats["tables"].values()
+    yield "table_rows", role, float(sum(table["rows"] for table in tables))
+    yield "memory_bytes", role, float(sum(held["memory_bytes"] for held in (*tables, *stats["dense"].values())))
 
 
 class RayMetrics:
     """A thread; nobody waits for a server that does not answer."""
 
-    def __init__(self, endpoints: Sequence[str], environment: Mapping[str, str], job: str) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        environment: Mapping[str, str],
+        job: str,
+        restarts: Callable[[], Mapping[str, int]],
+    ) -> None:
+        """restarts: by role, how often each was started again."""
         self._endpoints, self._environment, self._job = tuple(endpoints), environment, job
+        self._restarts = restarts
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._ask, name="ray-metrics", daemon=True)
+        self._thread = threading.Thread(target=self._tell, name="ray-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -43,24 +95,30 @@ class RayMetrics:
             self._thread.join(ASK_SECONDS + 1)
             self._thread = None
 
-    def _ask(self) -> None:
-        gauges = {
-            name: Gauge(f"sparsefleet_{name}", description=text, tag_keys=("job", "trainer"))
-            for name, text in FIGURES.items()
-        }
-        link: ServerLink | None = None
+    def _tell(self) -> None:
+        from ray.util.metrics import Gauge  # here: the names above are for those without Ray too
+
+        gauges = {name: Gauge(PREFIX + name, text, LABELS) for name, text in DESCRIPTIONS.items()}
+        links: dict[int, ServerLink] = {}
         while not self._closing.wait(EVERY_SECONDS):
-            # Servers that are not up yet, or are gone, have nothing to tell; whatever is wrong, the roles' logs say.
-            with contextlib.suppress(SparseFleetError, KeyError, TypeError, ValueError, AttributeError):
-                link = link or self._link()
-                workers: Mapping[str, Mapping[str, Any]] = link.action("stats", {}, ASK_SECONDS)["workers"]
-                for index, worker in workers.items():
-                    for name, gauge in gauges.items():
-                        if isinstance(value := worker.get(name), int | float):
-                            gauge.set(float(value), tags={"job": self._job, "trainer": str(index)})
-        if link is not None:
+            figures: list[Figure] = [("restarts", role, float(count)) for role, count in self._restarts().items()]
+            for index in range(len(self._endpoints)):
+                if not self._closing.is_set():
+                    figures += self._ask(links, index)
+            for name, role, value in figures:
+                gauges[name].set(value, tags={"job_name": self._job, "role": role})
+        for link in links.values():
             link.client.close()
 
-    def _link(self) -> ServerLink:
+    def _ask(self, links: dict[int, ServerLink], index: int) -> list[Figure]:
+        # Servers that are not up yet, or are gone, have nothing to tell; whatever is wrong, the roles' logs say.
+        with contextlib.suppress(SparseFleetError, KeyError, TypeError, ValueError, AttributeError):
+            if index not in links:
+                links[index] = self._link(index)
+            stats = links[index].action("stats", {}, ASK_SECONDS)
+            return [*figures_of_server(stats), *(figures_of_trainers(stats) if index == 0 else ())]
+        return []
+
+    def _link(self, index: int) -> ServerLink:
         security = Security.from_environment(self._environment)
-        return ServerLink(RemoteConfig(self._endpoints, token=security.token, tls_root_certs=security.roots), 0)
+        return ServerLink(RemoteConfig(self._endpoints, token=security.token, tls_root_certs=security.roots), index)
