@@ -88,6 +88,7 @@ void bind_tower(nb::module_& m) {
             nb::arg("grad_weights").noconvert(), nb::arg("grad_biases").noconvert(),
             nb::arg("grad_x").none().noconvert(), nb::arg("half"));
     bind_pooled_pass(m);
+    bind_layers(m);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -67,5 +67,7 @@ void bind_served_tower(nb::module_& m);  // dense layers that do not change any 
 
 // A network around dense layers; part of bind_tower, for it is compiled for the same levels.
 void bind_pooled_pass(nb::module_& m);
+// Layers between an embedding and a tower; part of bind_tower, too.
+void bind_layers(nb::module_& m);
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

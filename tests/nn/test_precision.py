@@ -154,7 +154,7 @@ def test_a_long_input_is_scored_in_little_room():
     with torch.no_grad():
         scores = tower(x)
         assert torch.equal(torch.cat([tower(x[:1700]), tower(x[1700:])]), scores)
-    assert max(workspace.rows for workspace in tower._free) <= 1024
+    assert max(workspace.size for workspace in tower._free) <= 1024
 
 
 def test_threads_may_score_with_one_tower():

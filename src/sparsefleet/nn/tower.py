@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -39,6 +39,9 @@ GRADIENT_TARGET = "gradient_target"
 
 _MANNER = threading.local()
 
+Space = TypeVar("Space")
+"""Buffers that a kernel writes to."""
+
 
 @contextlib.contextmanager
 def layer_by_layer() -> Iterator[None]:
@@ -58,7 +61,7 @@ class DenseTower(nn.Module):
         if len(sizes) < 2 or min(sizes) < 1:
             raise ConfigError(f"sizes={tuple(sizes)}: a tower needs at least an input and an output width, all above 0")
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self._free: list[_Workspace] = []
+        self._free: list[Workspace[TowerSpace]] = []
 
     def linear_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
@@ -66,7 +69,7 @@ class DenseTower(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         layers = self.linear_layers()
         parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
-        if own_nodes(x) and all(map(_plain, parameters)):
+        if own_nodes(x) and all(map(plain, parameters)):
             if x.shape[-1:] != (layers[0].in_features,):
                 raise ConfigError(
                     f"this DenseTower takes rows of {layers[0].in_features} values; the input is {list(x.shape)}"
@@ -87,14 +90,14 @@ class DenseTower(nn.Module):
         """Without gradients, on as many threads as torch would use. A row has the same bits whoever computes it."""
         arrays: list[F32] = [parameter.detach().numpy() for parameter in parameters]
         rows: F32 = x.detach().float().contiguous().numpy()
-        out = _empty(len(x), parameters[-1].shape[0])
+        out = empty(len(x), parameters[-1].shape[0])
         threads = max(1, min(torch.get_num_threads(), len(x) // SHARED_ROWS))
         # Blocks of one size, but for the last: a long input takes no more room than a short one.
         block = max(1, min(SCORED_ROWS, -(-len(x) // threads)))
 
         def score(begin: int) -> None:
             mine = slice(begin, min(begin + block, len(x)))
-            workspace = _take(self._free, mine.stop - begin, parameters[0::2])
+            workspace = _space(self._free, mine.stop - begin, parameters[0::2])
             workspace.space.forward(rows[mine], arrays[0::2], arrays[1::2], out[mine].numpy(), half)
             self._free.append(workspace)
 
@@ -111,12 +114,11 @@ class DenseTower(nn.Module):
         return {**self.__dict__, "_free": []}  # a copy of the module makes its own buffers
 
 
-class _Workspace:
-    """Buffers of one forward and backward pass over B rows."""
+class Workspace(Generic[Space]):
+    """Buffers of one forward and backward pass of a kernel over inputs of one size."""
 
-    def __init__(self, rows: int, weights: Sequence[torch.Tensor]) -> None:
-        self.rows = rows
-        self.space = TowerSpace(rows, [weights[0].shape[1], *(weight.shape[0] for weight in weights)])
+    def __init__(self, size: Hashable, space: Space) -> None:
+        self.size, self.space = size, space
         self._gradients: dict[int, torch.Tensor] = {}
 
     def gradient_buffer(self, index: int, parameter: torch.Tensor) -> torch.Tensor:
@@ -128,12 +130,12 @@ class _Workspace:
 class _Tower(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, free: list[_Workspace], half: bool, *parameters: torch.Tensor
+        ctx: Any, x: torch.Tensor, free: list[Workspace[TowerSpace]], half: bool, *parameters: torch.Tensor
     ) -> torch.Tensor:
         arrays: list[F32] = [parameter.detach().numpy() for parameter in parameters]
-        workspace = _take(free, len(x), parameters[0::2])
+        workspace = _space(free, len(x), parameters[0::2])
         rows: F32 = x.detach().float().contiguous().numpy()
-        out = _empty(len(x), parameters[-1].shape[0])
+        out = empty(len(x), parameters[-1].shape[0])
         workspace.space.forward(rows, arrays[0::2], arrays[1::2], out.numpy(), half)
         ctx.rows, ctx.workspace, ctx.free, ctx.half = rows, workspace, free, half
         ctx.parameters, ctx.weights = parameters, arrays[0::2]
@@ -141,12 +143,12 @@ class _Tower(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        workspace: _Workspace = ctx.workspace
+        workspace: Workspace[TowerSpace] = ctx.workspace
         if workspace is None:
             raise RuntimeError("backward through the same DenseTower output twice: its buffers are in use again")
-        gradients = [_Gradient(p, workspace, index) for index, p in enumerate(ctx.parameters)]
+        gradients = [ParameterGradient(p, workspace, index) for index, p in enumerate(ctx.parameters)]
         buffers: list[F32] = [gradient.buffer.numpy() for gradient in gradients]
-        grad_x = _empty(*ctx.rows.shape) if ctx.needs_input_grad[0] else None
+        grad_x = empty(*ctx.rows.shape) if ctx.needs_input_grad[0] else None
         workspace.space.backward(
             ctx.rows,
             ctx.weights,
@@ -163,7 +165,7 @@ class _Tower(torch.autograd.Function):
         return (grad_x, None, None, *[None] * len(gradients))
 
 
-def _empty(*shape: int) -> torch.Tensor:
+def empty(*shape: int) -> torch.Tensor:
     """For a kernel to write to: float32, whatever torch's default is."""
     return torch.empty(shape, dtype=torch.float32)
 
@@ -179,15 +181,20 @@ def own_nodes(x: torch.Tensor) -> bool:
     return not traced(x) and not getattr(_MANNER, "layer_by_layer", False)
 
 
-def _plain(parameter: torch.Tensor) -> bool:
+def plain(parameter: torch.Tensor) -> bool:
     """What the kernel can read where it stands."""
     return parameter.dtype == torch.float32 and parameter.device.type == "cpu" and parameter.is_contiguous()
 
 
-def _take(free: list[_Workspace], rows: int, weights: Sequence[torch.Tensor]) -> _Workspace:
+def _space(free: list[Workspace[TowerSpace]], rows: int, weights: Sequence[torch.Tensor]) -> Workspace[TowerSpace]:
+    widths = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
+    return take_workspace(free, rows, lambda: TowerSpace(rows, widths))
+
+
+def take_workspace(free: list[Workspace[Space]], size: Hashable, make: Callable[[], Space]) -> Workspace[Space]:
     """A free workspace of this size, or a new one: a second forward before the first's backward gets its own."""
     for workspace in list(free):
-        if workspace.rows == rows:
+        if workspace.size == size:
             try:
                 free.remove(workspace)
             except ValueError:  # another thread was faster
@@ -195,13 +202,13 @@ def _take(free: list[_Workspace], rows: int, weights: Sequence[torch.Tensor]) ->
             return workspace
     if len(free) > 4:  # sizes that come no more, such as an epoch's short last batch
         del free[:1]
-    return _Workspace(rows, weights)
+    return Workspace(size, make())
 
 
-class _Gradient:
+class ParameterGradient:
     """Where a parameter's gradient is computed, and how it gets to the parameter."""
 
-    def __init__(self, parameter: torch.Tensor, workspace: _Workspace, index: int) -> None:
+    def __init__(self, parameter: torch.Tensor, workspace: Workspace[Any], index: int) -> None:
         self._parameter = parameter
         # Straight into its target where nothing has to be added, else into a buffer in between.
         self._direct = parameter.requires_grad and parameter.grad is None

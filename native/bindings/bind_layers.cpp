@@ -1,0 +1,127 @@
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "sparsefleet/field_attention.h"
+#include "sparsefleet/interactions.h"
+
+namespace sparsefleet::SPARSEFLEET_LEVEL {
+
+// noconvert: a converted copy of an array would swallow what is written to it.
+void bind_layers(nb::module_& m) {
+    nb::class_<Interactions>(m, "Interactions")
+        .def("__init__",
+             [](Interactions* self, std::size_t samples, std::size_t slots, std::size_t dim,
+                std::vector<std::size_t> maps) {
+                 expect(slots > 0 && dim > 0 && !maps.empty(), "slots, values and layers are above 0");
+                 for (const std::size_t made : maps) expect(made > 0, "maps are above 0");
+                 new (self) Interactions(samples, slots, dim, std::move(maps));
+             })
+        .def(
+            "forward",
+            [](Interactions& self, In<float, 3> vectors, const std::vector<In<float, 2>>& weights,
+               const std::vector<In<float, 1>>& biases, Out<float, 2> out) {
+                expect(vectors.shape(0) == self.samples() && vectors.shape(1) == self.slots() &&
+                           vectors.shape(2) == self.dim(),
+                       "vectors have the wrong shape");
+                expect(out.shape(0) == self.samples() && out.shape(1) == self.width(),
+                       "out has the wrong shape");
+                const std::size_t layers = self.maps().size();
+                expect(weights.size() == layers && biases.size() == layers, "weights and a bias per layer");
+                std::vector<const float*> from_weights, from_biases;
+                for (std::size_t l = 0; l < layers; ++l) {
+                    expect(weights[l].shape(0) == self.maps()[l] &&
+                               weights[l].shape(1) == self.taken(l) * self.slots() &&
+                               biases[l].shape(0) == self.maps()[l],
+                           "weights have the wrong shape");
+                    from_weights.push_back(weights[l].data());
+                    from_biases.push_back(biases[l].data());
+                }
+                const Computing scope;
+                self.forward(vectors.data(), from_weights, from_biases, out.data());
+            },
+            nb::arg("vectors").noconvert(), nb::arg("weights").noconvert(), nb::arg("biases").noconvert(),
+            nb::arg("out").noconvert())
+        .def(
+            "backward",
+            [](Interactions& self, In<float, 3> vectors, const std::vector<In<float, 2>>& weights,
+               In<float, 2> grad_out, const std::vector<Out<float, 2>>& grad_weights,
+               const std::vector<Out<float, 1>>& grad_biases, Out<float, 3> grad_vectors) {
+                for (std::size_t axis = 0; axis < 3; ++axis) {
+                    const std::size_t wanted[] = {self.samples(), self.slots(), self.dim()};
+                    expect(vectors.shape(axis) == wanted[axis] && grad_vectors.shape(axis) == wanted[axis],
+                           "vectors or their gradient have the wrong shape");
+                }
+                expect(grad_out.shape(0) == self.samples() && grad_out.shape(1) == self.width(),
+                       "the output's gradient has the wrong shape");
+                expect(self.went_forward(), "backward follows a forward pass");
+                const std::size_t layers = self.maps().size();
+                expect(
+                    weights.size() == layers && grad_weights.size() == layers && grad_biases.size() == layers,
+                    "weights and a bias per layer");
+                std::vector<const float*> from_weights;
+                std::vector<float*> to_weights, to_biases;
+                for (std::size_t l = 0; l < layers; ++l) {
+                    const std::size_t made = self.maps()[l], products = self.taken(l) * self.slots();
+                    expect(weights[l].shape(0) == made && weights[l].shape(1) == products &&
+                               grad_weights[l].shape(0) == made && grad_weights[l].shape(1) == products &&
+                               grad_biases[l].shape(0) == made,
+                           "weights or a gradient have the wrong shape");
+                    from_weights.push_back(weights[l].data());
+                    to_weights.push_back(grad_weights[l].data());
+                    to_biases.push_back(grad_biases[l].data());
+                }
+                const Computing scope;
+                self.backward(vectors.data(), from_weights, grad_out.data(), to_weights, to_biases,
+                              grad_vectors.data());
+            },
+            nb::arg("vectors").noconvert(), nb::arg("weights").noconvert(), nb::arg("grad_out").noconvert(),
+            nb::arg("grad_weights").noconvert(), nb::arg("grad_biases").noconvert(),
+            nb::arg("grad_vectors").noconvert());
+
+    nb::class_<FieldAttention>(m, "FieldAttention")
+        .def("__init__",
+             [](FieldAttention* self, std::size_t fields, std::size_t dim, std::size_t heads,
+                std::size_t head_dim, float scale) {
+                 expect(fields > 0 && dim > 0 && heads > 0 && head_dim > 0, "sizes are above 0");
+                 new (self) FieldAttention(fields, dim, heads, head_dim, scale);
+             })
+        .def(
+            "forward",
+            [](FieldAttention& self, In<float, 3> fields, In<float, 2> weight, Out<float, 3> out) {
+                expect(fields.shape(1) == self.fields() && fields.shape(2) == self.dim(),
+                       "fields have the wrong shape");
+                expect(weight.shape(0) == 4 * self.made() && weight.shape(1) == self.dim(),
+                       "the weight has the wrong shape");
+                expect(out.shape(0) == fields.shape(0) && out.shape(1) == self.fields() &&
+                           out.shape(2) == self.made(),
+                       "out has the wrong shape");
+                const Computing scope;
+                self.forward(fields.data(), fields.shape(0), weight.data(), out.data());
+            },
+            nb::arg("fields").noconvert(), nb::arg("weight").noconvert(), nb::arg("out").noconvert())
+        .def(
+            "backward",
+            [](FieldAttention& self, In<float, 3> fields, In<float, 2> weight, In<float, 3> out,
+               In<float, 3> grad_out, Out<float, 2> grad_weight, Out<float, 3> grad_fields) {
+                const std::size_t samples = fields.shape(0);
+                for (std::size_t axis = 0; axis < 3; ++axis) {
+                    const std::size_t in[] = {samples, self.fields(), self.dim()};
+                    const std::size_t made[] = {samples, self.fields(), self.made()};
+                    expect(fields.shape(axis) == in[axis] && grad_fields.shape(axis) == in[axis],
+                           "fields or their gradient have the wrong shape");
+                    expect(out.shape(axis) == made[axis] && grad_out.shape(axis) == made[axis],
+                           "out or its gradient has the wrong shape");
+                }
+                expect(weight.shape(0) == 4 * self.made() && weight.shape(1) == self.dim() &&
+                           grad_weight.shape(0) == weight.shape(0) && grad_weight.shape(1) == self.dim(),
+                       "the weight or its gradient has the wrong shape");
+                const Computing scope;
+                self.backward(fields.data(), samples, weight.data(), out.data(), grad_out.data(),
+                              grad_weight.data(), grad_fields.data());
+            },
+            nb::arg("fields").noconvert(), nb::arg("weight").noconvert(), nb::arg("out").noconvert(),
+            nb::arg("grad_out").noconvert(), nb::arg("grad_weight").noconvert(),
+            nb::arg("grad_fields").noconvert());
+}
+
+}  // namespace sparsefleet::SPARSEFLEET_LEVEL

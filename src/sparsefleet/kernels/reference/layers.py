@@ -1,0 +1,98 @@
+"""NumPy twin of `kernels.layers`. Denormals are zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sparsefleet.core.batch import F32
+from sparsefleet.kernels.float_mode import flushed
+
+
+class Interactions:
+    def __init__(self, samples: int, slots: int, dim: int, maps: Sequence[int]) -> None:
+        self._taken: list[F32] = []
+        """What each layer got: [B, H, D]."""
+
+    def forward(self, vectors: F32, weights: Sequence[F32], biases: Sequence[F32], out: F32) -> None:
+        with flushed():
+            x, at = vectors, 0
+            self._taken = []
+            for weight, bias in zip(weights, biases, strict=True):
+                self._taken.append(x)
+                x = np.einsum("mhs,bhd,bsd->bmd", _by_maps(weight, vectors), x, vectors) + bias[:, None]
+                out[:, at : at + len(bias)] = x.sum(axis=2)
+                at += len(bias)
+
+    def backward(
+        self,
+        vectors: F32,
+        weights: Sequence[F32],
+        grad_out: F32,
+        grad_weights: Sequence[F32],
+        grad_biases: Sequence[F32],
+        grad_vectors: F32,
+    ) -> None:
+        with flushed():
+            grad_vectors[:] = 0
+            back: F32 = np.zeros((1, 1, 1), np.float32)
+            at = grad_out.shape[1]
+            for i in reversed(range(len(weights))):
+                at -= len(weights[i])
+                here = grad_out[:, at : at + len(weights[i]), None] + back  # [B, M, D], or [B, M, 1] of the last layer
+                grad = np.broadcast_to(here, (*here.shape[:2], vectors.shape[2]))
+                grad_biases[i][:] = grad.sum(axis=(0, 2))
+                products = self._taken[i][:, :, None] * vectors[:, None]  # [B, H, S, D]
+                grad_weights[i][:] = np.einsum("bmd,bhsd->mhs", grad, products).reshape(weights[i].shape)
+                grad_products = np.einsum("bmd,mhs->bhsd", grad, _by_maps(weights[i], vectors))
+                grad_vectors += (grad_products * self._taken[i][:, :, None]).sum(axis=1)
+                back = (grad_products * vectors[:, None]).sum(axis=2)
+            grad_vectors += back  # the first layer's maps are the vectors themselves
+
+
+def _by_maps(weight: F32, vectors: F32) -> F32:
+    """[M, H * S] as [M, H, S]."""
+    return weight.reshape(len(weight), -1, vectors.shape[1])
+
+
+class FieldAttention:
+    def __init__(self, fields: int, dim: int, heads: int, head_dim: int, scale: float) -> None:
+        self._heads, self._scale = heads, np.float32(scale)
+
+    def _parts(self, fields: F32, weight: F32) -> tuple[F32, F32, F32, F32, F32]:
+        """Queries, keys and values [B, H, F, A], the ways past [B, F, H * A], and the weights [B, H, F, F]."""
+        query, key, value, past = np.split(fields @ weight.T, 4, axis=2)
+        query, key, value = (_split(each, self._heads) for each in (query, key, value))
+        products = query @ key.swapaxes(2, 3) * self._scale
+        shares = np.exp(products - products.max(axis=3, keepdims=True))
+        return query, key, value, past, shares / shares.sum(axis=3, keepdims=True)
+
+    def forward(self, fields: F32, weight: F32, out: F32) -> None:
+        with flushed():
+            _, _, value, past, shares = self._parts(fields, weight)
+            out[:] = np.maximum(_joined(shares @ value) + past, 0)
+
+    def backward(self, fields: F32, weight: F32, out: F32, grad_out: F32, grad_weight: F32, grad_fields: F32) -> None:
+        with flushed():
+            query, key, value, _, shares = self._parts(fields, weight)
+            past = grad_out * (out > 0)
+            attended = _split(past, self._heads)
+            of_shares = attended @ value.swapaxes(2, 3)
+            products = shares * (of_shares - (of_shares * shares).sum(axis=3, keepdims=True)) * self._scale
+            heads = (products @ key, products.swapaxes(2, 3) @ query, shares.swapaxes(2, 3) @ attended)
+            grad = np.concatenate([*map(_joined, heads), past], axis=2)
+            grad_weight[:] = np.einsum("bfm,bfd->md", grad, fields)
+            grad_fields[:] = grad @ weight
+
+
+def _split(values: F32, heads: int) -> F32:
+    """[B, F, H * A] as [B, H, F, A]."""
+    samples, fields, made = values.shape
+    return values.reshape(samples, fields, heads, made // heads).transpose(0, 2, 1, 3)
+
+
+def _joined(values: F32) -> F32:
+    """[B, H, F, A] as [B, F, H * A]."""
+    samples, heads, fields, each = values.shape
+    return values.transpose(0, 2, 1, 3).reshape(samples, fields, heads * each)

@@ -1,0 +1,136 @@
+"""Interactions of vectors and attention of fields: the native kernels against their NumPy twins, at every level."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from level_faces import EVERY_LEVEL, face
+
+from sparsefleet.core.batch import F32
+from sparsefleet.kernels import layers
+from sparsefleet.kernels.reference import layers as reference
+
+
+def interactions(kernels: ModuleType, samples: int, slots: int, dim: int, maps: list[int], seed: int) -> list[F32]:
+    """The output and all gradients of a forward and a backward pass."""
+    draw = np.random.default_rng(seed)
+
+    def values(*shape: int) -> F32:
+        return draw.normal(size=shape).astype(np.float32)
+
+    before = [slots, *maps[:-1]]
+    weights = [values(made, h * slots) / np.float32(h * slots) ** 0.5 for h, made in zip(before, maps, strict=True)]
+    biases = [values(made) for made in maps]
+    vectors, grad_out = values(samples, slots, dim), values(samples, sum(maps))
+    out, grad_vectors = np.empty_like(grad_out), np.empty_like(vectors)
+    grad_weights, grad_biases = [np.empty_like(w) for w in weights], [np.empty_like(b) for b in biases]
+    space = kernels.Interactions(samples, slots, dim, maps)
+    for _ in range(2):  # buffers of the first pass must not show in the second
+        space.forward(vectors, weights, biases, out)
+        space.backward(vectors, weights, grad_out, grad_weights, grad_biases, grad_vectors)
+    return [out, *grad_weights, *grad_biases, grad_vectors]
+
+
+def attention(
+    kernels: ModuleType, samples: int, fields: int, dim: int, heads: int, head_dim: int, seed: int, scale: float = 1.0
+) -> list[F32]:
+    draw = np.random.default_rng(seed)
+
+    def values(*shape: int) -> F32:
+        return draw.normal(size=shape).astype(np.float32)
+
+    made = heads * head_dim
+    x, weight = values(samples, fields, dim), values(4 * made, dim) / np.float32(dim) ** 0.5
+    # A sum near zero may fall on the other side of relu, and its gradient with it: those are left out.
+    exact = np.empty((samples, fields, made), np.float64)
+    reference.FieldAttention(fields, dim, heads, head_dim, scale).forward(
+        x.astype(np.float64), weight.astype(np.float64), exact
+    )
+    grad_out = values(samples, fields, made)
+    out, grad_weight, grad_x = np.empty_like(grad_out), np.empty_like(weight), np.empty_like(x)
+    space = kernels.FieldAttention(fields, dim, heads, head_dim, scale)
+    for _ in range(2):
+        space.forward(x, weight, out)
+        grad_out[(out > 0) & (out < 1e-5) | (exact > 0) & (exact < 1e-5)] = 0
+        space.backward(x, weight, out, grad_out, grad_weight, grad_x)
+    return [out, grad_weight, grad_x]
+
+
+def close(mine: list[F32], theirs: list[F32]) -> None:
+    for one, other in zip(mine, theirs, strict=True):
+        largest = float(np.abs(other).max(initial=1.0))
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4 * largest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.integers(0, 40),
+    slots=st.integers(1, 40),
+    dim=st.integers(1, 20),
+    maps=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_interactions_equal_their_twin(samples: int, slots: int, dim: int, maps: list[int], seed: int) -> None:
+    sizes = (samples, slots, dim, maps, seed)
+    close(interactions(layers, *sizes), interactions(reference, *sizes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.integers(0, 20),
+    fields=st.integers(1, 70),
+    dim=st.integers(1, 40),
+    heads=st.integers(1, 3),
+    head_dim=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([1.0, 0.25]),
+)
+def test_attention_equals_its_twin(
+    samples: int, fields: int, dim: int, heads: int, head_dim: int, seed: int, scale: float
+) -> None:
+    sizes = (samples, fields, dim, heads, head_dim, seed, scale)
+    close(attention(layers, *sizes), attention(reference, *sizes))
+
+
+@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize(("samples", "slots", "dim", "maps"), [(33, 26, 10, [16, 16, 16]), (5, 3, 7, [9, 2])])
+def test_interactions_of_every_level(level: str, samples: int, slots: int, dim: int, maps: list[int]) -> None:
+    sizes = (samples, slots, dim, maps, 3)
+    close(interactions(face("layers", level), *sizes), interactions(reference, *sizes))
+
+
+@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("sizes", [(17, 39, 32, 2, 16), (3, 5, 6, 1, 7), (2, 70, 3, 2, 33)])
+def test_attention_of_every_level(level: str, sizes: tuple[int, int, int, int, int]) -> None:
+    close(attention(face("layers", level), *sizes, seed=4), attention(reference, *sizes, seed=4))
+
+
+def test_attention_of_far_away_products() -> None:
+    """Of two fields one has all of the weight: exp of what is far below the largest is 0, not a denormal or NaN."""
+    space, x = layers.FieldAttention(2, 1, 1, 1, 1.0), np.array([[[1], [200]]], np.float32)
+    weight, out = np.array([[1], [1], [1], [0]], np.float32), np.empty((1, 2, 1), np.float32)
+    space.forward(x, weight, out)
+    np.testing.assert_allclose(out.ravel(), [200, 200], rtol=1e-6)
+
+
+def test_a_value_that_is_no_number_stays_one() -> None:
+    x, weight = np.ones((1, 3, 2), np.float32), np.ones((4, 2), np.float32)
+    x[0, 1, 0], out = np.nan, np.empty((1, 3, 1), np.float32)
+    layers.FieldAttention(3, 2, 1, 1, 1.0).forward(x, weight, out)
+    assert np.isnan(out).all()
+
+
+def test_wrong_shapes_are_refused() -> None:
+    space = layers.Interactions(2, 3, 4, [5])
+    x, weight, bias = np.ones((2, 3, 4), np.float32), np.ones((5, 9), np.float32), np.ones(5, np.float32)
+    with pytest.raises(ValueError, match="vectors have the wrong shape"):
+        space.forward(x[:1].copy(), [weight], [bias], np.empty((2, 5), np.float32))
+    with pytest.raises(ValueError, match="backward follows a forward pass"):
+        space.backward(x, [weight], np.ones((2, 5), np.float32), [weight.copy()], [bias.copy()], x.copy())
+    attended = layers.FieldAttention(3, 4, 1, 2, 1.0)
+    with pytest.raises(ValueError, match="the weight has the wrong shape"):
+        attended.forward(x, np.ones((4, 4), np.float32), np.empty((2, 3, 2), np.float32))
