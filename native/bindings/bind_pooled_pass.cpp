@@ -39,8 +39,9 @@ class BoundPass {
           grad_numbers_(std::move(grad_numbers)),
           pair_weights_(std::move(pair_weights)),
           grad_pair_weights_(std::move(grad_pair_weights)),
-          pass_(samples, dense_features(chosen, slots, dim), widths(), arrays(),
-                Pooling{slots, dim, chosen, mean}, shallow(pairs), half) {}
+          dense_(dense_features(chosen, slots, dim)),
+          pass_(samples, dense_, widths(), arrays(), Pooling{slots, dim, chosen, mean}, shallow(pairs),
+                half) {}
 
     double forward(In<float, 2> rows, In<std::int32_t, 1> inverse, In<std::int64_t, 1> offsets,
                    In<float, 2> dense, In<float, 1> labels, Out<float, 1> probabilities) {
@@ -169,6 +170,8 @@ class BoundPass {
     ShallowGradients grad_bias_, grad_numbers_;
     OfShallow pair_weights_;
     ShallowGradients grad_pair_weights_;
+    // Before `pass_`: arguments of a call are evaluated in any order, and this checks what the others read.
+    std::size_t dense_;
     PooledPass pass_;
     In<std::int32_t, 1> inverse_;
     In<std::int64_t, 1> offsets_;
