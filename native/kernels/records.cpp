@@ -103,7 +103,20 @@ inline double log1p_of(double x) {
         const auto whole = static_cast<std::size_t>(x);
         if (static_cast<double>(whole) == x) return known.of[whole];
     }
-    return std::log1p(x);
+    // What 1 + x loses to rounding is in the last bits of a double, and float32 is what is kept. log takes
+    // half as long as log1p.
+    return x >= 1 ? std::log(1 + x) : std::log1p(x);
+}
+
+// How many borders are not above x. A few are all looked at: which way a search turns cannot be foreseen.
+inline std::size_t bucket_of(const std::vector<double>& borders, double x) {
+    constexpr std::size_t kFew = 8;
+    if (borders.size() > kFew)
+        return static_cast<std::size_t>(std::upper_bound(borders.begin(), borders.end(), x) -
+                                        borders.begin());
+    std::size_t below = 0;
+    for (const double border : borders) below += border <= x;
+    return below;
 }
 
 inline double apply(int function, double x) {
@@ -517,8 +530,7 @@ bool Assembler::slot(const Field* fields, std::size_t index) {
     else if (!parse_number(value.data, value.size, &x))
         return refuse(kNumber, plan.field, &value);
     if (plan.kind == kBuckets) {
-        const auto above = std::upper_bound(plan.buckets.begin(), plan.buckets.end(), x);
-        keys_.push_back(known_[index][static_cast<std::size_t>(above - plan.buckets.begin())]);
+        keys_.push_back(known_[index][bucket_of(plan.buckets, x)]);
         return true;
     }
     const double whole = ln2(x);

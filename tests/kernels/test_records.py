@@ -152,11 +152,40 @@ def test_numbers_are_what_python_reads(text: str) -> None:
         assert found == np.float32(float(text))
 
 
-@pytest.mark.parametrize("text", ["0", "1", "7", "1023", "1024", "1022.5", "-3", "-1023", "0.5", "100000"])
+LOGARITHMS = [
+    "0",
+    "1",
+    "7",
+    "1023",
+    "1024",
+    "1022.5",
+    "-3",
+    "-1023",
+    "0.5",
+    "100000",
+    "1.01",
+    "0.99",
+    "1e300",
+    "-46.21",
+]
+
+
+@pytest.mark.parametrize("text", LOGARITHMS)
 def test_logarithms_of_whole_numbers_and_others(text: str) -> None:
     number = float(text)
     found = read_number(native, numbers_plan("log1p"), text)
     assert found == np.float32(np.copysign(np.log1p(abs(number)), number))
+
+
+@pytest.mark.parametrize("borders", [1, 8, 9, 40])
+def test_buckets_of_few_and_of_many_borders(borders: int) -> None:
+    slot = Slot("s", column="n", buckets=tuple(float(2 * border) for border in range(borders)))
+    plan = record_plan(Schema(dense=(), slots=(slot,), label="click"))
+    lines = "".join(f"{value},1\n" if plan.fields[0] == "n" else f"1,{value}\n" for value in range(-1, 2 * borders + 2))
+    made = [run(kind.CsvParser(plan, range(2), 2, ","), plan, lines.encode())[0] for kind in (native, twin)]
+    found, expected = (out.keys[: out.filled] for out in made)
+    np.testing.assert_array_equal(found, expected)
+    assert len(np.unique(found)) == borders + 1
 
 
 @settings(max_examples=200, deadline=None)
