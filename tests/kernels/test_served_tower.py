@@ -1,5 +1,6 @@
 """Served towers: native kernels against their twins, whatever the widths, and whatever samples share."""
 
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from test_bundle_rows import KEYS, written
 
 from sparsefleet.core.errors import BundleError
+from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.kernels import _native, levels
 from sparsefleet.serving.kernels import tower as native
 from sparsefleet.serving.kernels.reference import tower as reference
+from sparsefleet.serving.kernels.request import PlainRequests
 from sparsefleet.serving.kernels.tower import MappedTable, PooledColumns
 
 
@@ -115,6 +118,34 @@ def test_networks_over_mapped_rows_agree(tmp_path_factory, data):
     assert found[0][1:] == found[1][1:]
 
 
+PLAIN = Schema((DenseFeature("age", 10, 5), DenseFeature("size")), (Slot("a"), Slot("b"), Slot("c")))
+WORDS = st.lists(st.sampled_from(["x", "y", "z", "long" * 9]), max_size=3)
+SAMPLES = st.lists(st.tuples(st.integers(-99, 99), st.none(), WORDS, WORDS, WORDS), max_size=40)
+
+
+@settings(max_examples=40, deadline=None)
+@given(samples=SAMPLES, most=st.integers(0, 40), whole=st.booleans())
+def test_networks_score_bodies_alike(tmp_path_factory, samples, most, whole):
+    folder, draw = tmp_path_factory.mktemp("rows"), np.random.default_rng(0)
+    body = json.dumps({"rows": samples}).encode()[: None if whole else -1]
+    requests = PlainRequests(PLAIN, max_samples=100, max_text=100, max_values=100)
+    parsed = requests.parse(json.dumps({"rows": samples}).encode())
+    held = np.unique(parsed[1])[::2] if parsed is not None else np.arange(3, dtype=np.uint64)
+    files = [written(folder, held, draw.normal(size=(len(held), dim)).astype(np.float32)) for dim in (4, 3)]
+    found, want = (network_of(kind, files, 3, 2).score_body(requests, body, most) for kind in (native, reference))
+    assert (found is None) == (want is None) == (not whole or not 0 < len(samples) <= most)
+    if found is not None:
+        np.testing.assert_allclose(found[0], want[0], rtol=0, atol=2e-6)
+        assert found[1:] == want[1:]
+
+
+def test_a_body_of_another_schema_is_refused(tmp_path):
+    files = [written(tmp_path, np.arange(50), np.ones((50, dim), np.float32)) for dim in (4, 3)]
+    other = PlainRequests(Schema((), (Slot("a"),)), max_samples=9, max_text=9, max_values=9)
+    with pytest.raises(ValueError, match="another schema"):
+        network_of(native, files, 3, 2).score_body(other, b'{"rows": [{"a": "x"}]}', 1)
+
+
 def test_a_damaged_directory_and_wrong_bags_are_refused(tmp_path):
     files = [written(tmp_path, np.arange(50), np.ones((50, dim), np.float32)) for dim in (4, 3)]
     network = network_of(native, files, 3, 2)
@@ -129,3 +160,6 @@ def test_a_damaged_directory_and_wrong_bags_are_refused(tmp_path):
     files[0].data = data
     with pytest.raises(BundleError, match="directory is damaged"):
         network_of(native, files, 3, 2).score(keys, offsets, dense)
+    requests = PlainRequests(PLAIN, max_samples=9, max_text=9, max_values=9)
+    with pytest.raises(BundleError, match="directory is damaged"):
+        network_of(native, files, 3, 2).score_body(requests, b'{"rows": [[1, 2, "x", "y", "z"]]}', 1)

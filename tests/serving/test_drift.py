@@ -19,6 +19,7 @@ from sparsefleet.export import profile as profiles
 from sparsefleet.export.profile import key_bins, make_profile, parse_profile
 from sparsefleet.kernels.reference.table import mix64
 from sparsefleet.serving import Predictor
+from sparsefleet.serving.predictor import COUNTED
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def told(predictor):
 
 def count(predictor, rows, times=1):
     batch = predictor.parser.samples(rows)
-    predictor._batches = iter([0])  # the next one is counted
+    predictor._uncounted = COUNTED  # the next one is counted
     by_slot = predictor.score(batch).by_slot
     for _ in range(times):
         predictor.drift.add(batch, by_slot)

@@ -259,7 +259,7 @@ def test_metrics_forget_versions_of_long_ago(rows: list[dict[str, object]]) -> N
     scores = predictor.score(batch)
     for number in range(100):
         for version in ("steady", f"v{number}"):
-            metrics.scored(version, batch, 1, scores)
+            metrics.scored(version, batch.slots, 1, scores)
             metrics.predicted(version)
             metrics.shadowed(version, {"label": np.zeros(len(rows)), "buy": np.zeros(len(rows))})
     told = metrics.text("steady", 0, {})

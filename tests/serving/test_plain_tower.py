@@ -1,8 +1,11 @@
 """Networks that are plain towers are computed by our own kernel, and score as in ONNX Runtime."""
 
+import json
+
 import numpy as np
 import onnx
 import pytest
+from bundle_fixtures import NAMES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -33,6 +36,34 @@ def test_a_predictor_takes_it_and_scores_as_onnx_runtime_does(trained):
     assert (want.keys, want.unknown) == (first.keys, first.unknown)
     np.testing.assert_allclose(first.probabilities, want.probabilities, rtol=0, atol=1e-6)
     np.testing.assert_allclose(own.predict(trained.rows[:1]), want.probabilities[:1], rtol=0, atol=1e-6)
+
+
+@WIDE
+def test_a_plain_body_is_scored_in_one_call_as_its_samples_are(trained):
+    predictor = Predictor(trained.bundles[0])
+    rows = trained.rows[:60]
+    context = {name: rows[0][name] for name in NAMES[:20]}
+    candidates = [{name: row[name] for name in NAMES[20:]} for row in rows]
+    assert predictor.score_body(json.dumps({"rows": rows}).encode(), 60) is None  # it is to be counted
+    for document in ({"rows": rows}, {"context": context, "candidates": candidates}):
+        body = json.dumps(document).encode()
+        want = predictor.score(predictor.parser.body(body))
+        for most in (60, 100):
+            found = predictor.score_body(body, most)
+            np.testing.assert_array_equal(found.probabilities, want.probabilities)
+            assert (found.keys, found.unknown) == (want.keys, want.unknown)
+        assert predictor.score_body(body, 59) is None
+    for other in (b'{"rows": []}', b'{"request_id": 1, "rows": []}', b"{", b'{"rows": [{"I1": "x"}]}'):
+        assert predictor.score_body(other, 10) is None
+
+
+@WIDE
+def test_one_batch_in_so_many_is_counted_whichever_way_it_comes(trained):
+    predictor, counted, body = Predictor(trained.bundles[0]), 0, json.dumps({"rows": trained.rows[:2]}).encode()
+    for number in range(4 * COUNTED):
+        if number % 3 == 0 or predictor.score_body(body, 2) is None:
+            counted += predictor.score(predictor.parser.body(body)).by_slot is not None
+    assert counted == 4
 
 
 @WIDE

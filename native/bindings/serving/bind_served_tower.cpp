@@ -6,6 +6,7 @@
 #include "../bindings.h"
 #include "sparsefleet/rows.h"
 #include "sparsefleet/serving/mapped_network.h"
+#include "sparsefleet/serving/request.h"
 #include "sparsefleet/serving/served_tower.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
@@ -94,24 +95,53 @@ void bind_served_tower(nb::module_& m) {
     // Distinct keys, and those of them without a row; (-1, 0) where a rows file is damaged.
     nb::class_<BoundNetwork>(m, "MappedNetwork")
         .def(nb::init<nb::object, std::vector<TableOf>, std::size_t, std::size_t, std::size_t>())
-        .def("score", [](const BoundNetwork& self, In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets,
-                         In<float, 2> dense, Out<float, 1> out) {
-            const MappedNetwork& network = self.network;
-            const std::size_t samples = out.shape(0);
-            expect(offsets.shape(0) == samples * network.slots() + 1 && dense.shape(0) == samples &&
-                       dense.shape(1) == network.dense(),
-                   "one bag per sample and slot, and its dense features");
-            expect(offsets(samples * network.slots()) == static_cast<std::int64_t>(keys.shape(0)) &&
-                       never_decrease(offsets.data(), offsets.shape(0)),
-                   "bags end with the keys");
-            expect(keys.shape(0) < (std::size_t{1} << 31), "fewer than 2^31 keys");
-            MappedNetwork::Counts counts;
-            {
-                nb::gil_scoped_release release;
-                counts = network.score(keys.data(), offsets.data(), dense.data(), samples, out.data());
-            }
-            return counts.damaged ? nb::make_tuple(-1, 0) : nb::make_tuple(counts.keys, counts.missed);
-        });
+        .def("score",
+             [](const BoundNetwork& self, In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets,
+                In<float, 2> dense, Out<float, 1> out) {
+                 const MappedNetwork& network = self.network;
+                 const std::size_t samples = out.shape(0);
+                 expect(offsets.shape(0) == samples * network.slots() + 1 && dense.shape(0) == samples &&
+                            dense.shape(1) == network.dense(),
+                        "one bag per sample and slot, and its dense features");
+                 expect(offsets(samples * network.slots()) == static_cast<std::int64_t>(keys.shape(0)) &&
+                            never_decrease(offsets.data(), offsets.shape(0)),
+                        "bags end with the keys");
+                 expect(keys.shape(0) < (std::size_t{1} << 31), "fewer than 2^31 keys");
+                 MappedNetwork::Counts counts;
+                 {
+                     nb::gil_scoped_release release;
+                     counts = network.score(keys.data(), offsets.data(), dense.data(), samples, out.data());
+                 }
+                 return counts.damaged ? nb::make_tuple(-1, 0) : nb::make_tuple(counts.keys, counts.missed);
+             })
+        // The same of a request's body, whose samples are counted first: -1 where it is not a plain one.
+        .def("score_body",
+             [](const BoundNetwork& self, RequestParser& parser, const nb::bytes& body, Out<float, 1> out) {
+                 const MappedNetwork& network = self.network;
+                 const char* data = body.c_str();
+                 const std::size_t size = body.size();
+                 bool plain, fits = true;
+                 MappedNetwork::Counts counts;
+                 {
+                     const ReleasedGil release;
+                     {
+                         const KeepDenormals mode;
+                         plain = parser.parse(data, size);
+                     }
+                     const std::size_t samples = parser.rows();
+                     plain = plain && samples > 0 && samples <= out.shape(0) &&
+                             parser.keys.size() < (std::size_t{1} << 31);
+                     fits = parser.offsets.size() == samples * network.slots() + 1 &&
+                            parser.dense.size() == samples * network.dense();
+                     if (plain && fits)
+                         counts = network.score(parser.keys.data(), parser.offsets.data(),
+                                                parser.dense.data(), samples, out.data());
+                 }
+                 if (!plain) return nb::make_tuple(-1, 0, 0);
+                 expect(fits, "the parser is of another schema than the network");
+                 if (counts.damaged) return nb::make_tuple(parser.rows(), -1, 0);
+                 return nb::make_tuple(parser.rows(), counts.keys, counts.missed);
+             });
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

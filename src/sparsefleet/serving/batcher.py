@@ -312,7 +312,7 @@ class MicroBatcher:
             self._tell(_fail, [piece.answer for piece in group], error)
         else:
             predictor = group[0].predictor
-            self._metrics.scored(predictor.version, batch, len(group), scores)
+            self._metrics.scored(predictor.version, batch.slots, len(group), scores)
             if scores.by_slot is not None and predictor.drift is not None:
                 predictor.drift.add(batch, scores.by_slot)
             stops = np.cumsum([len(piece.batch) for piece in group]).tolist()

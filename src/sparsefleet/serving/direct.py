@@ -18,7 +18,7 @@ from sparsefleet.serving.batcher import LateError, MicroBatcher, OverloadedError
 from sparsefleet.serving.kernels.request import count_byte
 from sparsefleet.serving.log import tell_failure
 from sparsefleet.serving.metrics import Metrics
-from sparsefleet.serving.predictor import Predictor
+from sparsefleet.serving.predictor import Predictor, Scores
 from sparsefleet.serving.request_log import RequestLog
 from sparsefleet.serving.samples import RequestError, split_request_id
 from sparsefleet.serving.shadow import Shadow
@@ -124,6 +124,12 @@ class DirectRequests:
                 try:
                     if request.deadline < time.monotonic():
                         raise LateError("the request's time was up before it was scored; try again later")
+                    if len(requests) == 1 and self._versions.shadow is None:  # a shadow needs what was parsed
+                        scores = predictor.score_body(request.body, request.samples)
+                        if scores is not None:
+                            self._metrics.scored(predictor.version, (), 1, scores)
+                            self._tell(predictor, request, scores)
+                            return
                     request.request_id, request.batch = predictor.parser.identified(request.body)
                 except Exception as error:
                     self._refuse([request], error)
@@ -144,23 +150,26 @@ class DirectRequests:
         except Exception as error:
             self._refuse(requests, error)
             return
-        self._metrics.scored(predictor.version, batch, len(requests), scores)
+        self._metrics.scored(predictor.version, batch.slots, len(requests), scores)
         if scores.by_slot is not None and predictor.drift is not None:
             predictor.drift.add(batch, scores.by_slot)
         self._shadow.follow(predictor, batch, scores)
         start = 0
         for request in requests:
             stop = start + (len(request.batch) if request.batch is not None else 0)
-            try:
-                body = answer_bytes(predictor.version, scores.part(start, stop), request.request_id)
-            except Exception as error:
-                self._refuse([request], error)
-            else:
-                request.answer = 200, body, JSON
-                self._metrics.predicted(predictor.version)
-                if self._log is not None and request.logged:
-                    self._log.add(body, request.body)
+            self._tell(predictor, request, scores.part(start, stop))
             start = stop
+
+    def _tell(self, predictor: Predictor, request: DirectRequest, scores: Scores) -> None:
+        try:
+            body = answer_bytes(predictor.version, scores, request.request_id)
+        except Exception as error:
+            self._refuse([request], error)
+            return
+        request.answer = 200, body, JSON
+        self._metrics.predicted(predictor.version)
+        if self._log is not None and request.logged:
+            self._log.add(body, request.body)
 
     def _refuse(self, requests: Sequence[DirectRequest], error: Exception) -> None:
         answer = refusal(error, self._versions.current.version)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsefleet.core.batch import I64, Batch
+from sparsefleet.core.batch import I64
 from sparsefleet.export.manifest import SCORE_BOUNDS
 from sparsefleet.serving.drift import InputDrift, stability_index
 from sparsefleet.serving.predictor import Scores
@@ -57,9 +57,9 @@ class Metrics:
         with self._lock:
             self._answers[version] += 1
 
-    def scored(self, version: str, batch: Batch, requests: int, scores: Scores) -> None:
+    def scored(self, version: str, slots: Sequence[str], requests: int, scores: Scores) -> None:
         with self._lock:
-            self._rows += len(batch)
+            self._rows += len(scores.probabilities)
             self._batches += 1
             self._joined += requests
             self._keys += scores.keys
@@ -68,7 +68,7 @@ class Metrics:
             histogram = self._histogram(version)
             histogram += np.bincount(np.searchsorted(BOUNDS, scores.probabilities), minlength=len(SCORE_BOUNDS))
             if scores.by_slot is not None:
-                for slot, values, unknown in zip(batch.slots, *scores.by_slot, strict=True):
+                for slot, values, unknown in zip(slots, *scores.by_slot, strict=True):
                     self._values[slot] += int(values)
                     self._unknown_values[slot] += int(unknown)
 

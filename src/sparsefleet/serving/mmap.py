@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from sparsefleet.core.batch import F32, U64, Batch
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import Found
-from sparsefleet.serving.kernels.tower import MappedNetwork
 from sparsefleet.serving.source import SourceError, SparseSource
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class MappedSource(SparseSource):
@@ -25,13 +30,13 @@ class MappedSource(SparseSource):
         except BundleError as error:
             raise SourceError(str(error)) from error
 
-    def score(self, network: MappedNetwork, batch: Batch) -> tuple[F32, int, int]:
-        """All the way to probabilities, natively (`MappedNetwork.score`), over these files."""
+    def over(self, score: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """What a `MappedNetwork` over these files finds, if they are whole."""
         if self._damage:
             raise SourceError(self._damage)
         try:
             try:
-                return network.score(batch.keys, batch.offsets, batch.dense)
+                return score(*given, **named)
             finally:
                 for file in self._tables.values():
                     file.check_whole()

@@ -7,7 +7,6 @@ Legend: B samples, U unique keys, D values a row.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +100,8 @@ class Predictor:
         )
         self._session = _open_session(self.bundle, threads, optimization)
         self._slots = self.bundle.schema.slot_names
-        self._batches = itertools.count()
+        self._uncounted = COUNTED - 1
+        """Batches since the last one that was counted. Threads may lose one another's: it is about one in `COUNTED`."""
         profile = self.bundle.profile
         self.drift = None if profile is None else InputDrift(profile, self.bundle.schema)
         self._tables = [_Table(table.name, self._slots, self.bundle) for table in self.bundle.manifest.tables]
@@ -184,6 +184,22 @@ class Predictor:
         ]
         return Scores.joined(parts)
 
+    def score_body(self, body: bytes, most: int) -> Scores | None:
+        """Scores of a JSON request in one native call; None: it has to be parsed and scored by itself.
+
+        `most`: of samples. That is so for plain requests where rows are mapped (`MappedNetwork`), but for one batch in
+        `COUNTED`.
+        """
+        plain, network = self.parser.plain, self._mapped
+        if plain is None or network is None or most > CHUNK_SAMPLES or self._uncounted >= COUNTED - 1:
+            return None
+        assert isinstance(self.source, MappedSource)
+        found = self.source.over(network.score_body, plain, body, most)
+        if found is None:
+            return None
+        self._uncounted += 1
+        return Scores(*found)
+
     def no_scores(self) -> Scores:
         """Of no samples."""
         none = np.empty(0, np.float32)
@@ -206,10 +222,11 @@ class Predictor:
         return "" if np.isfinite(scores).all() else f"an empty sample scores {scores.tolist()}, which is not a number"
 
     def _score(self, batch: Batch, fetch: Fetch | None = None) -> Scores:
-        counted = next(self._batches) % COUNTED == 0
+        counted = self._uncounted >= COUNTED - 1
+        self._uncounted = 0 if counted else self._uncounted + 1
         if self._mapped is not None and fetch is None and not counted:
             assert isinstance(self.source, MappedSource)
-            return Scores(*self.source.score(self._mapped, batch))
+            return Scores(*self.source.over(self._mapped.score, batch.keys, batch.offsets, batch.dense))
         network = self.bundle.network
         inputs = _Inputs(len(batch), self._columns)
         if network.dense is not None:

@@ -104,6 +104,11 @@ class SampleParser:
         self._minimum = np.array([[f.minimum] for f in schema.dense], np.float64).reshape(-1, 1)
         self._diff = np.array([[f.diff] for f in schema.dense], np.float64).reshape(-1, 1)
 
+    @property
+    def plain(self) -> PlainRequests | None:
+        """What parses plain bodies natively; None where more has to be looked at than it looks at."""
+        return None if self._ready else self._plain
+
     def body(self, body: bytes) -> Batch:
         """Parse a request's JSON text: in one native call where it is plain, else in Python, which words the errors."""
         plain = self._natively(body)

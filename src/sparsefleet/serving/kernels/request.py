@@ -59,10 +59,7 @@ class PlainRequests:
 
     def parse(self, body: bytes) -> tuple[F32, U64, I64] | None:
         """Dense [B, n], keys and offsets of a plain request; None for any other request, right or wrong."""
-        try:
-            parser = self._free.pop()
-        except IndexError:
-            parser = _native.RequestParser(*self._plan)
+        parser = self.lend()
         samples, count = parser.parse(body)
         found = None
         if samples >= 0:
@@ -72,5 +69,15 @@ class PlainRequests:
                 np.empty(samples * self._slots + 1, np.int64),
             )
             parser.take(*found)
-        self._free.append(parser)
+        self.take_back(parser)
         return found
+
+    def lend(self) -> Any:
+        """A native parser, for a kernel that goes on from what it finds; for one thread, until it is taken back."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return _native.RequestParser(*self._plan)
+
+    def take_back(self, parser: Any) -> None:
+        self._free.append(parser)

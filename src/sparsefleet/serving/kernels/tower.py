@@ -15,6 +15,7 @@ from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.kernels.bundle_rows import DAMAGED, U8, RowsLayout
 from sparsefleet.kernels.levels import native as _native
+from sparsefleet.serving.kernels.request import PlainRequests
 
 
 class ServedTower:
@@ -73,3 +74,15 @@ class MappedNetwork:
         if asked < 0:
             raise BundleError(DAMAGED)
         return out, asked, missed
+
+    def score_body(self, requests: PlainRequests, body: bytes, most: int) -> tuple[F32, int, int] | None:
+        """The same of a request's body: parsed and scored in one call, so that a thread gives the interpreter away
+        once. None where `requests` does not take it, or where it has more than `most` samples, or none."""
+        parser, out = requests.lend(), np.empty(most, np.float32)
+        samples, asked, missed = self._native.score_body(parser, body, out)
+        requests.take_back(parser)
+        if samples < 0:
+            return None
+        if asked < 0:
+            raise BundleError(DAMAGED)
+        return out[:samples], asked, missed

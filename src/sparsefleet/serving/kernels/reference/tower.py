@@ -9,6 +9,7 @@ import numpy as np
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.export.kernels.reference.bundle_rows import lookup_rows
 from sparsefleet.kernels.reference.rows import pool_forward, select_slots, unique_keys
+from sparsefleet.serving.kernels.request import PlainRequests
 from sparsefleet.serving.kernels.tower import MappedTable
 
 
@@ -56,3 +57,10 @@ class MappedNetwork:
                 pooled = x[:, column : column + len(places) * layout.dim]
                 pool_forward(rows, inverse, bags, slots, np.array(places, np.int32), mean, pooled)
         return self._tower.probabilities(x), asked, missed
+
+    def score_body(self, requests: PlainRequests, body: bytes, most: int) -> tuple[F32, int, int] | None:
+        found = requests.parse(body)
+        if found is None or not 0 < len(found[0]) <= most:
+            return None
+        dense, keys, offsets = found
+        return self.score(keys, offsets, dense)
