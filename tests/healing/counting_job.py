@@ -6,9 +6,12 @@ Arguments: mode, folder of data, checkpoint to write, seconds of a step, time-ou
 second call of `fit`, in which each trainer has a share of its own), `load=PATH` (before the first call), `again` (a
 second call, on the same data, before which the first trainer saves to CHECKPOINT-1 and `score` scores all data),
 `wait=WORKER` (which waits before its second call for a file `go` beside the checkpoint; `first=WORKER`: its first;
-`last=WORKER`: before it saves at the end), `later=PATH` (the second call resumes from it, and trains until an epoch
-more than EPOCHS is done), `test` (the same data is scored within the first call), `scores=WORKER` (is killed once, when
-it has scored its part of it).
+`last=WORKER`: before it saves at the end; `alone`: the others do not wait for that), `later=PATH` (the second call
+resumes from it, and trains until an epoch more than EPOCHS is done), `test` (the same data is scored within the first
+call), `scores=WORKER` (is killed once, when it has scored its part of it; `rescores=WORKER`: when it has scored that
+for the second time, for another was lost), `meets` (the trainers meet before the first call), `stops` (the first call
+stops early, after one epoch), `reload=PATH` (before the second call; `loaded=WORKER` waits after it as `wait` does),
+`epoch=FOLDER` (the first call saves its epochs there; who saves is killed once, before it does).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import torch
 import sparsefleet as sf
 from sparsefleet import fleet
 from sparsefleet.data.files import list_files
+from sparsefleet.train.run import Run
 
 SCHEMA = sf.Schema(dense=(), slots=(sf.Slot("key"),))
 BATCH = 10
@@ -78,16 +82,31 @@ def wait_for(file: Path) -> None:
     raise TimeoutError(f"{file} does not come")
 
 
-def die_when_scored(crew: Any, marker: Path) -> None:
-    meet = crew.reduce
+def die_when_scored(crew: Any, marker: Path, times: int) -> None:
+    meet, scored = crew.reduce, []
 
     def reduce(name: str, *more: Any) -> Any:
         if "evaluation" in name:
+            scored.append(name)
+        if len(scored) == times:
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return meet(name, *more)
 
     crew.reduce = reduce
+
+
+def die_before_saving(marker: Path) -> None:
+    save = Run.save_epoch
+
+    def save_epoch(run: Run, **more: Any) -> None:
+        if not marker.exists():
+            marker.touch()
+            with run.saver._cut_open:  # the last cut is written
+                os.kill(os.getpid(), signal.SIGKILL)
+        save(run, **more)
+
+    Run.save_epoch = save_epoch  # type: ignore[method-assign]
 
 
 def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: str) -> None:
@@ -105,11 +124,16 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: s
     fleet.init_worker()
     trainer = sf.Trainer(optimizer, quiet=True)
     policy = sf.SavePolicy(options["save"], every_steps=3, keep=1000) if "save" in options else None
+    if "epoch" in options:
+        policy = sf.SavePolicy(options["epoch"])
+        die_before_saving(Path(saved).parent / "died")
     if options.get("slow") == str(fleet.worker_index()):
         pace *= 10
     epochs, resume = int(options.get("epochs", 1)), options.get("resume")
     paced = Pace(pace, Path(saved).parent / "hurry")
     model = Counter()
+    if "meets" in options:
+        fleet.barrier_worker()
     if "load" in options:
         trainer.load(model, options["load"])
     if options.get("first") == str(fleet.worker_index()):
@@ -117,11 +141,13 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: s
         wait_for(Path(saved).parent / "go")
     print("first", flush=True)
     test = sf.open_reader(files, SCHEMA, format_name="multislot", batch_size=BATCH, leased=leased)
-    scored = Path(saved).parent / "scored"
-    if options.get("scores") == str(fleet.worker_index()) and not scored.exists():
-        die_when_scored(optimizer.workplace.crew, scored)
+    for times, option in enumerate(("scores", "rescores"), 1):
+        marker = Path(saved).parent / option
+        if options.get(option) == str(fleet.worker_index()) and not marker.exists():
+            die_when_scored(optimizer.workplace.crew, marker, times)
     tested = test if "test" in options else None
-    result = trainer.fit(model, reader, epochs, fetch=[paced], save=policy, resume=resume, test=tested)
+    stops = {"valid": test, "validation": sf.Validation(patience=1)} if "stops" in options else {}
+    result = trainer.fit(model, reader, epochs, fetch=[paced], save=policy, resume=resume, test=tested, **stops)
     if result.test is not None:
         print(f"tested {result.test['rows']:.0f} samples", flush=True)
     print(f"rows {result.rows}", flush=True)
@@ -133,6 +159,11 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: s
         if options.get("wait") == str(fleet.worker_index()):
             print("between two calls", flush=True)
             wait_for(Path(saved).parent / "go")
+        if "reload" in options:
+            trainer.load(model, options["reload"])
+            if options.get("loaded") == str(fleet.worker_index()):
+                print("loaded", flush=True)
+                wait_for(Path(saved).parent / "go")
         print("again", flush=True)
         later = options.get("later")
         result = trainer.fit(model, reader, epochs + 1 if later else epochs, fetch=[paced], resume=later)
@@ -146,11 +177,12 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: s
     print("the end", flush=True)
     if options.get("last") == str(fleet.worker_index()):
         wait_for(Path(saved).parent / "go")
-    if "last" in options:
+    if "last" in options and "alone" not in options:
         print(f"{int(fleet.util.all_reduce(1))} trainers meet", flush=True)
     if first:
         fleet.save_persistables(saved)
-    fleet.barrier_worker()
+    if "alone" not in options:
+        fleet.barrier_worker()
     fleet.stop_worker()
 
 

@@ -326,3 +326,23 @@ def test_where_a_trainer_that_lives_has_begun_the_next_call_of_fit_all_others_kn
         begin(started_again, 3, None)
         with pytest.raises(Rejoin, match="attempt 3 of the job has begun, after 2"):
             furthest_fit(started_again.connection)
+
+
+def test_the_place_that_kills_is_told_first_though_other_samples_of_its_piece_were_in_the_model_each_time(
+    tmp_path: Path,
+) -> None:
+    """Line 16 kills; pieces have 6 lines of 10 bytes. Those read ahead stand at their beginning at each death."""
+    data = tmp_path / "part"
+    data.write_text("123456789\n" * 60)
+    attempts, file = Attempts(("127.0.0.1:1",), {}, RestartPolicy(9), tmp_path / "cuts"), str(data)
+
+    def held(first: int, samples: int, last: int) -> list[tuple[str, int, int, int]]:
+        begun = (file, samples, 60 * first + 10 * samples, 60 * first)
+        return [begun, *((file, 0, 60 * piece, 60 * piece) for piece in range(first + 1, last + 1))]
+
+    assert attempts.same_place(0, held(2, 2, 5)) is None, "from line 15 on"
+    assert attempts.same_place(1, held(2, 0, 4)) is None, "from line 13 on"
+    told = attempts.same_place(0, held(1, 3, 5))
+    assert told is not None
+    assert f"It was about to read {file} from line 15 on, {file} from line 19 on" in told
+    assert attempts.same_place(1, held(2, 2, 5)) is None, "once is enough"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from healing_jobs import Job
 
-from sparsefleet.checkpoint import Checkpoint
+from sparsefleet.checkpoint import Checkpoint, latest
 
 pytestmark = pytest.mark.slow
 KILL = signal.SIGKILL
@@ -129,8 +129,9 @@ def test_a_later_call_resumes_though_the_attempt_began_within_an_earlier_one(tmp
 def test_a_job_does_not_end_well_without_the_model_that_a_lost_trainer_was_to_save(
     tmp_path: Path, options: list[str], lost: str
 ) -> None:
-    """Worker 1 knows by then that it is not the first, and waits at the barrier for worker 0, which is to save."""
-    job = Job(tmp_path, "async", samples=200, options=[*options, "last=0"])
+    """Worker 1 knows by then that it is not the first, and waits at the barrier for worker 0, which is to save.
+    That both ask to be started again is no loss besides."""
+    job = Job(tmp_path, "async", samples=200, restarts=1, options=[*options, "last=0"])
 
     def killer(job: Job) -> None:
         job.wait_for(lambda: "the end\n" in job.log("worker 0") and "the end\n" in job.log("worker 1"))
@@ -141,3 +142,64 @@ def test_a_job_does_not_end_well_without_the_model_that_a_lost_trainer_was_to_sa
     check_twice(job, 1.0)
     for worker in range(job.workers):  # both were started again, so none has gone past what it does after fit
         assert "2 trainers meet" in job.log(f"worker {worker}"), job.logs()
+
+
+@pytest.mark.parametrize("lost", ["worker 1", "server 1"])
+def test_what_the_script_filled_the_model_with_between_two_calls_is_filled_in_anew(tmp_path: Path, lost: str) -> None:
+    """Worker 0 waits at the beginning of its second call, for which no cut is there yet."""
+    made = Job(tmp_path, "async", samples=200, restarts=0)
+    assert made.run().exit_code == 0, made.logs()
+    (tmp_path / "saved").rename(tmp_path / "made")
+    job = Job(tmp_path, "async", samples=200, options=["again", f"reload={tmp_path / 'made'}", "loaded=1"])
+
+    def killer(job: Job) -> None:
+        job.wait_for(lambda: "loaded" in job.log("worker 1") and "again\n" in job.log("worker 0"))
+        job.send(lost, KILL)
+        (tmp_path / "go").touch()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    check_twice(job)
+
+
+def test_one_that_starts_again_before_the_first_cut_goes_past_the_meetings_of_its_script(tmp_path: Path) -> None:
+    made = Job(tmp_path, "async", samples=200, restarts=0)
+    assert made.run().exit_code == 0, made.logs()
+    (tmp_path / "saved").rename(tmp_path / "made")
+    # A call that resumes begins without a cut.
+    options = ["meets", "epochs=2", f"resume={tmp_path / 'made'}"]
+    job = Job(tmp_path, "async", samples=200, pace=0.3, cut_every=1000.0, options=options)
+
+    def killer(job: Job) -> None:
+        job.wait_for_step(12, "worker 1")
+        job.send("worker 1", KILL)
+        job.wait_for_attempt(2)
+        job.hurry()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    check_twice(job)
+    assert any("attempt 2 begins from the beginning" in line for line in job.view.said), job.logs()
+
+
+def test_a_call_after_one_that_stopped_early_trains_as_many_epochs_as_it_was_asked_for(tmp_path: Path) -> None:
+    """Whoever starts again within it did not see the first one stop."""
+    job = Job(tmp_path, "async", samples=200, pace=0.1, workers=1, options=["stops", "again", "epochs=4"])
+
+    def killer(job: Job) -> None:
+        job.wait_for(lambda: in_second_call(job, "worker 0"))
+        cuts = job.log("worker 0").count(" cut ")
+        job.wait_for(lambda: job.log("worker 0").count(" cut ") > cuts + 1)
+        job.send("worker 0", KILL)
+        job.hurry()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    check_twice(job, 1 + 4)
+
+
+def test_an_epoch_is_saved_though_its_trainer_died_between_its_last_cut_and_that(tmp_path: Path) -> None:
+    job = Job(
+        tmp_path, "async", samples=100, pace=0.2, workers=1, cut_every=0.01, options=[f"epoch={tmp_path / 'epochs'}"]
+    )
+    assert job.run().exit_code == 0, job.logs()
+    job.check_counts()
+    saved = Checkpoint.open(latest(str(tmp_path / "epochs")))
+    assert saved.manifest.step == 10

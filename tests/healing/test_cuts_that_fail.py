@@ -141,6 +141,33 @@ def test_cuts_on_an_object_store_that_refuses(tmp_path: Path, s3: S3) -> None:
     assert [file.path for file in left if "cuts-" in file.path] == [], "cuts stay behind"
 
 
+def test_without_the_cut_at_the_end_a_loss_does_not_leave_out_shares_of_those_that_have_ended(
+    tmp_path: Path, s3: S3
+) -> None:
+    """Worker 1 has ended, worker 0 is about to save; the newest cut is from within the epoch."""
+    job = Job(tmp_path, "async", samples=800, pace=0.1, cuts=s3.uri("cuts"), options=["last=0", "alone"])
+
+    def killer(job: Job) -> None:
+        try:
+            job.wait_for_cut()
+            s3.refuse("PUT", "POST", "DELETE")
+            job.hurry()
+            job.wait_for(lambda: "the end\n" in job.log("worker 0") and not job.view.processes["worker 1"].running)
+            job.send("server 1", signal.SIGKILL)
+            job.wait_for(lambda: any("giving up" in line or "begins from" in line for line in job.view.said))
+        finally:
+            s3.refuse()
+            (tmp_path / "go").touch()
+
+    assert job.run(killer).exit_code == 128 + signal.SIGKILL, job.logs()
+    assert not (tmp_path / "saved").exists()
+    (told,) = [line for line in job.view.said if line.startswith("giving up:")]
+    assert "worker 1 had come to the end of the job, with a share of the data of its own" in told
+    again = Job(tmp_path, "async", samples=800, restarts=0, options=[f"resume={told.split('--resume ')[1]}"])
+    assert again.run().exit_code == 0, again.logs()
+    again.check_model()
+
+
 def test_a_damaged_cut_is_passed_over_for_the_one_before_it(tmp_path: Path) -> None:
     job, damaged = Job(tmp_path, "async", samples=4000, pace=0.3, cut_every=1.0), list[Path]()
 

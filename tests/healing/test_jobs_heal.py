@@ -51,7 +51,37 @@ def test_every_mode_survives_every_kind_of_loss(tmp_path: Path, mode: str, role:
 
     assert job.run(killer).exit_code == 0, job.logs()
     job.check_counts()
-    assert any("attempt 2 begins" in line for line in job.view.said)
+    # A trainer whose last step all servers have, or none, goes on where it stood.
+    goes_on = ["attempt 2 begins", *(["it joins attempt 1"] if role == "worker 0" else [])]
+    assert any(text in line for line in job.view.said for text in goes_on), job.logs()
+
+
+def test_cuts_while_a_trainer_has_not_begun_and_the_others_are_at_the_end_of_the_epoch(tmp_path: Path) -> None:
+    """Its samples are still to come, though no trainer that tells its state is within the epoch any more."""
+    job = Job(tmp_path, "geo", pace=0.2, options=["first=1"])
+    go = tmp_path / "go"
+    go.touch()
+
+    def ended() -> int:
+        """Cuts at the end of the first trainer's share."""
+        return len(re.findall("cut .*at step 20:", job.log("worker 0")))
+
+    def killer(job: Job) -> None:
+        job.wait_for_step(5, "worker 1")
+        job.wait_for_cut()
+        go.unlink()
+        job.send("worker 1", KILL)
+        job.wait_for(lambda: job.log("worker 1").count("before the first call") == 2)
+        job.hurry()
+        before = ended()
+        # The first trainer has trained all of its share, and then there is a cut.
+        job.wait_for(lambda: ended() > before + 1)
+        job.send("server 0", KILL)
+        job.wait_for(lambda: any("attempt 3 begins" in line for line in job.view.said))
+        go.touch()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    job.check_counts()
 
 
 @pytest.mark.slow
@@ -175,7 +205,8 @@ def test_so_is_one_of_leased_data_though_each_time_another_trainer_has_it(
     place = re.search(r"It was about to read (\S+) from line (\d+) on", said[number])
     assert place is not None, said[number]
     assert place[1] == str(tmp_path / "data" / "part-1")
-    assert 156 - 2 * BATCH <= int(place[2]) <= 156, "the sample stands in the line after, within a batch or two"
+    batches = 5 if mode == "geo" else 2  # in geo a trainer holds back three steps before it sends, in counting_job.py
+    assert 156 - batches * BATCH <= int(place[2]) <= 156, "the sample stands in the line after, within a few batches"
     losses = [line for line in said[:number] if "restarts are used up" in line]
     assert len(losses) <= 4, "after the third time, unless a loss beside it came first"
 

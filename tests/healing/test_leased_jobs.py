@@ -108,3 +108,14 @@ def test_what_a_lost_trainer_had_scored_is_scored_by_others(tmp_path: Path) -> N
     assert any("worker 1 ended (killed by SIGKILL): it joins attempt 1" in line for line in job.view.said), job.logs()
     assert "a trainer was lost with what it had scored; the data is scored again" in job.log("worker 0")
     assert f"tested {job.samples} samples" in job.log("worker 0")
+
+
+@pytest.mark.slow
+def test_all_trainers_are_lost_while_they_score_one_after_the_other(tmp_path: Path) -> None:
+    """When the second one dies, the first one's next life has not been let in: nobody is there to go on."""
+    job = Job(tmp_path, "async", servers=1, options=["leased", "test", "scores=1", "rescores=0"])
+    assert job.run().exit_code == 0, job.logs()
+    job.check_model()
+    said = "\n".join(job.view.said)
+    assert "worker 1 ended (killed by SIGKILL): it joins attempt 1" in said, said
+    assert "worker 0 ended (killed by SIGKILL): attempt 2 begins from" in said, said

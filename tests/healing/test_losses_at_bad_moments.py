@@ -117,3 +117,17 @@ def test_a_killed_launcher_leaves_no_process_and_the_same_command_goes_on(tmp_pa
     assert done.returncode == 0, done.stderr + job.logs()
     job.check_model()
     assert sum(int(line.split()[1]) for worker in range(2) for line in job._last_rows(worker)) < job.samples
+
+
+@pytest.mark.slow
+def test_one_that_hangs_while_it_saves_and_the_others_have_stopped_is_started_again(tmp_path: Path) -> None:
+    job = Job(tmp_path, "async", samples=200, timeout=4.0, options=["last=0", "alone"])
+
+    def killer(job: Job) -> None:
+        job.wait_for(lambda: "the end\n" in job.log("worker 0") and not job.view.processes["worker 1"].running)
+        job.send("worker 0", signal.SIGSTOP)
+        job.wait_for(lambda: "worker 0 gives no sign of life: killing it" in job.view.said)
+        (tmp_path / "go").touch()
+
+    assert job.run(killer).exit_code == 0, job.logs()
+    job.check_model()

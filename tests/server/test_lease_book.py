@@ -72,10 +72,13 @@ def test_who_starts_trainers_again_can_ask_where_one_was_reading() -> None:
         made.leases.open(worker, f"life {worker}", EPOCH, "plan", 4, [], {"units": units})
     assert [take(made, 0), take(made, 1), take(made, 0)] == [0, 1, 2]
     push(made, 0, 1, Mark(0, 5, 50, False))
-    assert made.leases.held_by(0) == [["a", 5, 50], ["b", 0, 60]]
-    assert made.leases.held_by(1) == [["b", 0, 0]]
+    assert made.leases.held_by(0) == [["a", 5, 50, 0], ["b", 0, 60, 60]]
+    assert made.leases.held_by(1) == [["b", 0, 0, 0]]
     push(made, 0, 2, Mark(0, 9, 100, True))
-    assert made.leases.held_by(0) == [["b", 0, 60]]
+    assert made.leases.held_by(0) == [["b", 0, 60, 60]]
+    made.sessions.ended(1, "killed by SIGKILL", failed=False)
+    assert [take(made, 0), take(made, 0)] == [1, 3]
+    assert made.leases.held_by(0) == [["b", 0, 60, 60], ["b", 0, 0, 0], ["c", 0, 0, 0]], "as it reads them"
     assert made.leases.held_by(3) == [], "nobody has that number"
     strange = state()
     opened(strange)  # its position does not say what the pieces are
@@ -229,6 +232,21 @@ def test_a_lost_trainer_of_a_job_that_heals_is_retired_and_comes_again() -> None
     assert made.leases.enter(1, "again", 0.0)["name"] == EPOCH
     assert made.leases.take(1, "again", EPOCH)["mark"] == [2, 20]
     assert made.retire(0)["accounts"] == {}
+
+
+def test_the_last_that_takes_part_is_not_gone_on_without_and_no_job_of_lost_trainers_is_over() -> None:
+    """Between laps nobody is let in: both lives would be told that the job had come to its end, and no model saved."""
+    made = state(elastic=None, attempt=1)
+    opened(made, 2)
+    made.retire(0)
+    register(made, 0, "again")
+    assert made.leases.enter(0, "again", 0.0) == {}
+    with pytest.raises(StoreError, match="worker 1 is the last that takes part"):
+        made.retire(1)
+    assert made.sessions.retired() == []
+    with made.sessions.changed:
+        made.sessions._trainers[1].dropped = True  # however that came to be
+    assert made.leases.enter(0, "again", 0.0) == {}
 
 
 def test_a_lost_trainer_is_not_gone_on_without_once_data_is_shared_out() -> None:

@@ -33,11 +33,11 @@ def patient(reason: str) -> None:
 
 
 class Server:
-    """A server without its wire, with one registered trainer."""
+    """A server without its wire, with one registered trainer, of so many that there are to be."""
 
-    def __init__(self, *tables: str) -> None:
-        self.state = ServerState(ServerConfig(workers=1, endpoints=("a:1",)))
-        self.state.sessions.register("life", Registration(0, 1, ("a:1",), 0, "x"))
+    def __init__(self, *tables: str, workers: int = 1) -> None:
+        self.state = ServerState(ServerConfig(workers=workers, endpoints=("a:1",)))
+        self.state.sessions.register("life", Registration(0, workers, ("a:1",), 0, "x"))
         self.account = self.state.account(0, "life", 0)
         for name in tables:
             self.state.holdings.create_table(spec(name), 1)
@@ -252,7 +252,7 @@ def test_a_dense_block_whose_maker_died_on_its_way_is_made_by_one_that_waits():
 
 def test_a_retired_trainer_whose_step_waits_for_a_cut_is_asked_about_again():
     """Its pieces go to others once nothing of it can be applied any more; nobody hangs until then."""
-    server = Server("a")
+    server = Server("a", workers=2)
     gate = server.state.ledger.gate
     gate.hold("a saver", None, 1.0)
     waits = threading.Event()

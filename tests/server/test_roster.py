@@ -69,3 +69,41 @@ def test_in_a_job_that_heals_a_silent_trainer_stays_the_first_until_it_is_lost()
     state.retire(0)
     with state.sessions.changed:
         assert state.sessions.first() == 1
+
+
+@pytest.mark.parametrize("attempt", [None, 1])
+def test_servers_of_a_job_that_heals_do_not_end_without_a_silent_trainer(attempt: int | None) -> None:
+    """Its launcher starts it again: it may have been about to save for all."""
+    state = ServerState(ServerConfig(workers=2, endpoints=("a:1",), attempt=attempt))
+    for worker in (0, 1):
+        state.sessions.register(f"life {worker}", Registration(worker, 2, ("a:1",), 0, "x", attempt=attempt))
+    state.sessions.stop(1, "life 1")
+    with state.sessions.changed:
+        state.sessions.check(0, "life 0").last_seen -= 2 * state.config.timeout
+    assert state.sessions.finished() == (attempt is None)
+    state.sessions.note_stopped(0)
+    assert state.sessions.finished()
+
+
+@pytest.mark.parametrize("end", ["killed", "left out", "stopped"])
+def test_a_checkpoint_has_no_word_of_an_earlier_call_from_a_trainer_that_was_lost_since(end: str) -> None:
+    """It would say that the job stands where that one's last call ended: a resume would train the next one twice."""
+    state = ServerState(ServerConfig(workers=2, endpoints=("a:1",), lost_trainer="drop"))
+    for worker in (0, 1):
+        life = f"life {worker}"
+        state.sessions.register(life, Registration(worker, 2, ("a:1",), 0, "x"))
+        state.joint_cuts.attend(worker, life, 0.0)
+        state.joint_cuts.depart(worker, life, {"epoch": 1}, 0.0)
+    if end == "stopped":
+        state.sessions.stop(1, "life 1")
+    elif end == "killed":
+        state.sessions.ended(1, "killed by SIGKILL", failed=False)
+    else:
+        with state.sessions.changed:
+            assert state.sessions.go_on_without("a barrier", [1]) is None
+    cuts = state.joint_cuts
+    cuts.attend(0, "life 0", 0.0)
+    cut = cuts.open(0, "life 0")["cut"]
+    for phase in ("pause", "report"):
+        reports = cuts.ask(cut, phase, 0.0)["reports"]
+        assert reports == ({"1": {"epoch": 1}} if end == "stopped" else {}), phase

@@ -237,6 +237,8 @@ def test_a_second_contribution_of_one_trainer_is_refused(fleet):
             errors.append(str(error))
 
     first = stores[0].rounds.push({"ads": part(0, 0)[0]})
+    # The two go over streams of their own: the second must not overtake the first.
+    wait_until(lambda: stores[1].stats()["servers"][0]["queues"]["waiting_in_round"] == 1, 20, "the first contribution")
     thread = threading.Thread(target=second)
     thread.start()
     thread.join(timeout=20)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sparsefleet.checkpoint import Chain, Manifest, loadable, prune
+from sparsefleet.core.errors import Rejoin
 from sparsefleet.store import LocalStore
 from sparsefleet.store.base import RunFacts
 from sparsefleet.train import job_cuts
@@ -194,3 +195,31 @@ def test_an_error_of_who_waits_comes_out_and_ends_the_watch(monkeypatch: pytest.
     with pytest.raises(OSError, match="a server is gone"), cuts.while_waiting(lambda: True):
         raise OSError("a server is gone")
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("failures", "tries"),
+    [
+        ([OSError("disk full")], 2),
+        ([OSError("disk full")] * 5, 3),
+        ([Rejoin("attempt 2 has begun")], 1),
+    ],
+)
+def test_one_that_all_wait_for_is_tried_again_at_once(
+    monkeypatch: pytest.MonkeyPatch, failures: list[Exception], tries: int
+) -> None:
+    """After the one at the end of fit there is no other: without it, a loss goes back to before that."""
+    slept: list[float] = []
+    monkeypatch.setattr(job_cuts.time, "sleep", slept.append)
+
+    class Failing(Writes):
+        def aside(self, path_of: Any, keep: int, ended: Any, *, chain: Chain, wait: bool) -> None:
+            super().aside(path_of, keep, ended, chain=chain, wait=wait)
+            ended(failures.pop(0) if failures else WRITTEN)
+
+    writes, once = Failing(), list(failures)
+    cuts_of(writes, Attempt("cuts", 5.0)).take(wait=True)
+    assert len(writes.paths) == tries == len(slept) + 1
+    failures[:] = once
+    cuts_of(writes, Attempt("cuts", 5.0)).take()
+    assert len(writes.paths) == tries + 1, "others come soon"

@@ -82,7 +82,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(clicks, tmp_path, thread
     assert watch.after > 5, "steps were made between the naming of the cut and its writing"
     first = min(tmp_path.glob("step-*"))
     assert first.name == f"step-{Checkpoint.open(str(first)).manifest.step:08d}"
-    assert 20 <= Checkpoint.open(str(first)).manifest.step < 20 + threads
+    # Another thread goes on until the one that saves has closed the gate, which may have to wait for a processor.
+    assert 20 <= Checkpoint.open(str(first)).manifest.step < (21 if threads == 1 else 40)
 
 
 class FullDisk(LocalStore):

@@ -43,6 +43,13 @@ def test_new_data_all_epochs_and_what_was_learnt(clicks, old, tmp_path):
     assert before < table_rows(job.store).keys(), "rows of new values, besides those of before"
 
 
+def test_in_a_later_call_it_trains_all_epochs_and_no_more(clicks, old):
+    job = trainer()
+    job.fit(network(), rows_of(clicks, part="test"), 1)
+    result = job.fit(network(7), rows_of(clicks, part="test"), 2, start_from=str(old))
+    assert (result.rows, result.steps) == (3000, 30)
+
+
 def test_with_a_fresh_optimizer(clicks, old):
     job = trainer()
     job.fit(network(7), rows_of(clicks, part="test"), start_from=str(old), fresh_optimizer=True)

@@ -36,6 +36,8 @@ from sparsefleet.fleet.together import Util
 from sparsefleet.fleet.transpiler import DistributeTranspilerConfig
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
+from sparsefleet.store.remote.attempts import furthest_fit
+from sparsefleet.store.remote.connection import Connection
 from sparsefleet.store.wire.frames import Bytes
 from sparsefleet.train import FitResult, Trainer
 
@@ -209,12 +211,12 @@ class Fleet:
         )
         self._connect(config, healing)
         assert self._remote is not None
-        self._remote.crew.catching_up = self._remote.connection.cut is not None or self._remote.connection.late
         if role.index < 0:
             self._role = replace(role, index=self._remote.crew.index)
             log.info("server 0 has made this worker %d", self._remote.crew.index)
         self._process = os.getpid()
         atexit.register(self._left_without_a_word)
+        self._remote.crew.catching_up = _comes_after_others(self._remote.connection)
 
     def _connect(self, config: RemoteConfig, healing: HealingVariables | None, why: str | None = None) -> None:
         try:
@@ -222,11 +224,10 @@ class Fleet:
         except SparseFleetError as error:
             raise error from None  # gRPC's own way to the error helps nobody
 
-        def rejoin(why: str) -> None:
+        def rejoin(why: str, fits: int) -> None:
             """In the same process: only the connection is new, and what it knows of the attempt."""
             attempt = store.connection.attempt or 0
             store.connection.abandon()
-            fits = self._optimizer.workplace.fits if self._optimizer else 0
             self._connect(replace(store.connection.config, attempt=attempt + 1, fits=fits), healing, why)
             assert self._remote is not None
             # Of an elastic job: where it is not of the attempt's crew, the others may have met without it.
@@ -409,6 +410,14 @@ class Fleet:
         if self._optimizer is None:
             raise ConfigError("call fleet.distributed_optimizer(optimizer, strategy) first")
         return self._optimizer
+
+
+def _comes_after_others(connection: Connection) -> bool:
+    """Whether this trainer, which has just come, goes past the meetings of its script until it is where others are."""
+    if connection.cut is not None or connection.late:
+        return True
+    # There is no cut yet that would tell; but others may live, and be past those meetings within their first `fit`.
+    return (connection.attempt or 1) > 1 and furthest_fit(connection) > 0
 
 
 FLEET: Fleet = Fleet()

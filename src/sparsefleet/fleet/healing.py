@@ -97,8 +97,8 @@ def attempt_of(name: str) -> int:
 class FleetHealing:
     """Implements `Healing` (`train/healing.py`) for a trainer on servers."""
 
-    def __init__(self, variables: HealingVariables, store: RemoteStore, reconnect: Callable[[str], None]) -> None:
-        """`reconnect` joins the next attempt, for the given reason."""
+    def __init__(self, variables: HealingVariables, store: RemoteStore, reconnect: Callable[[str, int], None]) -> None:
+        """`reconnect` joins the next attempt, for the given reason, having begun so many calls of `fit`."""
         self._variables, self._store, self._reconnect = variables, store, reconnect
         self.chain = Chain()
 
@@ -129,8 +129,8 @@ class FleetHealing:
         except StoreError as failed:  # the attempt is over, or is about to be
             log.warning("a cut was asked for, and who asked cannot be told of it: %s", failed)
 
-    def rejoin(self, why: StoreError) -> None:
-        self._reconnect(str(why))
+    def rejoin(self, why: StoreError, fits: int) -> None:
+        self._reconnect(str(why), fits)
 
     def caught_up(self) -> None:
         self._store.crew.catching_up = False

@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsefleet.checkpoint import AnyPath, Checkpoint, loadable, locate
 from sparsefleet.checkpoint.storage.base import reading, writing
@@ -33,6 +33,8 @@ ASK_SECONDS = 0.5
 SAME_PLACE = 3
 PLACES = 3
 """Of leased data, so many pieces are told of: a worker takes some ahead, and reads the first ones first."""
+Piece = tuple[str, int]
+"""Of leased data: its file, and where in it it begins."""
 RETIRE_SECONDS = 2.0
 """How long a lost worker's part of a sync round may wait for the others' parts."""
 TIME_OUT = 60.0
@@ -88,10 +90,12 @@ class Attempts:
         self._answers: dict[int, dict[str, Any]] = {}
         self._killed: dict[int, tuple[str | None, int]] = {}
         """By worker, the cut after which it was killed last, and how often."""
-        self._deadly: Counter[tuple[str, int, int]] = Counter()
-        """By place in leased data, how often whoever had it was killed."""
-        self._told_deadly: set[tuple[str, int, int]] = set()
-        """Such places that were told of, and those beside them."""
+        self._deadly: Counter[Piece] = Counter()
+        """By piece of leased data, how often whoever had it was killed."""
+        self._furthest: dict[Piece, tuple[int, int]] = {}
+        """By such a piece, the most samples of it that were in the model then, and where the next one is."""
+        self._told_deadly: set[Piece] = set()
+        """Such pieces that were told of, and those beside them."""
         self._heard: dict[int, float] = {}
         """By server that has come up, when it last answered."""
         self.done: set[int] = set()
@@ -267,6 +271,25 @@ class Attempts:
             return str(error)
         return None
 
+    def leaves_out(self, done: Iterable[int]) -> str | None:
+        """Of data in shares: why an attempt that began now would leave out samples of these workers, which have come to
+        their end and do not start again; None: it would not.
+
+        Their last call of `fit` must have ended in the cut. Where the cut at its end could not be written, the newest
+        one is from before that, and nobody would train again what is not in it of their shares.
+        """
+        begun, newest, answers = _call_in(self.cut), _call_in(cut := self.newest_cut()), self._present()
+        ended = begun.fit - (not begun.ended) + max((int(answer.get("fits_ended", 0)) for answer in answers), default=0)
+        shares = newest.shares or any(answer.get("shares") for answer in answers)
+        if not (workers := sorted(done)) or not shares or (newest.fit, newest.ended) >= (ended, True):
+            return None
+        who = f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"
+        return (
+            f"{who} had come to the end of the job, with a share of the data of its own, and the cut at the end of fit "
+            f"could not be written (worker 0's log says why). A new attempt from {cut or 'the beginning'} would leave "
+            "out what is not in it of that share: start the whole job again"
+        )
+
     def _folders(self) -> list[str]:
         """Names of the folders that attempts' cuts are in, newest first."""
         with reading(self.folder):
@@ -297,33 +320,40 @@ class Attempts:
                     if attempt_of(name) < kept:
                         self.folder.storage.delete_dir((self.folder / name).path)
 
-    def held_by(self, worker: int) -> list[tuple[str, int, int]]:
+    def held_by(self, worker: int) -> list[tuple[str, int, int, int]]:
         """Of leased data: where the worker reads that was killed just now, before its pieces are handed to others. For
-        each of them the file, and the samples and bytes of it that are in the model. [] where server 0 cannot say."""
+        each of them the file, the samples of it that are in the model, where the next one is, and where the piece
+        begins. [] where server 0 cannot say."""
         link: ServerLink | None = None
         with contextlib.suppress(SparseFleetError, KeyError, TypeError, ValueError):
             try:
                 link = self._link(0)
                 held = link.action("lease_held", {"worker": worker}, ASK_SECONDS)["held"]
-                return [(str(file), int(samples), int(offset)) for file, samples, offset in held]
+                return [(str(file), int(had), int(offset), int(start)) for file, had, offset, start in held]
             finally:
                 if link is not None:
                     link.client.close()
         return []
 
-    def same_place(self, worker: int, held: Sequence[tuple[str, int, int]] = ()) -> str | None:
+    def same_place(self, worker: int, held: Sequence[tuple[str, int, int, int]] = ()) -> str | None:
         """A worker was killed. Where its data is, if somebody had to begin there for the third time: perhaps by one
         sample. held: what it had of leased data; another worker had that before, perhaps.
 
         Cuts go on while it is started again, so its place in the newest one counts, not the cut.
         """
         if held:
-            self._deadly.update(held)
-            places = [_place(*each) for each in held if self._deadly[each] == SAME_PLACE]
-            known = self._told_deadly.intersection(held)
+            # Pieces count, not marks: how much of a piece is in the model varies from one death to the next, with how
+            # its samples fell into batches, while pieces that were only read ahead stand at their beginning each time.
+            pieces = [(file, start) for file, _, _, start in held]
+            self._deadly.update(pieces)
+            for piece, (_, samples, offset, _) in zip(pieces, held, strict=True):
+                # What is in the model has killed nobody: the furthest mark is the nearest to what does.
+                self._furthest[piece] = max(self._furthest.get(piece, (0, piece[1])), (samples, offset))
+            places = [_place(piece[0], *self._furthest[piece]) for piece in pieces if self._deadly[piece] == SAME_PLACE]
+            known = self._told_deadly.intersection(pieces)
             if known or not places:
                 return None
-            self._told_deadly.update(held)
+            self._told_deadly.update(pieces)
             more = f", and {len(places) - PLACES} pieces more" if len(places) > PLACES else ""
             return (
                 f"the same place of the data has killed {SAME_PLACE} times, worker {worker} the last: perhaps one of "
@@ -475,6 +505,26 @@ class Attempts:
     def _link(self, index: int) -> ServerLink:
         security = Security.from_environment(self._environment)
         return ServerLink(RemoteConfig(self._endpoints, token=security.token, tls_root_certs=security.roots), index)
+
+
+class _Call(NamedTuple):
+    """Which call of `fit` a cut was taken in, and whether at its end."""
+
+    fit: int
+    ended: bool
+    shares: bool
+    """It was taken within an epoch of data in shares."""
+
+
+def _call_in(cut: str | None) -> _Call:
+    """As the trainers have recorded it (`cut_record` in `train/healing.py`). Before the first cut there was no call."""
+    if cut is not None:
+        with contextlib.suppress(SparseFleetError, KeyError, TypeError, ValueError):
+            manifest = Checkpoint.open(cut).manifest
+            known = manifest.extra["training"]["heal"]
+            shares = any(trainer.isdecimal() for trainer in manifest.positions)  # of leased data there is one for all
+            return _Call(int(known["fit"]), known.get("ended") is not None, shares)
+    return _Call(0, True, False)
 
 
 def place_in(cut: str | None, worker: int) -> str:

@@ -77,6 +77,8 @@ class HealingJob(Job):
         """Such a worker was lost, and not all servers have the same of its steps: why a new attempt is to begin."""
         self._lost: list[RoleProcess] = []
         """To be started again."""
+        self._asked: set[tuple[int, int]] = set()
+        """Workers that have asked to be started again, each with the attempt that was the present one then."""
         self._hung: list[RoleProcess] = []
         self._standing: dict[RoleProcess, float] = {}
         """Since when processes have stood stopped. Not by their number: on Ray two nodes may have the same one."""
@@ -224,7 +226,9 @@ class HealingJob(Job):
             return
         if self._too_many is not None:
             return
-        if (too_many := attempts.another(why)) is not None:
+        # Status 75 only passes on an end of an attempt whose cause was counted when it was seen.
+        counts = wanted is not None or not self._only_ask(lost, attempts.number)
+        if counts and (too_many := attempts.another(why)) is not None:
             if wanted is None and self._others_go_on(attempts, lost):
                 self._view.say(f"{why}: the others go on with its data; it is not started again ({attempts.allowed})")
                 self._went += lost
@@ -245,6 +249,12 @@ class HealingJob(Job):
             joined = [process for process in lost if process not in only_joins]
             only_joins += [process for process in joined if attempts.goes_on_without(process.role.index)]
         if len(only_joins) < len(again) or not lost:
+            if self._settings.elastic is None and (leaves_out := attempts.leaves_out(done)) is not None:
+                self._too_many = f"{why}, and {leaves_out}"
+                self._failures += lost
+                newest = attempts.newest_cut()
+                self._view.say(f"giving up: {self._too_many}{f', with --resume {newest}' if newest else ''}")
+                return
             gone = [process.role.index for process in again if process.role.is_server]
             attempts.begin(why, done, gone, crew=self._crew(again, done))
             self._begun_by = "the loss"
@@ -258,6 +268,14 @@ class HealingJob(Job):
         for process in again:
             self._former.append(process)
             self._processes[self._processes.index(process)] = self._successor(process, attempts)
+
+    def _only_ask(self, lost: Sequence[RoleProcess], attempt: int) -> bool:
+        """Whether these only ask to be started again, each for the first time in this attempt: one that asks again and
+        again (a script whose own exit status is 75) must not be started for ever."""
+        asked = {(process.role.index, attempt) for process in lost if _starts_again(process)}
+        first = not asked & self._asked
+        self._asked |= asked
+        return first and len(asked) == len(lost)
 
     def _waits_for_cuts(self, attempts: Attempts, why: str, lost: Sequence[RoleProcess]) -> bool:
         """Whether nobody can say now which cuts there are: to begin without one would train everything again. After

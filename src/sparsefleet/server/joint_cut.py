@@ -155,8 +155,11 @@ class JointCuts:
             if not done:
                 return {"missing": [self._sessions.name(worker) for worker in sorted(self._missing(cut))]}
             cut.settled = True
+            # A lost trainer's word may be of a call of `fit` before the present one, and would take all back there.
+            lost = self._sessions.is_lost_for_good
+            departed = {worker: report for worker, report in self._departed.items() if not lost(worker)}
             return {
-                "reports": {str(worker): report for worker, report in {**self._departed, **cut.answers}.items()},
+                "reports": {str(worker): report for worker, report in {**departed, **cut.answers}.items()},
                 "steps": self._batches(cut.owner, cut.incarnation),
             }
 

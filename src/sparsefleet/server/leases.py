@@ -196,8 +196,9 @@ class LeaseBook:
             return {"name": self._name, "left": self._leases.left, "progress": self._leases.progress()}
 
     def held_by(self, worker: int) -> list[list[Any]]:
-        """The pieces of training data that a trainer's present life has, each as [file, samples of the piece that are
-        in the model, where in the file the next one is]; [] where that is not known."""
+        """The pieces of training data that a trainer's present life has, in the order that it took them, each as [file,
+        samples of the piece that are in the model, where in the file the next one is, where the piece begins]; [] where
+        that is not known."""
         with self._sessions.changed:
             life = self._sessions.life_of(worker)
         with self._lock:
@@ -210,7 +211,8 @@ class LeaseBook:
                 match units[piece]:
                     case [str(file), int(start), *_]:
                         mark = leases.marks.get(piece)
-                        places.append([file, 0, start] if mark is None else [file, mark.samples, mark.offset])
+                        stands = (0, start) if mark is None else (mark.samples, mark.offset)
+                        places.append([file, *stands, start])
             return places
 
     def stats(self) -> dict[str, Any]:

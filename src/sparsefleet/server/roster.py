@@ -41,6 +41,8 @@ class Roster:
         self.leased: bool | None = None
         """The present call of `fit` trains on data that is handed out in pieces: what a lost trainer had not trained,
         others do. None: none has begun."""
+        self.fits_ended = 0
+        """Calls of `fit` whose end all trainers have come to in this attempt; server 0 alone hears that."""
         self._first: float | None = None
         """When the first trainer registered."""
         self._never_came: set[int] = set()
@@ -124,12 +126,17 @@ class Roster:
             return worker in self._joining
 
     def finished(self) -> bool:
-        """All trainers have said stop, or never will; not where none has, nor left as if it were done."""
+        """All trainers have said stop, or never will; not where none has, nor left as if it were done.
+
+        In a job that heals a silent trainer is killed and started again by its launcher, and needs its servers then.
+        """
         with self.changed:
             done = {t.worker for t in self._trainers.values() if t.stopped or t.no_error}
             over = {t.worker for t in self._trainers.values() if t.gone or t.dropped}
             left = set(range(self.workers)) - done - over - self._vacant - self._joining
-            return bool(done) and left <= set(self.lost_among(left))
+            if self.config.attempt is None:
+                left -= set(self.lost_among(left))
+            return bool(done) and not left
 
     def unfinished(self) -> list[str]:
         """In words, the trainers that did not come to their end in good order."""
@@ -211,15 +218,20 @@ class Roster:
         """Whether it was asked to leave."""
         return self._is(worker, "leaving")
 
+    def is_lost_for_good(self, worker: int) -> bool:
+        """Whether it was left out, or ended too early; one that is only silent may come back."""
+        trainer = self._trainers.get(worker)
+        return trainer is not None and (trainer.dropped or trainer.failure is not None)
+
     def furthest_step(self) -> int:
         """The furthest step that any trainer has told us of."""
         steps = [trainer.status.get("step", 0) for trainer in self._trainers.values()]
         return max([step for step in steps if type(step) is int], default=0)
 
     def all_have_stopped(self) -> bool:
-        """All trainers that were let in have come to their end."""
-        there = self.in_meetings()
-        return bool(self._trainers) and all(self._is(worker, "stopped") for worker in there)
+        """All trainers that were let in have come to their end; not where all of them were lost."""
+        some = any(trainer.stopped for trainer in self._trainers.values())
+        return some and all(self._is(worker, "stopped") for worker in self.in_meetings())
 
     def name(self, worker: int) -> str:
         """A trainer in the words of an error message."""

@@ -163,6 +163,8 @@ class ParameterService(flight.FlightServerBase):  # type: ignore[misc]
             "left": state.sessions.left(),
             "trained": state.ledger.has_steps(),
             "leased": bool(state.sessions.leased) and state.sessions.mode != "geo",
+            "shares": state.sessions.leased is False,
+            "fits_ended": state.sessions.fits_ended,
             "timeout": state.config.timeout,
             "bad_cut": state.holdings.unreadable,
             "servers": None if state.config.endpoints is None else list(state.config.endpoints),

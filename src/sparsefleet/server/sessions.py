@@ -186,6 +186,8 @@ class Sessions(Roster):
 
     def end_run(self) -> None:
         """With `changed` held: all trainers have come to the end of their call of `fit`."""
+        # Where the first of them was lost meanwhile, they meet there once more.
+        self.fits_ended += any(trainer.in_fit for trainer in self._trainers.values())
         for trainer in self._trainers.values():
             trainer.in_fit = None if trainer.in_fit is None else False
 
@@ -324,6 +326,10 @@ class Sessions(Roster):
             if not (trainer.in_fit or joins or trainer.retired):
                 raise StoreError(
                     f"worker {worker} was outside of fit: nobody else does what its script does there, for all perhaps"
+                )
+            if not trainer.retired and not self.in_meetings() - {worker}:
+                raise StoreError(
+                    f"worker {worker} is the last that takes part: nobody else is there to go on with its data"
                 )
             if not trainer.retired:
                 trainer.dropped = trainer.retired = True

@@ -28,7 +28,7 @@ from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.run import FitResult, Run, RunConfig
 from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.threads import STEP_SECONDS, intra_op_threads_kept
-from sparsefleet.train.training_state import VALIDATION, TrainingState, lost_within_epoch, restore_random_state
+from sparsefleet.train.training_state import UNTIL, VALIDATION, TrainingState, lost_within_epoch, restore_random_state
 from sparsefleet.train.validation import Validation
 from sparsefleet.train.workplace import Workplace
 
@@ -127,19 +127,19 @@ class Fit:
         keep_freed_memory()
         asked, trained, epochs = self._asked, self._trained, self._asked.epochs
         at, resume, auto = (trained.step, trained.epoch), asked.resume, asked.resume == AUTO
-        until = epochs if resume and not auto else epochs + trained.epoch
+        done = 0 if asked.start_from else trained.epoch  # a run that begins anew counts its epochs anew
+        until = epochs if resume and not auto else epochs + done
         before = Before(self._number)
         try:
             while True:
                 try:
                     cut, healing = self._cut(), self._workplace.healing
-                    begins = cut is not None and cut.begins(self._number)
-                    if begins and healing is not None and not self._crew.late:
+                    if healing is not None and self._begins_with(cut) and not self._crew.late:
                         healing.caught_up()  # all others of this attempt begin this call too
                     # Not once a cut of this call is there: a trainer that is started again would ask alone.
                     if auto and self._before_all_cuts(cut):
                         resume = newest_of(asked.save, self._crew)
-                        until = epochs if resume else epochs + at[1]
+                        until = epochs if resume else epochs + done
                     return self._attempt(until, resume, before)
                 except StoreError as error:
                     before = self._go_back(error, before, at, resumes=resume is not None)
@@ -157,8 +157,11 @@ class Fit:
         healing, cut = self._workplace.healing, self._cut()
         if cut is not None and cut.fit > self._number:
             return self._passed_over(cut, until)
-        if cut is not None and cut.fit == self._number and cut.ended is not None:
-            return self._ended_before(cut, cut.ended, until, before)
+        if cut is not None and cut.fit == self._number:
+            # Not as reckoned here: a call before, which this process has passed over, may have stopped early.
+            until = cut.until
+            if cut.ended is not None:
+                return self._ended_before(cut, cut.ended, before)
         trained.passed = False
         bound = models.bind(model)
         facts: RunFacts | None = None
@@ -172,6 +175,7 @@ class Fit:
             if entry.fit > self._number:
                 return self._not_there(entry.step, until)
             self._workplace.evaluations = entry.evaluations
+            until = int(entry.told.get(UNTIL, until))
         elif cut is not None and cut.fit == self._number:
             facts = cut.facts  # the servers have begun from it
         elif resume and self._before_all_cuts(cut):
@@ -188,13 +192,19 @@ class Fit:
         if entry is not None and joined:
             stands = entry.told.get(VALIDATION, {})
             state = TrainingState(step=entry.step, epoch=entry.epoch, position=entry.position, validation=stands)
+
+        def rows_of(trainer: int) -> int:
+            """Samples of this call that it had trained by the cut."""
+            return cut.rows.get(str(trainer), 0) if cut is not None and cut.fit == self._number else 0
+
         if healing is not None and entry is None:
             healing.caught_up()
-            rows = cut.rows.get(str(crew.index), 0) if cut is not None and cut.fit == self._number else 0
-            before = replace(before, rows=rows)
+            before = replace(before, rows=rows_of(crew.index))
 
         def start_of(trainer: int) -> TrainingState:
-            return state if facts is None else TrainingState.from_facts(facts, trainer, crew.size, leased=leased)
+            if facts is None:
+                return state
+            return replace(TrainingState.from_facts(facts, trainer, crew.size, leased=leased), rows=rows_of(trainer))
 
         models.trained_on.check(data)
         models.trained_on.learn("the model", data.inputs())
@@ -237,6 +247,8 @@ class Fit:
                     elif facts is None:
                         run.cut_together("the beginning")
                     judge.begin(resumed=facts is not None)
+                    if facts is not None and not facts.positions and cut is not None and cut.fit == self._number:
+                        self._save_as_asked(run, until)
                     for number in range(state.epoch, until):
                         if judge.stopped:
                             break
@@ -254,6 +266,12 @@ class Fit:
         finally:
             trained.step, trained.epoch = run.progress.step, run.epochs_done
         return run.result(scored, judge.values, judge.best, judge.stopped)
+
+    def _save_as_asked(self, run: Run, until: int) -> None:
+        """This attempt began from a cut at the end of an epoch, perhaps from before that was saved. (With validation
+        data the judge has seen to it.)"""
+        if self._asked.valid is None and run.epochs_done > until - self._asked.epochs:
+            run.save_epoch()
 
     def _check_watched(self, validation: Validation) -> None:
         """Refuse a metric that nothing measures before an epoch is trained for it. Only metrics of our own are known
@@ -278,7 +296,9 @@ class Fit:
             raise error
         since = time.monotonic()
         logger.warning("this attempt of the job is over: %s", error)
-        healing.rejoin(error)
+        # Filled by the script right before this call, the store is so no longer: this trainer will have to start again,
+        # and nobody is to think that it is within the call.
+        healing.rejoin(error, self._number - (self._models.filled_after == self._number - 1))
         self._models.unbind()
         if run is not None:
             run.member.gate.wait_until_quiet(STEP_SECONDS)  # a late answer must not fall into the next attempt
@@ -322,9 +342,13 @@ class Fit:
         """Whether this call can begin anew from a cut that is none of its own, or (None) from the job's beginning."""
         if self._models.filled_after == self._number - 1:
             return False  # by the script, which is past that
+        return self._begins_with(cut)
+
+    def _begins_with(self, cut: Cut | None) -> bool:
+        """Whether an attempt that began from this cut goes on with the beginning of this call."""
         return self._number == 1 if cut is None else cut.begins(self._number)
 
-    def _ended_before(self, cut: Cut, ended: Mapping[str, Any], until: int, before: Before) -> FitResult:
+    def _ended_before(self, cut: Cut, ended: Mapping[str, Any], before: Before) -> FitResult:
         """All trainers had come to the end of this call when a process was lost: what it came to is in the cut.
 
         Nobody is met in it: others may be at the beginning of the next call.
@@ -338,11 +362,13 @@ class Fit:
         run = Run(
             bound,
             asked.data,
-            until,
+            cut.until,
             self._config,
             self._workplace,
             state=state,
-            start_of=lambda trainer: TrainingState.from_facts(cut.facts, trainer, crew.size),
+            start_of=lambda trainer: replace(
+                TrainingState.from_facts(cut.facts, trainer, crew.size), rows=cut.rows.get(str(trainer), 0)
+            ),
             save=asked.save,
             reporters=asked.reporters,
             fetch=asked.fetch,

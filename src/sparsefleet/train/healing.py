@@ -56,8 +56,9 @@ class Healing(Protocol):
         """Tell who waits where the cut is, or why there is none."""
         ...
 
-    def rejoin(self, why: StoreError) -> None:
-        """Leave this attempt and join the next one; raises where there is none."""
+    def rejoin(self, why: StoreError, fits: int) -> None:
+        """Leave this attempt and join the next one; raises where there is none. fits: the calls of `fit` that this
+        trainer has begun, without one that it could not begin again."""
         ...
 
     def caught_up(self) -> None:
@@ -84,6 +85,8 @@ class Cut:
     """Which call of `fit`, from 1, it was taken in."""
     rows: Mapping[str, int]
     """Samples that each trainer had trained in that call."""
+    until: int
+    """That call trains until so many epochs are done, those of calls before it included."""
     ended: Mapping[str, Any] | None = None
     """What that call came to, where the cut was taken at its end; None: there was something left to do."""
 
@@ -99,13 +102,15 @@ class Cut:
         known = facts.extra.get("training", {}).get(HEAL, {})
         ended = known.get("ended")
         ended = None if ended is None else _figures(ended)
-        return Cut(path, facts, int(known.get("fit", 0)), dict(known.get("rows", {})), ended)
+        return Cut(
+            path, facts, int(known.get("fit", 0)), dict(known.get("rows", {})), int(known.get("until", 0)), ended
+        )
 
 
-def cut_record(fit: int, rows: Mapping[int, int], ended: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def cut_record(fit: int, rows: Mapping[int, int], until: int, ended: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """For `Cut` to read."""
     told = {} if ended is None else {"ended": _plain(ended)}
-    return {"fit": fit, "rows": {str(trainer): count for trainer, count in rows.items()}, **told}
+    return {"fit": fit, "rows": {str(trainer): count for trainer, count in rows.items()}, "until": until, **told}
 
 
 NO_NUMBERS = ("nan", "inf", "-inf")

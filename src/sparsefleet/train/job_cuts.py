@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sparsefleet.checkpoint import Manifest, cut_path
+from sparsefleet.core.errors import Rejoin
 from sparsefleet.store.base import RunFacts
 from sparsefleet.train.healing import Healing
 from sparsefleet.train.saver import Saver
@@ -30,8 +31,9 @@ RECENT = 8
 """Cuts whose mean time decides the distance: after a whole one, which takes longer, come several deltas."""
 KEPT = 3
 """Cuts of an attempt that stay: servers may be about to load one that is not the last any more."""
-
-
+AGAIN_AFTER = (1.0, 3.0)
+"""Seconds after which a cut that all wait for, at the beginning or end of a call of `fit`, is tried again where it
+could not be written: after the end there is no other one."""
 LOOK_EVERY = 0.1
 """Seconds between two looks at whether a cut is due, while this trainer waits for others."""
 
@@ -68,13 +70,22 @@ class JobCuts:
         self._path = ""
         self._begun = time.monotonic()
         self._next = self._begun + self._distance.seconds
-        self._failed = False
+        self._failure: Exception | None = None
+        """Why the last one was not written."""
 
     def due(self) -> bool:
         return (time.monotonic() >= self._next or self._asked() is not None) and not self._under_way
 
     def take(self, *, wait: bool = False) -> None:
-        """Name a cut, and write it while training goes on; `wait`: until it is written."""
+        """Name a cut, and write it while training goes on; `wait`: until it is written, and try it a few times."""
+        self._take(wait)
+        for pause in AGAIN_AFTER if wait else ():
+            if self._failure is None or isinstance(self._failure, Rejoin):  # what ends an attempt does not pass
+                break
+            time.sleep(pause)
+            self._take(wait)
+
+    def _take(self, wait: bool) -> None:
         self._under_way, self._begun = True, time.monotonic()
         self._ticket = self._asked()
         self._saver.aside(self._path_of, KEPT, self._ended, chain=self._healing.chain, wait=wait)
@@ -117,10 +128,10 @@ class JobCuts:
         if isinstance(outcome, Exception):
             logger.warning("a cut was not written, training goes on, and a loss costs more: %s", outcome)
         else:
-            if self._failed:
+            if self._failure is not None:
                 logger.warning("cuts are written again")
             logger.info("%s; the next in %.0f s", _in_words(outcome, took), wait)
-        self._failed = isinstance(outcome, Exception)
+        self._failure = outcome if isinstance(outcome, Exception) else None
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             error = f"no cut could be written: {outcome}" if isinstance(outcome, Exception) else None

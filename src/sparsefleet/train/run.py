@@ -36,7 +36,14 @@ from sparsefleet.train.save_policy import SavePolicy
 from sparsefleet.train.saver import Saver
 from sparsefleet.train.status import StatusReports
 from sparsefleet.train.threads import run_threads
-from sparsefleet.train.training_state import VALIDATION, TrainingState, joint_facts, leased_facts, random_state_text
+from sparsefleet.train.training_state import (
+    UNTIL,
+    VALIDATION,
+    TrainingState,
+    joint_facts,
+    leased_facts,
+    random_state_text,
+)
 from sparsefleet.train.validation import Standing
 from sparsefleet.train.workplace import Workplace
 
@@ -173,6 +180,8 @@ class Run:
         """What the job goes back to if one of its processes is lost."""
         # Resumed within an epoch, it is under way: a checkpoint from before the first step must not begin it anew.
         self._at = _Place(state.epoch, under_way=bool(state.position) or state.finished, stepped=state.finished)
+        self._met = state.epoch
+        """Epochs at whose end all trainers have met."""
         self._nothing_left = state.finished
         self._epoch_samples: int | None = None
         self.standing = Standing.from_dict(state.validation) if state.validation else None
@@ -225,7 +234,9 @@ class Run:
         progress.epoch = number
         self.bound.model.train()
         self.status.staleness = communicator.staleness
-        told = {} if self.standing is None else {VALIDATION: self.standing.to_dict()}
+        told: dict[str, Any] = {UNTIL: self.progress.epochs}
+        if self.standing is not None:
+            told[VALIDATION] = self.standing.to_dict()
         lender = None if self.leased is None else self.crew.lender(self._pass_name(number), told=told)
         """Of leased data, who lends it; None: this process reads all that it was given."""
         if self.leased is not None:
@@ -250,6 +261,7 @@ class Run:
         self._at = _Place(number + 1, under_way=False)  # a checkpoint from here resumes with the next one
         if self.crew.size > 1:
             self.meet(number, communicator)
+        self._met = number + 1
         for reporter, window in self._looks:
             reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone, window=window))
 
@@ -438,7 +450,7 @@ class Run:
             joint = replace(joint, extra={**joint.extra, "best": standing.marks()})
         if self.cuts is not None:
             rows = {trainer: state.rows for trainer, state in states.items()}
-            record = cut_record(self._before.fit, rows, self.ended)
+            record = cut_record(self._before.fit, rows, self.progress.epochs, self.ended)
             joint = replace(joint, extra={**joint.extra, "training": {**joint.extra["training"], HEAL: record}})
         return replace(
             joint,
@@ -450,11 +462,12 @@ class Run:
 
     def _shared_out_facts(self, states: dict[int, TrainingState]) -> RunFacts:
         """Every trainer has its own share of the data, and its own position in it."""
-        epoch = min(state.epoch for state in states.values())
         for trainer in self.crew.not_begun():
             start = self._start_of(trainer)
-            if trainer not in states and start.epoch == epoch and not start.finished:
-                states[trainer] = start  # its samples of this epoch are still to come, not lost
+            # Its samples of this epoch are still to come, not lost, even where all others are through with theirs: they
+            # wait for it at the epoch's end.
+            if trainer not in states and start.epoch == self._met:
+                states[trainer] = replace(start, epoch=start.epoch + start.finished)
         return joint_facts(states, self.crew.index, self.crew.size, self.config.training_metrics)
 
     def _leased_facts(self, states: dict[int, TrainingState]) -> RunFacts:

@@ -20,6 +20,9 @@ LEASES = "leases"
 VALIDATION = "validation"
 """Among what is known of a run: how it stands by its validation data."""
 
+UNTIL = "until"
+"""Among what a trainer that comes late is told: the present call of `fit` trains until so many epochs are done."""
+
 
 @dataclass(frozen=True)
 class TrainingState:
