@@ -77,7 +77,7 @@ def main() -> None:
         if wheel is None:
             build = [sys.executable, ROOT / "scripts" / "wheel.py", f"--python={sys.executable}", f"--out={folder}"]
             subprocess.run(build, check=True)
-            (wheel,) = folder.glob("*.whl")
+            (wheel,) = folder.glob("sparsefleet-*.whl")
         native = (f"build-dir={folder / 'build'}", "cmake.define.SPARSEFLEET_NATIVE_ARCH=ON")
         data = criteo_files(folder, 20_000)
         installs = [

@@ -98,14 +98,14 @@ def training(data: Path, batch: int, precision: str = "float32") -> dict[str, Ca
             CTRDNN(), open_reader(str(data / "train"), CRITEO, batch_size=batch)
         )
 
-    return {f"train, batch {batch}": train}
+    return {f"train, {'' if precision == 'float32' else f'{precision}, '}batch {batch}": train}
 
 
 def main(install: Path, data: Path) -> None:
     assert Path(sparsefleet.__file__).is_relative_to(install), f"{sparsefleet.__file__} is not of {install}"
     torch.set_num_threads(1)
-    parts = {**training(data, 1000), **training(data, 100), **tower(1000, 4), **tower(100, 40), **tower(1000, 4, True)}
-    parts |= {**table(), **reading(data)}
+    parts = {**training(data, 1000), **training(data, 100), **training(data, 1000, "bf16")}
+    parts |= {**tower(1000, 4), **tower(100, 40), **tower(1000, 4, True), **table(), **reading(data)}
     print(levels.chosen.level, *parts, sep="\t", flush=True)
     for line in sys.stdin:
         begin = time.process_time()

@@ -74,8 +74,8 @@ def asked(program: Path, bundle: Path, rows: list[object], folder: Path) -> subp
 
 
 def network_inputs(bundle: Path, rows: list[object]) -> dict[str, np.ndarray]:
-    """What the Predictor gives its network."""
-    predictor, found = Predictor(bundle), {}
+    """What the Predictor gives a network that ONNX Runtime computes."""
+    predictor, found = Predictor(bundle, own_tower=False), {}
 
     class Session:
         def run(self, names, inputs):
