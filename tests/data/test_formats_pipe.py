@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import signal
 import subprocess
 import sys
 import time
@@ -219,6 +220,29 @@ CommandSource("echo", {file!r}, 60.0)
 """
     done = subprocess.run([PYTHON, "-c", body], capture_output=True, text=True, timeout=60)
     assert f"pipe_command 'echo' on {file} is not started: this process is about to end" in done.stderr
+
+
+@pytest.mark.parametrize("end", ["", "raise KeyboardInterrupt", "sys.exit(3)"])
+def test_no_command_outlives_a_process_whose_reader_nobody_closed(tmp_path: Path, file: str, end: str) -> None:
+    """As when Ctrl-C comes after the reader's thread has started, and before its caller has it in hand."""
+    pid = tmp_path / "pid"
+    command = f"trap '' TERM; echo {GOOD}; echo $$ >> {pid}; sleep 600"
+    body = f"""
+import sys, threading, time
+from pathlib import Path
+from sparsefleet.core.schema import DenseFeature, Schema, Slot
+from sparsefleet.data.formats.base import BadSamples, Unit
+from sparsefleet.data.formats.pipe import PipeFormat
+schema = Schema(dense=(DenseFeature("x"),), slots=(Slot("a"), Slot("b")), sparse_feature_dim=0)
+format = PipeFormat(schema, {command!r})
+threading.Thread(target=lambda: list(format.read(Unit({file!r}), BadSamples())), daemon=True).start()
+while not Path({str(pid)!r}).exists():
+    time.sleep(0.01)
+{end}
+"""
+    done = subprocess.run([PYTHON, "-c", body], capture_output=True, text=True, timeout=15)  # no trial holds it up
+    assert done.returncode == {"": 0, "sys.exit(3)": 3}.get(end, -signal.SIGINT), done.stderr
+    assert groups_are_gone(pid)
 
 
 def test_background_children_end_with_the_command(tmp_path: Path, file: str) -> None:

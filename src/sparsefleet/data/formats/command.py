@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gzip
 import os
@@ -50,6 +51,12 @@ def kill_commands(*, for_good: bool = False) -> None:
         for source in list(_running):
             source.cancel()
             source.cancel()  # the second time is not polite
+
+
+# Ctrl-C may come before whoever started a reader knows it, so that nobody closes it. A command is in a session of its
+# own and would live on, waiting for whatever it waits for.
+atexit.register(kill_commands, for_good=True)
+os.register_at_fork(after_in_child=_running.clear)  # those are the parent's
 
 
 class PipedRowError(BadRowError):

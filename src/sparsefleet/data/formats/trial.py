@@ -16,7 +16,6 @@ import os
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,8 +87,7 @@ class Trial:
                 file.write(head)
             seed = hash_seed()
             other = str((int(seed) + 1) % 2**32)
-            with ThreadPoolExecutor(2) as pool:
-                first, second = pool.map(lambda one: self._keys(name, one), (seed, other))
+            first, second = self._beside(name, seed, other)
             if (slot := _differing(first, second)) is None:
                 return
             self._tell(slot, first, second, _differing(first, self._keys(name, seed)))
@@ -99,6 +97,29 @@ class Trial:
             if name:
                 with contextlib.suppress(OSError):
                     os.unlink(name)
+
+    def _beside(self, name: str, seed: str, other: str) -> tuple[Keys, Keys]:
+        """Both at once. The second thread is a daemon as the first is, unlike a pool's: no trial holds up a process
+        that ends.
+        """
+        found: list[Keys] = []
+        failed: list[Exception] = []
+
+        def run() -> None:
+            try:
+                found.append(self._keys(name, other))
+            except Exception as error:
+                failed.append(error)
+
+        second = threading.Thread(target=run, name="pipe_command-trial-2", daemon=True)
+        second.start()
+        try:
+            first = self._keys(name, seed)
+        finally:
+            second.join()  # each run has a time limit of its own
+        if failed:
+            raise failed[0]
+        return first, found[0]
 
     def _tell(self, slot: str, first: Keys, second: Keys, again: str | None) -> None:
         command = self._format.pipe_command
