@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.core.leases import Lease, Leases
+from sparsefleet.core.leases import MOST_AT_ONCE, Lease, Leases
 
 SAMPLES = 5
 """Of each piece."""
@@ -102,6 +102,23 @@ def test_in_fixed_order_it_does_not_matter_who_asks_first() -> None:
         return got
 
     assert shares([0, 1, 2] * 3) == shares([2] * 3 + [0] * 3 + [1] * 3) == {0: [0, 3, 6], 1: [1, 4], 2: [2, 5]}
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_many_pieces_are_taken_some_at_a_time_and_the_last_ones_one_by_one(fixed: bool) -> None:
+    leases, turns = Leases(64, fixed=fixed), list[list[int]]()
+    leases.deal([0, 1])
+    while leases.untaken:
+        for number in (0, 1):
+            if taken := [lease.piece for lease in leases.take_some(f"life {number}", number)]:
+                turns.append(taken)
+    assert sorted(piece for taken in turns for piece in taken) == list(range(64))
+    sizes = [len(taken) for taken in turns]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == MOST_AT_ONCE
+    assert sizes[-8:] == [1] * 8
+    assert len(turns) < 32, "messages"
+    assert leases.take_some("life 0", 0) == leases.take_some("late", 1) == []
 
 
 def test_in_fixed_order_a_resumed_crew_has_the_same_pieces() -> None:

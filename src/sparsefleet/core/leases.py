@@ -27,6 +27,11 @@ Progress = list[list[Any]]
 """Marks as plain data: [piece, samples, offset, done], by piece."""
 
 
+MOST_AT_ONCE = 4
+"""Pieces that a trainer takes in one message while many are open. More would save little, and who joins is to find
+some."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """A piece that the asking trainer has from now on."""
@@ -75,6 +80,15 @@ class Leases:
             return None
         self._holders[piece] = holder
         return Lease(piece, self.marks.get(piece))
+
+    def take_some(self, holder: str, number: int) -> list[Lease]:
+        """The next pieces for this trainer, to be read in this order; [] where `take` has none. Several while many are
+        open, one by one towards the end, so that all trainers come to it at about the same time."""
+        wanted = max(1, min(MOST_AT_ONCE, self.untaken // (4 * len(self._crew))))
+        taken: list[Lease] = []
+        while len(taken) < wanted and (lease := self.take(holder, number)) is not None:
+            taken.append(lease)
+        return taken
 
     def _is_open(self, piece: int) -> bool:
         return piece not in self._holders and not self.is_done(piece)

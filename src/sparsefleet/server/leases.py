@@ -101,7 +101,7 @@ class LeaseBook:
             return {}
 
     def take(self, worker: int, incarnation: str, name: str) -> dict[str, Any]:
-        """The next piece of a trainer, and its mark; neither where there is none for it."""
+        """The next pieces of a trainer, each with its mark; none where there is none for it."""
         with self._sessions.changed:
             leaves = self._sessions.check(worker, incarnation).leaving
             self._sessions.check_job()
@@ -111,12 +111,9 @@ class LeaseBook:
             self._check(name)
             if leaves:
                 return {"untaken": self._leases.untaken, "samples": self._leases.samples, "leave": True}
-            lease, leases = self._leases.take(incarnation, worker), self._leases
-            told = {"untaken": leases.untaken, "samples": leases.samples}
-            if lease is None:
-                return told
-            mark = lease.mark
-            return {**told, "piece": lease.piece, "mark": mark and [mark.samples, mark.offset]}
+            taken = self._leases.take_some(incarnation, worker)
+            pieces = [[one.piece, one.mark and [one.mark.samples, one.mark.offset]] for one in taken]
+            return {"untaken": self._leases.untaken, "samples": self._leases.samples, "pieces": pieces}
 
     def note(self, worker: int, incarnation: str, name: str, progress: Any) -> None:
         """Pieces that had no samples, so that no step tells of them."""

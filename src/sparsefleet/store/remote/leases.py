@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +37,9 @@ class RemoteLender:
         self.pieces = self._untaken = self.done_here = 0
         self._laps, self._told = laps, told
         self.leaves = False
+        self._lock = threading.Lock()
+        self._ahead: deque[Lease] = deque()
+        """Pieces that this trainer has, and that none of its threads has begun to read."""
         self._taken: list[int] = []
         self.samples = 0
         """In the model of this pass, of all trainers, as the last answer said."""
@@ -49,14 +54,22 @@ class RemoteLender:
             self._ask("lease_open", **said, **{"position": {}, **joinable})
 
     def take(self) -> Lease | None:
+        with self._lock:
+            if not self._ahead:
+                self._fetch()
+            if not self._ahead:
+                return None
+            lease = self._ahead.popleft()
+            self._taken.append(lease.piece)
+            return lease
+
+    def _fetch(self) -> None:
+        """With the lock held. The request has a time-out; another thread would ask for the same meanwhile."""
         answer = self._ask("lease_take")
         self._untaken, self.samples = int(answer["untaken"]), int(answer["samples"])
         self.leaves = self.leaves or answer.get("leave") is True
-        if "piece" not in answer:
-            return None
-        piece, mark = int(answer["piece"]), answer.get("mark")
-        self._taken.append(piece)
-        return Lease(piece, None if mark is None else Mark(piece, int(mark[0]), int(mark[1])))
+        for piece, mark in answer.get("pieces", ()):
+            self._ahead.append(Lease(piece, None if mark is None else Mark(piece, int(mark[0]), int(mark[1]))))
 
     def note(self, marks: Sequence[Mark]) -> None:
         self._ask("lease_note", progress=to_progress(marks))
