@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # two runs of `run`, whose own limit tells more
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
