@@ -1,5 +1,7 @@
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bindings.h"
 #include "sparsefleet/field_attention.h"
 #include "sparsefleet/interactions.h"
@@ -13,7 +15,14 @@ void bind_layers(nb::module_& m) {
              [](Interactions* self, std::size_t samples, std::size_t slots, std::size_t dim,
                 std::vector<std::size_t> maps) {
                  expect(slots > 0 && dim > 0 && !maps.empty(), "slots, values and layers are above 0");
-                 for (const std::size_t made : maps) expect(made > 0, "maps are above 0");
+                 std::size_t taken = slots;
+                 for (const std::size_t made : maps) {
+                     expect(made > 0, "maps are above 0");
+                     expect_product_fits({dim, taken, std::max(made, slots)});
+                     expect_product_fits({slots, taken, made});
+                     expect_product_fits({samples, dim, made});
+                     taken = made;
+                 }
                  new (self) Interactions(samples, slots, dim, std::move(maps));
              })
         .def(
@@ -83,6 +92,8 @@ void bind_layers(nb::module_& m) {
              [](FieldAttention* self, std::size_t fields, std::size_t dim, std::size_t heads,
                 std::size_t head_dim, float scale) {
                  expect(fields > 0 && dim > 0 && heads > 0 && head_dim > 0, "sizes are above 0");
+                 expect_product_fits({std::max(fields, dim), heads, head_dim});
+                 expect_product_fits({fields, fields});
                  new (self) FieldAttention(fields, dim, heads, head_dim, scale);
              })
         .def(

@@ -39,7 +39,7 @@ class BoundPass {
           grad_numbers_(std::move(grad_numbers)),
           pair_weights_(std::move(pair_weights)),
           grad_pair_weights_(std::move(grad_pair_weights)),
-          dense_(dense_features(chosen, slots, dim)),
+          dense_(dense_features(samples, chosen, slots, dim)),
           pass_(samples, dense_, widths(), arrays(), Pooling{slots, dim, chosen, mean}, shallow(pairs),
                 half) {}
 
@@ -90,11 +90,12 @@ class BoundPass {
 
     // Columns of the tower's input that pooled rows leave; all else that a pass goes by is checked here too,
     // for it comes first.
-    std::size_t dense_features(const std::vector<std::int32_t>& chosen, std::size_t slots,
-                               std::size_t dim) const {
+    std::size_t dense_features(std::size_t samples, const std::vector<std::int32_t>& chosen,
+                               std::size_t slots, std::size_t dim) const {
         for (const std::int32_t slot : chosen)
             expect(slot >= 0 && static_cast<std::size_t>(slot) < slots, "chosen slot out of range");
         expect(slots > 0 && dim > 0, "at least one slot and one value a row");
+        expect_product_fits({samples, chosen.size(), dim});
         const bool with_shallow = bias_.has_value();
         expect(numbers_.has_value() == with_shallow && grad_bias_.has_value() == with_shallow &&
                    grad_numbers_.has_value() == with_shallow,

@@ -86,6 +86,7 @@ void bind_rows(nb::module_& m) {
             expect_bags(inverse.shape(0), offsets, chosen, slots);
             expect_places(inverse, rows.shape(0));
             const std::size_t batch = (offsets.shape(0) - 1) / slots;
+            expect_product_fits({chosen.shape(0), dim});
             expect_rows(out, batch, chosen.shape(0) * dim);
             const FlushDenormals mode;
             pool_forward(rows.data(), dim, inverse.data(), offsets.data(), batch, slots, chosen.data(),
@@ -101,6 +102,7 @@ void bind_rows(nb::module_& m) {
             expect_bags(inverse.shape(0), offsets, chosen, slots);
             expect_places(inverse, grad_rows.shape(0));
             const std::size_t batch = (offsets.shape(0) - 1) / slots;
+            expect_product_fits({chosen.shape(0), dim});
             expect_rows(grad, batch, chosen.shape(0) * dim);
             const FlushDenormals mode;
             pool_backward(grad.data(), static_cast<std::size_t>(grad.stride(0)), dim, inverse.data(),

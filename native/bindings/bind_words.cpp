@@ -13,13 +13,12 @@ using Bytes = In<std::uint8_t, 1>;
 
 const char* text_of(const Bytes& bytes) { return reinterpret_cast<const char*>(bytes.data()); }
 
-std::size_t parse(WordParser& parser, const Bytes& block, bool last, std::size_t negatives,
-                  const Out<std::uint64_t, 1>& keys, const Out<float, 1>& radius,
-                  const Out<std::uint64_t, 1>& groups, const Out<std::int64_t, 1>& numbers,
-                  const Out<std::int64_t, 1>& ends) {
+std::size_t parse(WordParser& parser, const Bytes& block, bool last, const Out<std::uint64_t, 1>& keys,
+                  const Out<float, 1>& radius, const Out<std::uint64_t, 1>& groups,
+                  const Out<std::int64_t, 1>& numbers, const Out<std::int64_t, 1>& ends) {
     const std::size_t size = block.shape(0), most = (size + 1) / 2 + 1;
     expect(radius.shape(0) >= most && groups.shape(0) >= most && numbers.shape(0) >= most &&
-               ends.shape(0) >= most && keys.shape(0) >= most * (1 + negatives),
+               ends.shape(0) >= most && keys.shape(0) >= most * (1 + parser.negatives()),
            "parse: room for (bytes + 1) / 2 + 1 samples");
     const char* data = text_of(block);
     const Samples out{keys.data(), radius.data(), groups.data(), numbers.data(), ends.data()};
@@ -104,9 +103,9 @@ void bind_words(nb::module_& m) {
                 new (self) WordParser(table, Draws{seed, window, negatives, shared}, number);
             },
             "table"_a, "seed"_a, "window"_a, "negatives"_a, "shared"_a, "number"_a, nb::keep_alive<1, 2>())
-        .def("parse", &parse, nb::arg("block").noconvert(), "last"_a, "negatives"_a,
-             nb::arg("keys").noconvert(), nb::arg("radius").noconvert(), nb::arg("groups").noconvert(),
-             nb::arg("numbers").noconvert(), nb::arg("ends").noconvert())
+        .def("parse", &parse, nb::arg("block").noconvert(), "last"_a, nb::arg("keys").noconvert(),
+             nb::arg("radius").noconvert(), nb::arg("groups").noconvert(), nb::arg("numbers").noconvert(),
+             nb::arg("ends").noconvert())
         .def("unknown", &WordParser::unknown);
     m.def("skip_gram", &skip_gram_step, nb::arg("words").noconvert(), nb::arg("contexts").noconvert(),
           nb::arg("inputs").noconvert(), nb::arg("outputs").noconvert(), nb::arg("radius").noconvert(),

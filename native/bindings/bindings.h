@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -28,6 +29,16 @@ using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 // write out of bounds.
 inline void expect(bool ok, const char* what) {
     if (!ok) throw std::invalid_argument(std::string("native kernel: ") + what);
+}
+
+// Of sizes that a kernel makes buffers by: where their product overflowed, a buffer would be too small. 2^40
+// is more than there is memory for, and leaves room for a kernel's own factors.
+inline void expect_product_fits(std::initializer_list<std::size_t> sizes) {
+    std::size_t most = std::size_t{1} << 40;
+    for (const std::size_t size : sizes) {
+        expect(size <= most, "sizes are too large");
+        if (size) most /= size;
+    }
 }
 
 // What a kernel runs in: without the GIL, and with denormals as float_mode.h says.

@@ -15,7 +15,7 @@ from table_cases import ADAM, BOTH, FTRL, HYPER, NOTED, PLAIN, UNIFORM, all_rows
 
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.export.kernels.bundle_rows import RowType
-from sparsefleet.kernels import _native, levels, rows, table, text, tower
+from sparsefleet.kernels import _native, layers, levels, rows, table, text, tower
 from sparsefleet.kernels.float_mode import denormals_are_zero, flushed
 from sparsefleet.kernels.reference import rows as rows_twin
 from sparsefleet.kernels.reference import table as table_twin
@@ -255,6 +255,31 @@ def test_the_tower_does_not_depend_on_the_thread(half):
     for mine, theirs in zip(kept, passed(tower_twin.TowerSpace), strict=True):
         assert not has_denormals(mine)
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_interactions_and_attention_do_not_depend_on_the_thread():
+    draw = np.random.default_rng(0)
+
+    def small(*shape):
+        return (draw.integers(-2, 3, size=shape) * 1e-20).astype(np.float32)
+
+    vectors, weights, biases = small(9, 5, 4), [small(3, 25), small(2, 15)], [small(3), small(2)]
+    mixed_back, attended_back, weight = small(9, 5), small(9, 5, 6), small(24, 4)
+
+    def passed():
+        space, out, back = layers.Interactions(9, 5, 4, [3, 2]), np.empty((9, 5), np.float32), np.empty_like(vectors)
+        gradients = [np.empty_like(one) for one in weights], [np.empty_like(one) for one in biases]
+        space.forward(vectors, weights, biases, out)
+        space.backward(vectors, weights, mixed_back, *gradients, back)
+        attention, attended = layers.FieldAttention(5, 4, 2, 3, 1.0), np.empty_like(attended_back)
+        grad_weight, grad_fields = np.empty_like(weight), np.empty_like(vectors)
+        attention.forward(vectors, weight, attended)
+        attention.backward(vectors, weight, attended, attended_back, grad_weight, grad_fields)
+        return [out, *gradients[0], *gradients[1], back, attended, grad_weight, grad_fields]
+
+    kept, gone = in_both_modes(passed)
+    assert bits(*kept) == bits(*gone)
+    assert not any(map(has_denormals, kept))
 
 
 # ---- reading ----

@@ -134,3 +134,20 @@ def test_wrong_shapes_are_refused() -> None:
     attended = layers.FieldAttention(3, 4, 1, 2, 1.0)
     with pytest.raises(ValueError, match="the weight has the wrong shape"):
         attended.forward(x, np.ones((4, 4), np.float32), np.empty((2, 3, 2), np.float32))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 2**62, 4), (1, 1, 4, 2**62), (2**33, 1, 2**31, 1), (1, 2**40, 2, 2)])
+def test_sizes_of_attention_whose_product_overflows_are_refused(sizes: tuple[int, int, int, int]) -> None:
+    """The product of 2**62 and 4 is 0: buffers would be empty, and what is written to them would end the process."""
+    with pytest.raises(ValueError, match="sizes are too large"):
+        layers.FieldAttention(*sizes, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "slots", "dim", "maps"), [(0, 2**32, 1, [1]), (0, 8, 2**61, [8]), (2**62, 1, 4, [1])]
+)
+def test_sizes_of_interactions_whose_product_overflows_are_refused(
+    samples: int, slots: int, dim: int, maps: list[int]
+) -> None:
+    with pytest.raises(ValueError, match="sizes are too large"):
+        layers.Interactions(samples, slots, dim, maps)

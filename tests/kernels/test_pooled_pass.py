@@ -208,6 +208,11 @@ def test_backward_needs_a_forward_of_the_same_rows():
         ("chosen", (0, 1, 2), "too narrow"),
         ("biases", [], "one bias"),
         ("weights", [], "layer"),
+        (
+            "dim",
+            2**63,
+            "sizes are too large",
+        ),  # twice as much is 0: rows of such a width would be written to no columns
     ],
 )
 def test_a_network_that_does_not_fit_together_is_refused(field, value, said):

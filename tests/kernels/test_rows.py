@@ -124,6 +124,17 @@ def test_broken_bags_are_refused():
             native.pool_forward(rows, inverse, offsets, 1, places, False, np.zeros(shape, np.float32))
 
 
+def test_pooled_columns_whose_number_overflows_are_refused():
+    """16 slots of 2**60 values are 0 columns, for 2**64 values: none may be written."""
+    rows, none, offsets = np.empty((0, 2**60), np.float32), np.empty(0, np.int32), np.zeros(17, np.int64)
+    for pool, one, other in (
+        (native.pool_forward, rows, np.empty((1, 0), np.float32)),
+        (native.pool_backward, np.empty((1, 0), np.float32), rows),
+    ):
+        with pytest.raises(ValueError, match="sizes are too large"):
+            pool(one, none, offsets, 16, np.arange(16, dtype=np.int32), False, other)
+
+
 HOSTILE = [
     ({"offsets": np.array([0, 100000000, 2])}, "offsets must never decrease"),
     ({"offsets": np.array([0, -(2**62), 2])}, "offsets must never decrease"),

@@ -73,6 +73,14 @@ def test_samples_of_text(text, size, seed, subsampled, shared, negatives):
         np.testing.assert_array_equal(native, twin)
 
 
+def test_samples_without_room_for_their_negatives_are_refused():
+    """The parser itself knows how many there are: it writes as many."""
+    parser, block = words.WordParser(table(words, False), 1, 5, 7, 1, 0)._native, np.frombuffer(b"a bee sea", np.uint8)
+    keys, radius = np.empty(6 * 8 - 1, np.uint64), np.empty(6, np.float32)
+    with pytest.raises(ValueError, match="room for"):
+        parser.parse(block, True, keys, radius, np.empty(6, np.uint64), np.empty(6, np.int64), np.empty(6, np.int64))
+
+
 def test_a_vocabulary_that_makes_no_sense_is_refused():
     numbers = np.zeros(2, np.uint32)
     for text in (b"a\n", b"a\na\n", b"a\nb"):

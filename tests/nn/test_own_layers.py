@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from sparsefleet.core.errors import ConfigError
 from sparsefleet.nn import CompressedInteractions, FieldAttention
 from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.tower import layer_by_layer
@@ -103,3 +104,10 @@ def test_interactions_go_backward_once():
     out.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         out.backward()
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 7), (3, 5), (2, 3, 5, 6)])
+def test_inputs_of_other_shapes_are_named(case, shape):
+    module, _ = case
+    with pytest.raises(ConfigError, match=rf"take.*; the input is \[{', '.join(map(str, shape))}\]"):
+        module(torch.zeros(shape))

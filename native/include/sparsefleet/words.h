@@ -157,10 +157,11 @@ class WordParser {
     WordParser(const WordTable& table, const Draws& draws, std::int64_t number)
         : table_(table), draws_(draws), number_(number) {}
 
-    // Returns how many samples were written: at most (size + 1) / 2 + 1.
+    // Returns how many samples were written: at most (size + 1) / 2 + 1, of 1 + negatives() keys each.
     std::size_t parse(const char* data, std::size_t size, bool last, const Samples& out);
 
     std::uint64_t unknown() const { return unknown_; }  // words that are not in the vocabulary
+    std::size_t negatives() const { return draws_.negatives; }
 
   private:
     const WordTable& table_;

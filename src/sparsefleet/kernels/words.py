@@ -120,7 +120,7 @@ class WordParser:
         keys = np.empty(most * (1 + self._negatives), np.uint64)
         radius, groups = np.empty(most, np.float32), np.empty(most, np.uint64)
         numbers, ends = np.empty(most, np.int64), np.empty(most, np.int64)
-        n = self._native.parse(block, last, self._negatives, keys, radius, groups, numbers, ends)
+        n = self._native.parse(block, last, keys, radius, groups, numbers, ends)
         return Samples(keys[: n * (1 + self._negatives)], radius[:n], groups[:n], numbers[:n], ends[:n])
 
     @property

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sparsefleet.core.batch import F32
+from sparsefleet.core.errors import ConfigError
 from sparsefleet.kernels.layers import Interactions
 from sparsefleet.nn.deep import initialise
 from sparsefleet.nn.tower import DenseTower, ParameterGradient, Workspace, empty, own_nodes, plain, take_workspace
@@ -28,6 +29,7 @@ class CompressedInteractions(nn.Module):
 
     def __init__(self, slots: int, maps: Sequence[int]) -> None:
         super().__init__()
+        self._slots = slots
         before = [slots, *maps[:-1]]
         self.mixing = nn.ModuleList(DenseTower([width * slots, made]) for width, made in zip(before, maps, strict=True))
         self._free: list[Workspace[Interactions]] = []
@@ -37,6 +39,11 @@ class CompressedInteractions(nn.Module):
         layers = [layer for mix in self.mixing if isinstance(mix, DenseTower) for layer in mix.linear_layers()]
         parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
         if own_nodes(vectors) and all(map(plain, parameters)):
+            if vectors.dim() != 3 or vectors.shape[1] != self._slots:
+                raise ConfigError(
+                    f"CompressedInteractions of {self._slots} slots take [samples, {self._slots}, values of a vector]; "
+                    f"the input is {list(vectors.shape)}"
+                )
             made: torch.Tensor = _Interactions.apply(vectors, self._free, torch.is_grad_enabled(), *parameters)  # type: ignore[no-untyped-call]
             return made
         dim = vectors.shape[2]

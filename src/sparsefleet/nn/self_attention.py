@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparsefleet.core.batch import F32
+from sparsefleet.core.errors import ConfigError
 from sparsefleet.kernels import layers as kernels
 from sparsefleet.nn.deep import initialise
 from sparsefleet.nn.tower import ParameterGradient, Workspace, empty, own_nodes, plain, take_workspace
@@ -38,6 +39,10 @@ class FieldAttention(nn.Module):
     def forward(self, fields: torch.Tensor) -> torch.Tensor:
         weight = self.project.weight
         if own_nodes(fields) and plain(weight):
+            if fields.dim() != 3 or fields.shape[2] != weight.shape[1]:
+                raise ConfigError(
+                    f"this FieldAttention takes [samples, fields, {weight.shape[1]}]; the input is {list(fields.shape)}"
+                )
             sizes = (fields.shape[1], fields.shape[2], self.heads, self.head_dim)
             out: torch.Tensor = _Attention.apply(fields, weight, self._free, sizes, self.scale)  # type: ignore[no-untyped-call]
             return out
