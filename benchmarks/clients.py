@@ -76,18 +76,18 @@ def rows_in_redis(folder: Path) -> None:
         source = RedisSource(opened, address)
         record = source.record.tables[0]
         keys = np.random.default_rng(0).permutation(opened.tables[record.name].keys())[:KEYS]
-        prefix = Names(address.prefix).rows(source.record.tag, 0)
+        place = Names(address.prefix).buckets(source.record.tag, 0, source.record.layout)
         client = redis.Redis(address.host, address.port)
 
         def theirs() -> list[bytes]:
             buckets = bucket_numbers(keys, record.seed, record.bits).tolist()
-            return client.mget([prefix + bucket.to_bytes(4, "little") for bucket in buckets])
+            return client.hmget(place.hash, [bucket.to_bytes(4, "little") for bucket in buckets])
 
         rows, there = source.rows(record.name, keys)
         assert there.all()
         assert len(rows) == len(theirs()) == KEYS
         name = "redis-py with hiredis" if find_spec("hiredis") else "redis-py"
-        compare(f"MGET of {KEYS:,} packed rows", 30, lambda: source.rows(record.name, keys), theirs, name)
+        compare(f"HMGET of {KEYS:,} packed rows", 30, lambda: source.rows(record.name, keys), theirs, name)
         source.close()
         client.close()
 

@@ -76,9 +76,9 @@ def commands_file(bundle: Bundle, path: Path) -> int:
     with path.open("wb") as out:
         for index, table in enumerate(record.tables):
             file = bundle.tables[table.name]
-            prefix, at = Names("sparsefleet").rows(record.tag, index), (0, 0)
+            place, at = Names("sparsefleet").buckets(record.tag, index, record.layout), (0, 0)
             while at[0] < table.buckets:
-                done = encode_buckets(file.data, file.header.layout, table.bits, prefix, at, LIMITS, buffer)
+                done = encode_buckets(file.data, file.header.layout, table.bits, place, at, LIMITS, buffer)
                 total += out.write(buffer[: done.bytes].data)
                 at = (done.bucket, done.row)
     return total

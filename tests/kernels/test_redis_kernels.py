@@ -13,10 +13,11 @@ from test_bundle_rows import KEYS, written
 
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.serving.kernels import redis_rows as native
-from sparsefleet.serving.kernels.redis_rows import UNKNOWN, ReplyStatus, RowCache
+from sparsefleet.serving.kernels.redis_rows import UNKNOWN, BucketPlace, ReplyStatus, RowCache
 from sparsefleet.serving.kernels.reference import redis_rows as reference
 
-PREFIX = b"p:0123456789ab:0:"
+PLACES = [BucketPlace(b"p:0123456789ab:0", b""), BucketPlace(b"", b"p:0123456789ab:0:")]
+"""Buckets as fields of a hash, and as strings of their own."""
 
 
 def file_of(folder, keys, dtype=RowType.FLOAT32, dim=3):
@@ -46,8 +47,11 @@ def test_what_is_written_is_read_back_however_it_is_cut(tmp_path_factory, dtype,
     numbers = native.bucket_numbers(asked, layout.seed, bits)
     np.testing.assert_array_equal(numbers, reference.bucket_numbers(asked, layout.seed, bits))
     per_command = data.draw(st.integers(1, 8))
-    names = [kernels.encode_names(b"MGET", PREFIX, numbers, per_command).tobytes() for kernels in (native, reference)]
-    assert names[0] == names[1]
+    for place in PLACES:
+        names = [
+            kernels.encode_names(place.get, place, numbers, per_command).tobytes() for kernels in (native, reference)
+        ]
+        assert names[0] == names[1]
 
     values = reference.bucket_values(file.data, layout, bits)
     raw = np.frombuffer(reply_of([values[number] for number in numbers], per_command), np.uint8)
@@ -119,24 +123,26 @@ def test_a_reply_that_does_not_come_is_an_error_in_time(kernels, closed, error):
     assert buffer[read.begin : read.end].tobytes() == b"$12"
 
 
+@pytest.mark.parametrize("place", PLACES)
 @settings(max_examples=40, deadline=None)
 @given(keys=st.lists(KEYS, unique=True, max_size=80), bits=st.sampled_from([0, 3, 6]), room=st.integers(600, 20000))
-def test_commands_write_every_bucket_once(tmp_path_factory, keys, bits, room):
+def test_commands_write_every_bucket_once(tmp_path_factory, place, keys, bits, room):
     file = file_of(tmp_path_factory.mktemp("rows"), keys)
     layout = file.header.layout
     for kernels in (native, reference):
         out, bucket, row, raw = np.empty(room + 20 * len(keys), np.uint8), 0, 0, b""
         while bucket < 2**bits:
-            done = kernels.encode_buckets(file.data, layout, bits, PREFIX, (bucket, row), (8, 300), out)
+            done = kernels.encode_buckets(file.data, layout, bits, place, (bucket, row), (8, 300), out)
             assert done.commands
             raw += out[: done.bytes].tobytes()
             bucket, row = done.bucket, done.row
         assert row == len(keys)
         words = words_of(raw)
-        assert {command[0] for command in words} == {b"MSET"}
-        assert all(len(command) <= 17 for command in words)
-        pairs = [pair for command in words for pair in zip(command[1::2], command[2::2], strict=True)]
-        assert [name for name, _ in pairs] == [PREFIX + number.to_bytes(4, "little") for number in range(2**bits)]
+        head = [b"HSET", place.hash] if place.hash else [b"MSET"]
+        assert all(command[: len(head)] == head and len(command) <= len(head) + 16 for command in words)
+        told = [command[len(head) :] for command in words]
+        pairs = [pair for command in told for pair in zip(command[::2], command[1::2], strict=True)]
+        assert [name for name, _ in pairs] == [place.prefix + number.to_bytes(4, "little") for number in range(2**bits)]
         assert [value for _, value in pairs] == reference.bucket_values(file.data, layout, bits)
 
 

@@ -1,7 +1,9 @@
 """Rows in Redis are the bundle's, bit for bit; publishing is whole or nothing; what else lies there gets a reason."""
 
+import json
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from sparsefleet.serving.redis import RedisAddress, RedisError, RedisSource, pub
 from sparsefleet.serving.redis.catalog import Catalog
 from sparsefleet.serving.redis.connection import Connection
 from sparsefleet.serving.redis.lock import PublishLock, PublishLockError
-from sparsefleet.serving.redis.record import tag
+from sparsefleet.serving.redis.record import HASHES, STRINGS, VersionRecord, tag
 from sparsefleet.serving.redis.tables import TableBuckets
 from sparsefleet.serving.source import NotPublishedError, source_opener
 from sparsefleet.train import Trainer
@@ -89,11 +91,11 @@ def test_several_tables_take_one_round_trip(store, tmp_path):
     bundle = opened(tmp_path / "b")
     publish(bundle, address(store))
     source = RedisSource(bundle, address(store, cache_mb=0))
-    before = store.client().info("commandstats")["cmdstat_mget"]["calls"] if source.stats()["round_trips"] else 0
+    before = store.client().info("commandstats")["cmdstat_hmget"]["calls"]  # of the pointer
     scores = Predictor(bundle, source=source).predict_batch(batch(99))
     assert scores.tobytes() == Predictor(bundle).predict_batch(batch(99)).tobytes()
     assert source.stats()["round_trips"] == 1
-    assert store.client().info("commandstats")["cmdstat_mget"]["calls"] - before == 2  # one per table, in one pipeline
+    assert store.client().info("commandstats")["cmdstat_hmget"]["calls"] - before == 2  # one per table, in one pipeline
 
 
 def test_hot_rows_are_asked_for_once(trained, store):
@@ -133,7 +135,7 @@ def test_all_rows_can_be_read_back(trained, store):
     publish(bundle, address(store))
     connection = Connection(address(store))
     record = Catalog(connection).record(tag(bundle.manifest.id))
-    keys, rows = zip(*TableBuckets(connection, record.tag, 0, record.tables[0]).read(), strict=True)
+    keys, rows = zip(*TableBuckets(connection, record, 0).read(), strict=True)
     file = bundle.tables[TABLE]
     assert np.concatenate(keys).tobytes() == file.keys().tobytes()
     assert np.concatenate(rows).tobytes() == file.data[file.header.layout.values :].tobytes()
@@ -212,7 +214,7 @@ def test_an_interrupted_publish_is_ended_by_the_same_again(trained, store):
     bundle = opened(trained.bundles[0])
     with pytest.raises(Interrupted):
         publish(bundle, address(store), progress=stop_at_once)
-    store.client().delete(row_names(store, bundle)[0])
+    store.client().hdel(row_names(store, bundle)[0], b"\0\0\0\0")
     done = publish(bundle, address(store))
     assert (done.written, done.removed) == (True, ())
     rows, found = RedisSource(bundle, address(store)).rows(TABLE, bundle.tables[TABLE].keys().copy())
@@ -220,12 +222,81 @@ def test_an_interrupted_publish_is_ended_by_the_same_again(trained, store):
     assert rows.tobytes() == bundle.tables[TABLE].lookup(bundle.tables[TABLE].keys())[0].tobytes()
 
 
-def test_a_lost_bucket_is_found_when_the_version_is_published_again(trained, store):
-    bundle = opened(trained.bundles[0])
+@pytest.mark.parametrize("layout", [STRINGS, HASHES])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_lost_bucket_is_found_when_the_version_is_published_again(trained, store, release, layout, whole):
+    bundle, client = opened(trained.bundles[0]), store.client()
+    release(layout)
     publish(bundle, address(store))
-    store.client().delete(row_names(store, bundle)[0])
+    source = RedisSource(bundle, address(store, cache_mb=0))
+    name = row_names(store, bundle)[0]
+    if layout == HASHES and not whole:
+        client.hdel(name, b"\0\0\0\0")
+    else:
+        client.delete(*(row_names(store, bundle) if whole else [name]))
+    keys = bundle.tables[TABLE].keys().copy()
+    with pytest.raises(RedisError, match="no longer in Redis"):
+        source.rows(TABLE, keys)
+    release(HASHES)  # whichever release heals it, servers find it where they look
     assert publish(bundle, address(store)).written
     assert not publish(bundle, address(store)).written
+    assert source.rows(TABLE, keys)[1].all()
+
+
+# -- releases ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def release(monkeypatch):
+    """Publish as the release of a layout did."""
+    usual = VersionRecord.of
+
+    def use(layout):
+        monkeypatch.setattr(VersionRecord, "of", staticmethod(lambda *given: replace(usual(*given), layout=layout)))
+
+    return use
+
+
+def test_what_an_earlier_release_published_is_read_kept_and_removed(trained, store, release):
+    v1, v2, v3 = map(opened, trained.bundles)
+    release(STRINGS)
+    publish(v1, address(store))
+    publish(v2, address(store))
+    assert json.loads(store.client().get(f"sparsefleet:{tag(v2.manifest.id)}"))["version"] == 1
+    assert len(row_names(store, v2)) > 1
+    release(HASHES)
+    source = RedisSource(v2, address(store, cache_mb=0))
+    keys = v2.tables[TABLE].keys().copy()
+    rows, found = source.rows(TABLE, keys)
+    assert found.all()
+    assert rows.tobytes() == v2.tables[TABLE].lookup(keys)[0].tobytes()
+    assert not publish(v2, address(store)).written  # it is complete
+    done = publish(v3, address(store))
+    assert (done.previous, done.removed) == ("v2", (tag(v1.manifest.id),))
+    assert not row_names(store, v1)
+    assert json.loads(store.client().get(f"sparsefleet:{tag(v3.manifest.id)}"))["version"] == 2
+    assert row_names(store, v3) == [f"sparsefleet:{tag(v3.manifest.id)}:0".encode()]
+    assert source.rows(TABLE, keys)[1].all()
+    assert roll_back(address(store)).version == "v2"
+
+
+def test_what_an_earlier_release_left_unfinished_is_removed(trained, store, release):
+    bundle = opened(trained.bundles[0])
+    release(STRINGS)
+    with pytest.raises(Interrupted):
+        publish(bundle, address(store), progress=stop_at_once)
+    assert row_names(store, bundle)
+    release(HASHES)
+    assert publish(bundle, address(store)).written
+    assert len(row_names(store, bundle)) == 1
+    assert RedisSource(bundle, address(store)).rows(TABLE, bundle.tables[TABLE].keys().copy())[1].all()
+
+
+def test_what_a_later_release_published_is_refused(trained, store, release):
+    release(3)
+    publish(opened(trained.bundles[0]), address(store))
+    with pytest.raises(BundleError, match=r"version 3 of the record of rows in Redis format.*reads versions 1 to 2"):
+        RedisSource(opened(trained.bundles[0]), address(store))
 
 
 def test_one_publisher_at_a_time(trained, store):
@@ -326,8 +397,9 @@ def test_a_hostile_bucket_is_no_score(trained, store, value):
     bundle = opened(trained.bundles[0])
     publish(bundle, address(store))
     client = store.client()
-    for name in row_names(store, bundle):
-        client.set(name, value)
+    (table,) = row_names(store, bundle)
+    for field in client.hkeys(table):
+        client.hset(table, field, value)
     source = RedisSource(bundle, address(store, timeout=30))
     keys = bundle.tables[TABLE].keys()[:10].copy()
     if len(value) % 24:
@@ -335,17 +407,25 @@ def test_a_hostile_bucket_is_no_score(trained, store, value):
             source.rows(TABLE, keys)
         assert source.stats()["errors"] == 1
         with pytest.raises(RedisError, match="something else wrote it"):
-            list(
-                TableBuckets(
-                    Connection(address(store, timeout=30)), source.record.tag, 0, source.record.tables[0]
-                ).read()
-            )
+            list(TableBuckets(Connection(address(store, timeout=30)), source.record, 0).read())
     else:
         assert not source.rows(TABLE, keys)[1].any()
     publish_again = RedisSource(bundle, address(store, cache_mb=0))
     client.delete(*row_names(store, bundle))
     publish(bundle, address(store))  # what is there again is read again
     assert publish_again.rows(TABLE, keys)[1].all()
+
+
+def test_something_else_in_a_tables_place_is_told(trained, store):
+    bundle = opened(trained.bundles[0])
+    publish(bundle, address(store))
+    source, (table,) = RedisSource(bundle, address(store)), row_names(store, bundle)
+    store.client().set(table, "x")
+    for _ in range(2):
+        with pytest.raises(RedisError, match=r"something else under the names.*choose another prefix"):
+            source.rows(TABLE, np.array([1], np.uint64))
+    with pytest.raises(RedisError, match="choose another prefix"):
+        publish(bundle, address(store))
 
 
 def test_a_removed_version_is_no_unknown_value(trained, store):

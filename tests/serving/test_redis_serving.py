@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import re
 import signal
 import time
@@ -13,11 +14,16 @@ from http_server import serving
 from waiting import wait_until
 
 from sparsefleet.export import Bundle
+from sparsefleet.kernels import levels
 from sparsefleet.serving import Predictor
 from sparsefleet.serving.fallback import FallbackSource
-from sparsefleet.serving.redis import RedisAddress, publish
+from sparsefleet.serving.redis import RedisAddress, RedisSource, publish
 from sparsefleet.serving.redis.record import tag
 from sparsefleet.serving.source import SourceError, SparseSource
+
+WIDE = pytest.mark.skipif(
+    not levels.chosen.level.startswith(("avx512", "amx")), reason="other processors leave the network to ONNX Runtime"
+)
 
 
 def published(store, *bundles):
@@ -167,11 +173,145 @@ def test_something_else_in_a_bucket_is_503_and_no_score(trained, store):
     bundle = Bundle.open(trained.bundles[0])
     with serving(trained.bundles[0], "--sparse", store.url) as server:
         client = store.client()
-        for name in client.keys(f"sparsefleet:{tag(bundle.manifest.id)}:*"):
-            client.append(name, b"!")
+        (table,) = client.keys(f"sparsefleet:{tag(bundle.manifest.id)}:*")
+        for field, value in client.hgetall(table).items():
+            client.hset(table, field, value + b"!")
         answer = server.post("/v1/predict", {"rows": trained.rows[:5]})
         assert answer.status_code == 503
         assert "no bucket of rows" in answer.json()["error"]
+
+
+# -- from bytes to probabilities in one native call ------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_call(trained, store):
+    """A predictor over Redis whose requests are not due to be counted, and its source."""
+    published(store, trained.bundles[0])
+    opened = []
+
+    def make(fallback=False, **options):
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        bundle = Bundle.open(trained.bundles[0])
+        first = functools.partial(RedisSource, address=RedisAddress.parse(f"{store.url}?{query}"))
+        predictor = Predictor(bundle, source=FallbackSource(bundle, first) if fallback else first(bundle))
+        opened.append(predictor)
+        predictor.predict(trained.rows[:1])  # the first batch is counted
+        return predictor
+
+    yield make
+    for predictor in opened:
+        predictor.close()
+
+
+def in_one_call(predictor, body):
+    predictor._uncounted = 0  # one batch in so many goes the long way
+    return predictor.score_body(body, 10)
+
+
+def body_of(rows):
+    return json.dumps({"rows": rows}).encode()
+
+
+@WIDE
+@pytest.mark.parametrize("cache_mb", [0, 0.01, 10])
+def test_a_body_is_scored_in_one_call_as_over_mapped_files(trained, one_call, cache_mb):
+    predictor, mapped = one_call(cache_mb=cache_mb), Predictor(trained.bundles[0])
+    mapped.predict(trained.rows[:1])
+    for start in range(0, 100, 10):
+        body = body_of(trained.rows[start : start + 10])
+        before = predictor.source.stats()
+        got, want = predictor.score_body(body, 10), mapped.score_body(body, 10)
+        assert got is not None
+        assert got.probabilities.tobytes() == want.probabilities.tobytes()
+        assert (got.keys, got.unknown) == (want.keys, want.unknown)
+        after = predictor.source.stats()
+        asked = sum(after[name] - before[name] for name in ("cache_hits", "cache_misses"))
+        assert asked == got.keys
+        assert after["round_trips"] - before["round_trips"] == (after["cache_misses"] > before["cache_misses"])
+    assert cache_mb or after["cache_hits"] == 0
+    assert predictor.score_body(b'{"rows": [', 10) is None
+    assert predictor.source.stats()["errors"] == 0
+
+
+@WIDE
+def test_what_fails_in_one_call_is_told_by_the_long_way(trained, store, one_call):
+    predictor, body = one_call(cache_mb=0, timeout=0.3), body_of(trained.rows[:10])
+    want = in_one_call(predictor, body).probabilities.tobytes()
+
+    store.client().client_kill_filter(_type="normal", skipme=True)  # a connection that Redis has closed
+    assert in_one_call(predictor, body) is None
+    assert predictor.predict(trained.rows[:10]).tobytes() == want
+    assert in_one_call(predictor, body).probabilities.tobytes() == want
+    assert predictor.source.stats()["errors"] == 0
+
+    store.signal(signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(SourceError, match="did not answer in time"):
+            in_one_call(predictor, body)
+        assert 0.2 < time.monotonic() - started < 3
+        assert in_one_call(predictor, body) is None  # at once: the long way says that Redis is away
+    finally:
+        store.signal(signal.SIGCONT)
+    wait_until(lambda: scored(predictor, trained.rows[:10]) == want, 20, "an answer")
+    assert in_one_call(predictor, body).probabilities.tobytes() == want
+
+    (table,) = store.client().keys("sparsefleet:*:0")
+    fields = store.client().hgetall(table)
+    for put, message in (
+        (lambda: store.client().hset(table, mapping=dict.fromkeys(fields, b"?")), "no bucket of rows"),
+        (lambda: store.client().delete(table), "no longer in Redis"),
+        (lambda: store.client().set(table, "x"), "something else under the names"),
+    ):
+        put()
+        assert in_one_call(predictor, body) is None
+        with pytest.raises(SourceError, match=message):
+            predictor.predict(trained.rows[:10])
+    store.client().delete(table)
+    store.client().hset(table, mapping=fields)
+    assert predictor.predict(trained.rows[:10]).tobytes() == want
+    assert in_one_call(predictor, body).probabilities.tobytes() == want
+
+
+def scored(predictor, rows):
+    try:
+        return predictor.predict(rows).tobytes()
+    except SourceError:
+        return None
+
+
+@WIDE
+def test_one_call_with_a_file_to_fall_back_on(trained, store, one_call):
+    predictor, body = one_call(fallback=True, cache_mb=0, timeout=0.3), body_of(trained.rows[:10])
+    want = in_one_call(predictor, body).probabilities.tobytes()
+    assert predictor.source.stats()["fallback_fetches"] == 0
+    store.signal(signal.SIGSTOP)
+    try:
+        assert in_one_call(predictor, body) is None
+        assert predictor.source.stats()["fallback"]
+        assert predictor.predict(trained.rows[:10]).tobytes() == want
+    finally:
+        store.signal(signal.SIGCONT)
+    wait_until(lambda: scored(predictor, trained.rows[:10]) and not predictor.source.stats()["fallback"], 20, "Redis")
+    assert in_one_call(predictor, body).probabilities.tobytes() == want
+
+
+@WIDE
+def test_one_call_once_redis_is_there(trained, store, one_call):
+    store.kill()
+    predictor, body = one_call(fallback=True, cache_mb=0), body_of(trained.rows[:10])
+    want = predictor.predict(trained.rows[:10]).tobytes()
+    assert in_one_call(predictor, body) is None
+    store.start()
+    published(store, trained.bundles[0])
+
+    def back():
+        predictor.source.look()
+        return scored(predictor, trained.rows[:1]) and not predictor.source.stats()["fallback"]
+
+    wait_until(back, 20, "Redis")
+    assert in_one_call(predictor, body).probabilities.tobytes() == want
 
 
 def test_the_command_line(trained, store, cli, tmp_path):

@@ -30,7 +30,7 @@ void bind_redis(nb::module_& m) {
     m.def("encode_buckets",
           [](In<std::uint8_t, 1> data, std::uint64_t directory, std::uint64_t keys, std::uint64_t values,
              std::uint64_t rows, std::uint64_t seed, std::uint32_t file_bits, std::uint32_t dim,
-             std::uint32_t stride, std::uint32_t type, std::uint32_t bits, nb::bytes prefix,
+             std::uint32_t stride, std::uint32_t type, std::uint32_t bits, nb::bytes hash, nb::bytes prefix,
              std::uint64_t bucket, std::uint64_t row, std::size_t per_command, std::size_t command_bytes,
              Out<std::uint8_t, 1> out) {
               const MappedRows file{data.data(), data.shape(0), directory, keys,   values, rows,
@@ -40,18 +40,23 @@ void bind_redis(nb::module_& m) {
               BucketsWritten done;
               {
                   nb::gil_scoped_release release;
-                  done = encode_buckets(file, bits, view(prefix), bucket, row, per_command, command_bytes,
-                                        out.data(), out.shape(0));
+                  done = encode_buckets(file, bits, {view(hash), view(prefix)}, bucket, row, per_command,
+                                        command_bytes, out.data(), out.shape(0));
               }
               return nb::make_tuple(done.bytes, done.commands, done.bucket, done.row);
           });
-    m.def("names_bytes", &names_bytes);
-    m.def("encode_names", [](nb::bytes verb, nb::bytes prefix, In<std::uint32_t, 1> buckets,
+    m.def("names_bytes",
+          [](nb::bytes verb, nb::bytes hash, nb::bytes prefix, std::size_t n, std::size_t per_command) {
+              expect(per_command > 0, "a command has a name");
+              return names_bytes(verb.size(), {view(hash), view(prefix)}, n, per_command);
+          });
+    m.def("encode_names", [](nb::bytes verb, nb::bytes hash, nb::bytes prefix, In<std::uint32_t, 1> buckets,
                              std::size_t per_command, Out<std::uint8_t, 1> out) {
+        const BucketPlace place{view(hash), view(prefix)};
         const std::size_t n = buckets.shape(0);
-        expect(per_command > 0 && out.shape(0) >= names_bytes(verb.size(), prefix.size(), n, per_command),
+        expect(per_command > 0 && out.shape(0) >= names_bytes(verb.size(), place, n, per_command),
                "encode_names needs names_bytes of room");
-        return encode_names(view(verb), view(prefix), buckets.data(), n, per_command, out.data());
+        return encode_names(view(verb), place, buckets.data(), n, per_command, out.data());
     });
     m.def("read_buckets", [](In<std::uint8_t, 1> data, std::size_t begin, std::size_t end,
                              In<std::uint64_t, 1> keys, In<std::int64_t, 1> at, std::size_t per_command,

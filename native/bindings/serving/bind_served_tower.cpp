@@ -7,6 +7,7 @@
 #include "../bindings.h"
 #include "sparsefleet/rows.h"
 #include "sparsefleet/serving/mapped_network.h"
+#include "sparsefleet/serving/redis_network.h"
 #include "sparsefleet/serving/request.h"
 #include "sparsefleet/serving/served_tower.h"
 
@@ -17,7 +18,11 @@ namespace {
 using Layout = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
                           std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
 using EmbeddingOf = std::tuple<std::vector<std::int32_t>, bool, std::size_t>;
-using TableOf = std::tuple<In<std::uint8_t, 1>, Layout, std::vector<std::int32_t>, std::vector<EmbeddingOf>>;
+using PooledOf = std::tuple<std::vector<std::int32_t>, std::vector<EmbeddingOf>>;
+using MappedOf = std::tuple<In<std::uint8_t, 1>, Layout>;
+// The cache; seed, bits, dim, stride, type; the hash, and what names begin with.
+using RedisOf = std::tuple<nb::object, std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t,
+                           std::uint32_t, nb::bytes, nb::bytes>;
 
 void expect_places(const std::vector<std::int32_t>& places, std::size_t of) {
     expect(all_below(places.data(), places.size(), of), "a place is of no slot");
@@ -33,50 +38,112 @@ bool within(std::size_t column, std::size_t columns, std::size_t width) {
     return columns <= width && column <= width - columns;
 }
 
-// Holds what the kernel only points to.
-struct BoundNetwork {
-    nb::object tower;
-    std::vector<TableOf> tables;
-    MappedNetwork network;
-
-    BoundNetwork(nb::object tower, std::vector<TableOf> given, std::size_t slots, std::size_t dense,
-                 std::size_t dense_column)
-        : tower(tower),
-          tables(std::move(given)),
-          network(nb::cast<const ServedTower&>(tower), checked(slots), slots, dense, dense_column) {
-        const std::size_t width = nb::cast<const ServedTower&>(tower).width();
-        std::size_t filled = dense;
-        expect(slots < (std::size_t{1} << 31), "fewer than 2^31 slots");
-        expect(within(dense_column, dense, width), "dense features stand outside the tower's input");
-        for (const auto& [data, layout, chosen, embeddings] : tables)
-            for (const auto& [places, mean, column] : embeddings) {
-                const std::size_t columns = places.size() * std::get<6>(layout);
-                expect(within(column, columns, width), "an embedding stands outside the tower's input");
-                filled += columns;
-            }
-        expect(filled == width, "every column of the tower's input is filled once");
-    }
-
-    std::vector<MappedNetwork::Table> checked(std::size_t slots) const {
-        std::vector<MappedNetwork::Table> found;
-        for (const auto& [data, layout, chosen, embeddings] : tables) {
-            const auto& [directory, keys, values, rows, seed, bits, dim, stride, type] = layout;
-            MappedNetwork::Table table{
-                {data.data(), data.shape(0), directory, keys, values, rows, seed, bits, dim, stride, type},
-                chosen,
-                {}};
-            expect(table.file.fits(), "the rows file's parts do not lie within it");
-            expect_places(chosen, slots);
-            expect_distinct(chosen);
-            for (const auto& [places, mean, column] : embeddings) {
-                expect_places(places, chosen.empty() ? slots : chosen.size());
-                table.embeddings.push_back({places, mean, column});
-            }
-            found.push_back(std::move(table));
+// A network of tables whose rows have `dims` values.
+ServedNetwork checked_network(const ServedTower& tower, const std::vector<PooledOf>& pooled,
+                              const std::vector<std::size_t>& dims, std::size_t slots, std::size_t dense,
+                              std::size_t dense_column) {
+    expect(pooled.size() == dims.size(), "as many tables as places for their rows");
+    std::vector<ServedNetwork::Table> tables;
+    std::size_t filled = dense;
+    expect(slots < (std::size_t{1} << 31), "fewer than 2^31 slots");
+    expect(within(dense_column, dense, tower.width()), "dense features stand outside the tower's input");
+    for (std::size_t t = 0; t < pooled.size(); ++t) {
+        const auto& [chosen, embeddings] = pooled[t];
+        ServedNetwork::Table table{dims[t], chosen, {}};
+        expect_places(chosen, slots);
+        expect_distinct(chosen);
+        for (const auto& [places, mean, column] : embeddings) {
+            expect_places(places, chosen.empty() ? slots : chosen.size());
+            const std::size_t columns = places.size() * dims[t];
+            expect(within(column, columns, tower.width()), "an embedding stands outside the tower's input");
+            filled += columns;
+            table.embeddings.push_back({places, mean, column});
         }
-        return found;
+        tables.push_back(std::move(table));
+    }
+    expect(filled == tower.width(), "every column of the tower's input is filled once");
+    return {tower, std::move(tables), slots, dense, dense_column};
+}
+
+std::vector<std::size_t> dims_of(const std::vector<MappedOf>& tables) {
+    std::vector<std::size_t> dims;
+    for (const auto& [data, layout] : tables) dims.push_back(std::get<6>(layout));
+    return dims;
+}
+
+std::vector<std::size_t> dims_of(const std::vector<RedisOf>& tables) {
+    std::vector<std::size_t> dims;
+    for (const auto& table : tables) dims.push_back(std::get<3>(table));
+    return dims;
+}
+
+// Hold what the kernels only point to.
+struct BoundMapped {
+    nb::object tower;
+    std::vector<MappedOf> held;
+    ServedNetwork network;
+    std::vector<MappedRows> files;
+
+    BoundMapped(nb::object tower, std::vector<PooledOf> pooled, std::size_t slots, std::size_t dense,
+                std::size_t dense_column, std::vector<MappedOf> given)
+        : tower(tower),
+          held(std::move(given)),
+          network(checked_network(nb::cast<const ServedTower&>(tower), pooled, dims_of(held), slots, dense,
+                                  dense_column)) {
+        for (const auto& [data, layout] : held) {
+            const auto& [directory, keys, values, rows, seed, bits, dim, stride, type] = layout;
+            files.push_back(
+                {data.data(), data.shape(0), directory, keys, values, rows, seed, bits, dim, stride, type});
+            expect(files.back().fits(), "the rows file's parts do not lie within it");
+        }
     }
 };
+
+struct BoundRedis {
+    nb::object tower;
+    std::vector<RedisOf> held;
+    ServedNetwork network;
+    std::vector<RedisTable> tables;
+
+    BoundRedis(nb::object tower, std::vector<PooledOf> pooled, std::size_t slots, std::size_t dense,
+               std::size_t dense_column, std::vector<RedisOf> given)
+        : tower(tower),
+          held(std::move(given)),
+          network(checked_network(nb::cast<const ServedTower&>(tower), pooled, dims_of(held), slots, dense,
+                                  dense_column)) {
+        for (const auto& [cache, seed, bits, dim, stride, type, hash, prefix] : held) {
+            RowCache& rows = nb::cast<RowCache&>(cache);
+            const std::uint64_t needed = row_bytes(type, dim);
+            expect(bits <= 32 && rows.stride() == stride && needed && needed <= stride,
+                   "packed rows hold as many values as are wanted, and the cache holds such rows");
+            tables.push_back({&rows, seed, bits, dim, stride, type, std::string(hash.c_str(), hash.size()),
+                              std::string(prefix.c_str(), prefix.size())});
+        }
+    }
+};
+
+struct BodyScored {
+    bool plain = false, fits = true;
+    ServedNetwork::Counts counts;
+};
+
+// Parses a request's body and scores its samples. Called without the GIL.
+BodyScored score_body(const ServedNetwork& network, RequestParser& parser, const char* data, std::size_t size,
+                      RowLookup& lookup, float* out, std::size_t most) {
+    BodyScored done;
+    {
+        const KeepDenormals mode;
+        done.plain = parser.parse(data, size);
+    }
+    const std::size_t samples = parser.rows();
+    done.plain = done.plain && samples > 0 && samples <= most && parser.keys.size() < (std::size_t{1} << 31);
+    done.fits = parser.offsets.size() == samples * network.slots() + 1 &&
+                parser.dense.size() == samples * network.dense();
+    if (done.plain && done.fits)
+        done.counts = network.score(parser.keys.data(), parser.offsets.data(), parser.dense.data(), samples,
+                                    lookup, out);
+    return done;
+}
 
 }  // namespace
 
@@ -112,13 +179,14 @@ void bind_served_tower(nb::module_& m) {
             },
             nb::arg(), written);
     // Distinct keys, and those of them without a row; (-1, 0) where a rows file is damaged.
-    nb::class_<BoundNetwork>(m, "MappedNetwork")
-        .def(nb::init<nb::object, std::vector<TableOf>, std::size_t, std::size_t, std::size_t>())
+    nb::class_<BoundMapped>(m, "MappedNetwork")
+        .def(nb::init<nb::object, std::vector<PooledOf>, std::size_t, std::size_t, std::size_t,
+                      std::vector<MappedOf>>())
         .def(
             "score",
-            [](const BoundNetwork& self, In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets,
+            [](const BoundMapped& self, In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets,
                In<float, 2> dense, Out<float, 1> out) {
-                const MappedNetwork& network = self.network;
+                const ServedNetwork& network = self.network;
                 const std::size_t samples = out.shape(0);
                 expect(offsets.shape(0) == samples * network.slots() + 1 && dense.shape(0) == samples &&
                            dense.shape(1) == network.dense(),
@@ -127,10 +195,12 @@ void bind_served_tower(nb::module_& m) {
                            never_decrease(offsets.data(), offsets.shape(0)),
                        "bags end with the keys");
                 expect(keys.shape(0) < (std::size_t{1} << 31), "fewer than 2^31 keys");
-                MappedNetwork::Counts counts;
+                ServedNetwork::Counts counts;
                 {
                     nb::gil_scoped_release release;
-                    counts = network.score(keys.data(), offsets.data(), dense.data(), samples, out.data());
+                    MappedLookup lookup(self.files);
+                    counts =
+                        network.score(keys.data(), offsets.data(), dense.data(), samples, lookup, out.data());
                 }
                 return counts.damaged ? nb::make_tuple(-1, 0) : nb::make_tuple(counts.keys, counts.missed);
             },
@@ -138,33 +208,46 @@ void bind_served_tower(nb::module_& m) {
         // The same of a request's body, whose samples are counted first: -1 where it is not a plain one.
         .def(
             "score_body",
-            [](const BoundNetwork& self, RequestParser& parser, const nb::bytes& body, Out<float, 1> out) {
-                const MappedNetwork& network = self.network;
-                const char* data = body.c_str();
-                const std::size_t size = body.size();
-                bool plain, fits = true;
-                MappedNetwork::Counts counts;
+            [](const BoundMapped& self, RequestParser& parser, const nb::bytes& body, Out<float, 1> out) {
+                BodyScored done;
                 {
                     const ReleasedGil release;
-                    {
-                        const KeepDenormals mode;
-                        plain = parser.parse(data, size);
-                    }
-                    const std::size_t samples = parser.rows();
-                    plain = plain && samples > 0 && samples <= out.shape(0) &&
-                            parser.keys.size() < (std::size_t{1} << 31);
-                    fits = parser.offsets.size() == samples * network.slots() + 1 &&
-                           parser.dense.size() == samples * network.dense();
-                    if (plain && fits)
-                        counts = network.score(parser.keys.data(), parser.offsets.data(), parser.dense.data(),
-                                               samples, out.data());
+                    MappedLookup lookup(self.files);
+                    done = score_body(self.network, parser, body.c_str(), body.size(), lookup, out.data(),
+                                      out.shape(0));
                 }
-                if (!plain) return nb::make_tuple(-1, 0, 0);
-                expect(fits, "the parser is of another schema than the network");
-                if (counts.damaged) return nb::make_tuple(parser.rows(), -1, 0);
-                return nb::make_tuple(parser.rows(), counts.keys, counts.missed);
+                if (!done.plain) return nb::make_tuple(-1, 0, 0);
+                expect(done.fits, "the parser is of another schema than the network");
+                if (done.counts.damaged) return nb::make_tuple(parser.rows(), -1, 0);
+                return nb::make_tuple(parser.rows(), done.counts.keys, done.counts.missed);
             },
             nb::arg(), nb::arg(), written);
+    // Samples (-1: not a plain request), distinct keys, those without a row, those that were fetched; and of
+    // the exchange: a ReplyStatus, an errno, and the begin and end of what is left in the buffer.
+    nb::class_<BoundRedis>(m, "RedisNetwork")
+        .def(nb::init<nb::object, std::vector<PooledOf>, std::size_t, std::size_t, std::size_t,
+                      std::vector<RedisOf>>())
+        .def(
+            "score_body",
+            [](const BoundRedis& self, RequestParser& parser, const nb::bytes& body, std::size_t per_command,
+               int socket, double seconds, Out<std::uint8_t, 1> data, std::size_t begin, std::size_t end,
+               Out<float, 1> out) {
+                expect(begin <= end && end <= data.shape(0) && per_command > 0 && socket >= 0,
+                       "score_body reads within the buffer, from a socket");
+                Received received{data.data(), data.shape(0), begin, end};
+                RedisLookup lookup(self.tables, socket, seconds, received, per_command);
+                BodyScored done;
+                {
+                    const ReleasedGil release;
+                    done = score_body(self.network, parser, body.c_str(), body.size(), lookup, out.data(),
+                                      out.shape(0));
+                }
+                expect(!done.plain || done.fits, "the parser is of another schema than the network");
+                const std::int64_t samples = done.plain ? static_cast<std::int64_t>(parser.rows()) : -1;
+                return nb::make_tuple(samples, done.counts.keys, done.counts.missed, lookup.fetched,
+                                      lookup.status, lookup.error, received.begin, received.end);
+            },
+            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), written, nb::arg(), nb::arg(), written);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -88,15 +88,15 @@ void bucket_numbers(const std::uint64_t* keys, std::size_t n, std::uint64_t seed
     for (std::size_t i = 0; i < n; ++i) out[i] = bucket_of(mix64(keys[i] ^ seed), bits);
 }
 
-BucketsWritten encode_buckets(const MappedRows& file, std::uint32_t bits, Bytes prefix, std::uint64_t bucket,
-                              std::uint64_t row, std::size_t per_command, std::size_t command_bytes,
-                              unsigned char* out, std::size_t capacity) {
-    static const unsigned char kVerb[] = "MSET";
+BucketsWritten encode_buckets(const MappedRows& file, std::uint32_t bits, BucketPlace place,
+                              std::uint64_t bucket, std::uint64_t row, std::size_t per_command,
+                              std::size_t command_bytes, unsigned char* out, std::size_t capacity) {
+    static const unsigned char kStrings[] = "MSET", kFields[] = "HSET";
     constexpr std::size_t kGroup = 256;
     const unsigned char* keys = file.data + file.keys;
     const unsigned char* rows = file.data + file.values;
     const std::uint64_t buckets = std::uint64_t{1} << bits, width = 8 + std::uint64_t{file.stride};
-    const std::size_t name = kHead + prefix.size + kNumberBytes;
+    const std::size_t name = kHead + place.prefix.size + kNumberBytes;
     BucketsWritten done;
     done.bucket = bucket;
     done.row = row;
@@ -105,7 +105,7 @@ BucketsWritten encode_buckets(const MappedRows& file, std::uint32_t bits, Bytes 
         // Keys are in the order of their places, so the rows of a bucket stand together: find where each
         // bucket ends.
         std::uint64_t ends[kGroup];
-        std::size_t count = 0, size = 2 * kHead;
+        std::size_t count = 0, size = 3 * kHead + place.hash.size;
         for (std::uint64_t end = done.row; count < per_command && done.bucket + count < buckets; ++count) {
             const std::uint64_t from = end, number = done.bucket + count;
             while (end < file.rows && bucket_of(mix64(load_key(keys + 8 * end) ^ file.seed), bits) == number)
@@ -116,11 +116,12 @@ BucketsWritten encode_buckets(const MappedRows& file, std::uint32_t bits, Bytes 
             ends[count] = end;
         }
         if (size > capacity - done.bytes) break;
-        unsigned char* to = put_length(out + done.bytes, '*', 1 + 2 * count);
-        to = put_string(to, {kVerb, 4});
+        unsigned char* to = put_length(out + done.bytes, '*', (place.hash.size ? 2 : 1) + 2 * count);
+        to = put_string(to, {place.hash.size ? kFields : kStrings, 4});
+        if (place.hash.size) to = put_string(to, place.hash);
         for (std::size_t i = 0; i < count; ++i) {
             const std::uint64_t n = ends[i] - done.row;
-            to = put_name(to, prefix, static_cast<std::uint32_t>(done.bucket + i));
+            to = put_name(to, place.prefix, static_cast<std::uint32_t>(done.bucket + i));
             to = put_length(to, '$', n * width);
             to = put_bytes(to, keys + 8 * done.row, static_cast<std::size_t>(8 * n));
             to = put_line_end(
@@ -134,19 +135,22 @@ BucketsWritten encode_buckets(const MappedRows& file, std::uint32_t bits, Bytes 
     return done;
 }
 
-std::size_t names_bytes(std::size_t verb, std::size_t prefix, std::size_t n, std::size_t per_command) {
-    return (n / per_command + 1) * (2 * kHead + verb) + n * (kHead + prefix + kNumberBytes);
+std::size_t names_bytes(std::size_t verb, BucketPlace place, std::size_t n, std::size_t per_command) {
+    return (n / per_command + 1) * (3 * kHead + verb + place.hash.size) +
+           n * (kHead + place.prefix.size + kNumberBytes);
 }
 
-std::size_t encode_names(Bytes verb, Bytes prefix, const std::uint32_t* buckets, std::size_t n,
+std::size_t encode_names(Bytes verb, BucketPlace place, const std::uint32_t* buckets, std::size_t n,
                          std::size_t per_command, unsigned char* out) {
     // All names are equally long: write the first, then copy it and change the number.
+    const Bytes prefix = place.prefix;
     unsigned char head[kHead];
     const auto head_size = static_cast<std::size_t>(put_length(head, '$', prefix.size + kNumberBytes) - head);
     unsigned char* to = out;
     for (std::size_t start = 0; start < n; start += per_command) {
         const std::size_t count = std::min(per_command, n - start);
-        to = put_string(put_length(to, '*', 1 + count), verb);
+        to = put_string(put_length(to, '*', (place.hash.size ? 2 : 1) + count), verb);
+        if (place.hash.size) to = put_string(to, place.hash);
         for (std::size_t i = start; i < start + count; ++i) {
             to = put_bytes(put_bytes(to, head, head_size), prefix.data, prefix.size);
             for (std::size_t k = 0; k < kNumberBytes; ++k)

@@ -13,8 +13,10 @@ from typing import Any
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import Found
+from sparsefleet.serving.kernels.request import PlainRequests
+from sparsefleet.serving.kernels.tower import NetworkPlan
 from sparsefleet.serving.mmap import MappedSource
-from sparsefleet.serving.source import Fetch, NotPublishedError, OpenSource, SourceError, SparseSource
+from sparsefleet.serving.source import BodyScorer, Fetch, NotPublishedError, OpenSource, SourceError, SparseSource
 
 RETRY_SECONDS = 2.0
 """How often a Redis that could not be opened is tried again."""
@@ -31,6 +33,9 @@ class FallbackSource(SparseSource):
         """Of what happened since the last look."""
         self._retry_at = 0.0
         self._first: SparseSource | None = None
+        self._plan: NetworkPlan | None = None
+        self._scorer: BodyScorer | None = None
+        """Of the first, once it is open and the plan is known."""
         self._closed = False
         self._try_open()
 
@@ -42,6 +47,13 @@ class FallbackSource(SparseSource):
 
     def probe(self, asked: Sequence[tuple[str, U64]]) -> list[tuple[F32, Found]]:
         return self._either(asked, None if self._first is None else self._first.probe, self._file.probe)
+
+    def body_scorer(self, plan: NetworkPlan) -> BodyScorer | None:
+        with self._lock:
+            self._plan = plan
+            if self._first is not None:
+                self._scorer = self._first.body_scorer(plan)
+        return self._score_body
 
     def look(self) -> list[str]:
         if self._first is None and time.monotonic() >= self._retry_at:
@@ -86,6 +98,19 @@ class FallbackSource(SparseSource):
             self._fetches += 1
         return file(asked)
 
+    def _score_body(self, requests: PlainRequests, body: bytes, most: int) -> tuple[F32, int, int] | None:
+        scorer = self._scorer
+        if scorer is None:
+            return None
+        try:
+            found = scorer(requests, body, most)
+        except SourceError as error:
+            self._is_away(str(error))
+            return None  # the long way takes the rows from the file
+        if found is not None:
+            self._is_back()
+        return found
+
     def _is_away(self, why: str) -> None:
         with self._lock:
             if not self._away:
@@ -107,5 +132,6 @@ class FallbackSource(SparseSource):
         with self._lock:
             if not self._closed:
                 self._first = opened
+                self._scorer = None if self._plan is None else opened.body_scorer(self._plan)
                 return
         opened.close()

@@ -20,15 +20,14 @@ from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import Found
 from sparsefleet.export.manifest import EmbeddingInput
 from sparsefleet.export.onnx_session import open_session, run_outputs
-from sparsefleet.export.rows_file import RowsFile
 from sparsefleet.kernels.rows import I32, pool_forward, select_slots, unique_keys
 from sparsefleet.kernels.sequences import sequence_input
 from sparsefleet.serving.drift import InputDrift
-from sparsefleet.serving.kernels.tower import MappedNetwork, MappedTable, PooledColumns, ServedTower
+from sparsefleet.serving.kernels.tower import MappedNetwork, MappedTable, NetworkPlan, PooledColumns, ServedTower
 from sparsefleet.serving.mmap import MappedSource
 from sparsefleet.serving.plain_tower import served_tower
 from sparsefleet.serving.samples import SampleParser
-from sparsefleet.serving.source import Fetch, SparseSource
+from sparsefleet.serving.source import BodyScorer, Fetch, SparseSource
 
 COUNTED = 16
 """Of so many batches, one is counted by slot: it costs a few per cent of the batch."""
@@ -107,6 +106,7 @@ class Predictor:
         self._tables = [_Table(table.name, self._slots, self.bundle) for table in self.bundle.manifest.tables]
         self._tower: ServedTower | None = None
         self._mapped: MappedNetwork | None = None
+        self._remote: BodyScorer | None = None
         self._columns: dict[str, slice] = {}
         """Where each of the network's inputs stands in that of the tower."""
         if own_tower and threads == 1 and optimization == "all" and not self.bundle.network.labels:
@@ -126,19 +126,32 @@ class Predictor:
             self._columns = {
                 name: slice(a, b) for name, a, b in zip(found.inputs, [0, *stops[:-1]], stops, strict=True)
             }
-            self._mapped = self._mapped_network(self._tower)
+            plan = self._plan(self._tower)
+            if plan is not None and isinstance(self.source, MappedSource):
+                self._mapped = self._mapped_network(plan)
+            elif plan is not None:
+                self._remote = self.source.body_scorer(plan)
 
-    def _mapped_network(self, tower: ServedTower) -> MappedNetwork | None:
-        """The way from keys to probabilities in one native call, where rows come from the bundle's own files."""
-        network, files = self.bundle.network, self.bundle.tables
-        if not isinstance(self.source, MappedSource) or any(entry.length is not None for entry in network.embeddings):
+    def _plan(self, tower: ServedTower) -> NetworkPlan | None:
+        """What the way to probabilities in one native call needs to know; None where there is no such way."""
+        network = self.bundle.network
+        if any(entry.length is not None for entry in network.embeddings):
             return None
         dense = network.dense
         features, at = (0, 0) if dense is None else (dense.features, self._columns[dense.input].start)
         if features != len(self.bundle.schema.dense):  # batches have some that the network leaves out
             return None
-        tables = [table.mapped(files[table.name], self._columns) for table in self._tables]
-        return MappedNetwork(tower, tables, len(self._slots), features, at)
+        tables = [(table.name, *table.pooled(self._columns)) for table in self._tables]
+        return NetworkPlan(tower, tables, len(self._slots), features, at)
+
+    def _mapped_network(self, plan: NetworkPlan) -> MappedNetwork:
+        """From keys to probabilities with rows from the bundle's own files."""
+        files = self.bundle.tables
+        tables = [
+            MappedTable(files[name].data, files[name].layout, slots, embeddings)
+            for name, slots, embeddings in plan.tables
+        ]
+        return MappedNetwork(plan.tower, tables, *plan[2:])
 
     @property
     def runtime(self) -> str:
@@ -187,14 +200,19 @@ class Predictor:
     def score_body(self, body: bytes, most: int) -> Scores | None:
         """Scores of a JSON request in one native call; None: it has to be parsed and scored by itself.
 
-        `most`: of samples. That is so for plain requests where rows are mapped (`MappedNetwork`), but for one batch in
-        `COUNTED`.
+        `most`: of samples. That is so for plain requests to plain towers (`MappedNetwork`, `RedisNetwork`), but for one
+        batch in `COUNTED`.
         """
-        plain, network = self.parser.plain, self._mapped
-        if plain is None or network is None or most > CHUNK_SAMPLES or self._uncounted >= COUNTED - 1:
+        plain = self.parser.plain
+        if plain is None or most > CHUNK_SAMPLES or self._uncounted >= COUNTED - 1:
             return None
-        assert isinstance(self.source, MappedSource)
-        found = self.source.over(network.score_body, plain, body, most)
+        if self._remote is not None:
+            found = self._remote(plain, body, most)
+        elif self._mapped is not None:
+            assert isinstance(self.source, MappedSource)
+            found = self.source.over(self._mapped.score_body, plain, body, most)
+        else:
+            return None
         if found is None:
             return None
         self._uncounted += 1
@@ -303,13 +321,14 @@ class _Table:
             self._chosen = self._place_of
         self.embeddings: list[tuple[EmbeddingInput, I32]] = [(user, _places(self.slots, user.slots)) for user in users]
 
-    def mapped(self, file: RowsFile, columns: Mapping[str, slice]) -> MappedTable:
+    def pooled(self, columns: Mapping[str, slice]) -> tuple[list[int], list[PooledColumns]]:
+        """Its slots (none: all, in their order), and its embeddings as columns of the tower's input."""
         chosen = [] if self._chosen is None else self._chosen.tolist()
         embeddings = [
             PooledColumns(places.tolist(), entry.pooling == "mean", columns[entry.input].start)
             for entry, places in self.embeddings
         ]
-        return MappedTable(file.data, file.layout, chosen, embeddings)
+        return chosen, embeddings
 
     def count(self, offsets: I64, known: Found, values_S: I64, unknown_S: I64) -> None:
         """Add this table's values by slot, and those without a row."""

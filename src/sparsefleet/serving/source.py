@@ -10,6 +10,8 @@ from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import BundleError, ConfigError, SparseFleetError
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import Found
+from sparsefleet.serving.kernels.request import PlainRequests
+from sparsefleet.serving.kernels.tower import NetworkPlan
 
 
 class SourceError(SparseFleetError):
@@ -18,6 +20,11 @@ class SourceError(SparseFleetError):
 
 class NotPublishedError(BundleError):
     """Not all of a bundle's rows are published where the server reads them; once they are, it can be loaded."""
+
+
+BodyScorer = Callable[[PlainRequests, bytes, int], tuple[F32, int, int] | None]
+"""Of a body with at most so many samples: probabilities, distinct keys, and those of them that are unknown. None: it
+has to go the long way, which also tells why where Redis is at fault."""
 
 
 class SparseSource(ABC):
@@ -34,6 +41,10 @@ class SparseSource(ABC):
     def probe(self, asked: Sequence[tuple[str, U64]]) -> list[tuple[F32, Found]]:
         """`fetch` past every cache: whether rows can be had now."""
         return self.fetch(asked)
+
+    def body_scorer(self, plan: NetworkPlan) -> BodyScorer | None:
+        """The way from a request's bytes to probabilities in one native call, where rows come over a network."""
+        return None
 
     def look(self) -> list[str]:
         """Look after what the rows are read from, now and then; what is new and worth telling. May take long."""

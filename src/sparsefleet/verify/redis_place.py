@@ -57,5 +57,5 @@ class RedisPlace:
         assert self._source is not None
         record: VersionRecord = self._source.record
         index = next(number for number, entry in enumerate(record.tables) if entry.name == table)
-        buckets = TableBuckets(self._connection, record.tag, index, record.tables[index])
+        buckets = TableBuckets(self._connection, record, index)
         return sum(len(keys) for keys, _ in buckets.read())

@@ -1,6 +1,6 @@
-// From the keys of parsed samples to probabilities, for a version whose network is a plain tower and whose
-// rows lie in mapped files: distinct keys, lookup, pooling and the tower in one call, which Python leaves
-// alone.
+// From the keys of parsed samples to probabilities, for a version whose network is a plain tower: distinct
+// keys, lookup, pooling and the tower in one call, which Python leaves alone. Rows come from a RowLookup:
+// mapped files (here), or Redis (redis_network.h).
 //
 // Legend: B samples, S slots; bags as in rows.h.
 #pragma once
@@ -14,8 +14,34 @@
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
+// Distinct keys of a table, and room for their rows [n][dim] and for marks [n]: 1 where there is a row.
+struct Wanted {
+    const std::uint64_t* keys;
+    std::size_t n;
+    float* rows;
+    std::uint8_t* found;
+};
+
+class RowLookup {
+  public:
+    virtual ~RowLookup() = default;
+
+    // Writes the rows of all tables, zeros where there is none. Returns how many it found; kDamaged: it could
+    // not give rows.
+    virtual std::size_t find(const std::vector<Wanted>& wanted) = 0;
+};
+
+class MappedLookup final : public RowLookup {
+  public:
+    explicit MappedLookup(const std::vector<MappedRows>& files) : files_(files) {}
+    std::size_t find(const std::vector<Wanted>& wanted) override;
+
+  private:
+    const std::vector<MappedRows>& files_;
+};
+
 // Threads may share one.
-class MappedNetwork {
+class ServedNetwork {
   public:
     // Pooled slots of a table, as columns of the tower's input.
     struct Embedding {
@@ -24,14 +50,14 @@ class MappedNetwork {
         std::size_t column;
     };
     struct Table {
-        MappedRows file;
+        std::size_t dim;
         std::vector<std::int32_t> slots;  // among all slots; empty: all of them, in their order
         std::vector<Embedding> embeddings;
     };
 
     // Tables and embeddings fill every column of the tower but the `dense` ones from `dense_column` on. The
-    // tower and the mappings must outlive this.
-    MappedNetwork(const ServedTower& tower, std::vector<Table> tables, std::size_t slots, std::size_t dense,
+    // tower must outlive this.
+    ServedNetwork(const ServedTower& tower, std::vector<Table> tables, std::size_t slots, std::size_t dense,
                   std::size_t dense_column);
 
     std::size_t slots() const { return slots_; }
@@ -39,12 +65,13 @@ class MappedNetwork {
 
     struct Counts {
         std::size_t keys = 0, missed = 0;  // distinct ones, and those without a row
-        bool damaged = false;              // a directory makes no sense; there are no probabilities
+        bool damaged = false;              // the lookup gave no rows; there are no probabilities
     };
 
-    // keys and offsets [B * S + 1]: the bags of all slots; dense [B, dense]. Writes out [B].
+    // keys and offsets [B * S + 1]: the bags of all slots; dense [B, dense]. Writes out [B]. `lookup` has the
+    // tables of this network, in their order.
     Counts score(const std::uint64_t* keys, const std::int64_t* offsets, const float* dense,
-                 std::size_t samples, float* out) const;
+                 std::size_t samples, RowLookup& lookup, float* out) const;
 
   private:
     const ServedTower& tower_;

@@ -21,6 +21,18 @@ UNKNOWN = 2
 """A mark in `found`: neither there nor known not to be."""
 
 
+class BucketPlace(NamedTuple):
+    """Where a table's buckets are: fields of one hash, or, where `hash` is empty, strings of their own."""
+
+    hash: bytes
+    prefix: bytes
+    """What a bucket's name begins with; four bytes of its number follow."""
+
+    @property
+    def get(self) -> bytes:
+        return b"HMGET" if self.hash else b"MGET"
+
+
 class ReplyStatus(IntEnum):
     """What reading replies came to. The numbers are those of native/include/sparsefleet/serving/redis_rows.h."""
 
@@ -66,28 +78,28 @@ def encode_buckets(
     data: U8,
     layout: RowsLayout,
     bits: int,
-    prefix: bytes,
+    place: BucketPlace,
     start: tuple[int, int],
     limits: tuple[int, int],
     out: U8,
 ) -> BucketsWritten:
-    """MSET commands of buckets, from (bucket, its first row) on: as many whole ones as fit into `out`.
+    """HSET or MSET commands of buckets, from (bucket, its first row) on: as many whole ones as fit in `out`.
 
     `limits`: buckets, and about how many bytes, of one command.
     """
-    return BucketsWritten(*_native.encode_buckets(data, *layout, bits, prefix, *start, *limits, out))
+    return BucketsWritten(*_native.encode_buckets(data, *layout, bits, *place, *start, *limits, out))
 
 
-def encode_names(verb: bytes, prefix: bytes, buckets: U32, per_command: int) -> U8:
-    """`verb name name …` of buckets, in commands of `per_command`."""
-    out = np.empty(_native.names_bytes(len(verb), len(prefix), len(buckets), per_command), np.uint8)
-    return out[: _native.encode_names(verb, prefix, buckets, per_command, out)]
+def encode_names(verb: bytes, place: BucketPlace, buckets: U32, per_command: int) -> U8:
+    """`verb name name …` of buckets, or `verb hash name name …`, in commands of `per_command`."""
+    out = np.empty(_native.names_bytes(verb, *place, len(buckets), per_command), np.uint8)
+    return out[: _native.encode_names(verb, *place, buckets, per_command, out)]
 
 
 def read_buckets(
     data: U8, span: tuple[int, int], keys: U64, at: I64, per_command: int, answered: int, packed: U8, found: U8
 ) -> BucketsRead:
-    """Read replies to MGET in data[begin:end]: the rows of keys[at], into packed [U, stride] and found [U] there.
+    """Read replies (HMGET, MGET) in data[begin:end]: the rows of keys[at], into packed [U, stride] and found [U].
 
     A reply that is not all there yet is left for the next call, which is told how many keys have been `answered`.
     """

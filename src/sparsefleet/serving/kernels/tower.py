@@ -15,6 +15,7 @@ from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.kernels.bundle_rows import DAMAGED, U8, RowsLayout
 from sparsefleet.kernels.levels import native as _native
+from sparsefleet.serving.kernels.redis_rows import BucketPlace, RowCache
 from sparsefleet.serving.kernels.request import PlainRequests
 
 
@@ -53,6 +54,79 @@ class MappedTable(NamedTuple):
     embeddings: list[PooledColumns]
 
 
+class NetworkPlan(NamedTuple):
+    """What a network over rows from anywhere is made of: its tower, and what fills the tower's input."""
+
+    tower: ServedTower
+    tables: list[tuple[str, list[int], list[PooledColumns]]]
+    """Name, slots (as in `MappedTable`) and embeddings of each."""
+    slots: int
+    dense: int
+    dense_column: int
+
+
+class RedisTable(NamedTuple):
+    cache: RowCache
+    seed: int
+    bits: int
+    dim: int
+    stride: int
+    type: int
+    place: BucketPlace
+
+
+class RedisScored(NamedTuple):
+    """Of `RedisNetwork.score_body`."""
+
+    probabilities: F32
+    """[B]; empty where the request is not a plain one, or the exchange did not end well."""
+    plain: bool
+    keys: int
+    unknown: int
+    fetched: int
+    """Keys that were not cached. 0: nothing was sent."""
+    status: int
+    """A `ReplyStatus`. Other than DONE: replies may be on their way, so the connection must be closed."""
+    error: int
+    """An errno; 0 where the socket has not failed."""
+    begin: int
+    end: int
+
+
+class RedisNetwork:
+    """From a request's body to probabilities, with rows from caches and from Redis. Threads may share one.
+
+    Its twin is the long way: `RedisSource.fetch`, and `Predictor.score` of what that gives.
+    """
+
+    def __init__(self, plan: NetworkPlan, tables: Sequence[RedisTable], per_command: int) -> None:
+        """`tables`: those of the plan, in its order. `per_command`: the most names in one command."""
+        pooled = [(slots, [tuple(one) for one in embeddings]) for _, slots, embeddings in plan.tables]
+        places = [(table.cache._native, *table[1:6], *table.place) for table in tables]
+        self._per_command = per_command
+        self._native = _native.RedisNetwork(
+            plan.tower._native, pooled, plan.slots, plan.dense, plan.dense_column, places
+        )
+
+    def score_body(
+        self,
+        requests: PlainRequests,
+        body: bytes,
+        most: int,
+        descriptor: int,
+        seconds: float,
+        data: U8,
+        span: tuple[int, int],
+    ) -> RedisScored:
+        """As `MappedNetwork.score_body`. Sends to a socket and receives into `data`, for so many seconds at most."""
+        parser, out = requests.lend(), np.empty(most, np.float32)
+        samples, *found = self._native.score_body(
+            parser, body, self._per_command, descriptor, seconds, data, *span, out
+        )
+        requests.take_back(parser)
+        return RedisScored(out[: max(0, samples)], samples >= 0, *found)
+
+
 class MappedNetwork:
     """From keys to probabilities, with rows from mapped files. Threads may share one."""
 
@@ -60,11 +134,9 @@ class MappedNetwork:
         self, tower: ServedTower, tables: Sequence[MappedTable], slots: int, dense: int, dense_column: int
     ) -> None:
         """Embeddings and the n = `dense` features, from `dense_column` on, fill the tower's input."""
-        given = [
-            (data, tuple(layout), chosen, [tuple(one) for one in embeddings])
-            for data, layout, chosen, embeddings in tables
-        ]
-        self._native = _native.MappedNetwork(tower._native, given, slots, dense, dense_column)
+        pooled = [(table.slots, [tuple(one) for one in table.embeddings]) for table in tables]
+        files = [(table.data, tuple(table.layout)) for table in tables]
+        self._native = _native.MappedNetwork(tower._native, pooled, slots, dense, dense_column, files)
 
     def score(self, keys: U64, offsets: I64, dense: F32) -> tuple[F32, int, int]:
         """Probabilities [B] of bags of keys (offsets [B*S + 1]) and dense features [B, n]; distinct keys, and those of

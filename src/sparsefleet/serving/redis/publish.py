@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sparsefleet.core.errors import BundleError, ConfigError, SparseFleetError
@@ -140,6 +140,9 @@ class _Publisher:
                 "export with another --name"
             )
         if found.state != "complete":
+            if found.layout != self._record.layout or found.tables != self._record.tables:
+                # Another release began it, with other names: they would stay there for ever.
+                remove_version(self._catalog, found.tag, found, self._lock.renew)
             return False
         difference = found.difference(self._bundle)
         if difference:
@@ -148,7 +151,8 @@ class _Publisher:
                 f"{self._address.shown}: version {found.name} is published already, and {difference}: one of the two "
                 "was changed after its export. Export anew with another --name"
             )
-        # If buckets were evicted or deleted, all are written again, under the same names.
+        # If buckets were evicted or deleted, all are written again, where servers that have it open look for them.
+        self._record = replace(found, state="writing", published=self._record.published)
         return all(table.buckets == rows.count() for table, rows in self._tables(found, self._catalog.connection))
 
     def _write(self) -> int:
@@ -200,9 +204,7 @@ class _Publisher:
         return gone
 
     def _tables(self, record: VersionRecord, connection: Connection) -> list[tuple[TableRecord, TableBuckets]]:
-        return [
-            (table, TableBuckets(connection, record.tag, index, table)) for index, table in enumerate(record.tables)
-        ]
+        return [(table, TableBuckets(connection, record, index)) for index, table in enumerate(record.tables)]
 
     def _warning(self) -> str | None:
         try:

@@ -13,12 +13,16 @@ from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import DTYPES, ID, MAX_DIM, NAME, BundleFields
 from sparsefleet.export.rows_file import RowsHeader
+from sparsefleet.serving.kernels.redis_rows import BucketPlace
 
-FORMAT, VERSION = "sparsefleet-rows", 1
-MARK = f"{FORMAT} {VERSION}"
+FORMAT = "sparsefleet-rows"
+MARK = f"{FORMAT} 1"
+"""In the pointer, which is the same in both layouts."""
+STRINGS, HASHES = 1, 2
+"""Layouts, which are the versions of the record: buckets as strings of their own, or as fields of a hash a table."""
 STATES = ("writing", "complete", "removing")
-BUCKET_BYTES = 200
-"""What a bucket holds on average, at most, unless a row is longer."""
+BUCKET_BYTES = 100
+"""What a bucket holds on average, about, unless a row is longer."""
 MAX_ROWS_A_BUCKET = 16
 MAX_BITS = 32
 
@@ -48,9 +52,10 @@ class Names:
     def record(self, tag: str) -> str:
         return f"{self.prefix}:{tag}"
 
-    def rows(self, tag: str, table: int) -> bytes:
-        """What the names of a table's buckets start with; four bytes follow."""
-        return f"{self.prefix}:{tag}:{table}:".encode()
+    def buckets(self, tag: str, table: int, layout: int) -> BucketPlace:
+        """Where the buckets of a table are; `table`: its place in the record."""
+        name = f"{self.prefix}:{tag}:{table}".encode()
+        return BucketPlace(name, b"") if layout == HASHES else BucketPlace(b"", name + b":")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,8 @@ class VersionRecord:
     files: Mapping[str, str]
     """Checksums, by path."""
     tables: tuple[TableRecord, ...]
+    layout: int = HASHES
+    """What this release writes; `STRINGS` is what earlier ones wrote."""
 
     @property
     def tag(self) -> str:
@@ -91,7 +98,8 @@ class VersionRecord:
         return replace(self, state=state)
 
     def to_json(self) -> bytes:
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
+        fields = asdict(self)
+        return json.dumps({"format": FORMAT, "version": fields.pop("layout"), **fields}).encode()
 
     @staticmethod
     def of(bundle: Bundle, published: str) -> VersionRecord:
@@ -115,7 +123,7 @@ class VersionRecord:
     @staticmethod
     def from_json(data: bytes, where: str) -> VersionRecord:
         fields = BundleFields(document(data, where, BundleError), where)
-        fields.header(FORMAT, VERSION, VERSION, "record of rows in Redis")
+        layout = fields.header(FORMAT, STRINGS, HASHES, "record of rows in Redis")
         files = fields.take("files")
         if not isinstance(files, dict) or not all(
             isinstance(path, str) and isinstance(checksum, str) and CHECKSUM.fullmatch(checksum)
@@ -130,6 +138,7 @@ class VersionRecord:
             published=fields.created("published"),
             files=files,
             tables=fields.items("tables", _table),
+            layout=layout,
         )
         fields.end()
         once([table.name for table in record.tables], "table", where, BundleError)
@@ -149,7 +158,7 @@ class VersionRecord:
             if self.files.get(path) != checksum:
                 return f"it was published from another {path} ({self.files.get(path)}, here {checksum})"
         for mine in ours.tables:
-            # How many buckets there are is the publisher's choice; everything else is the bundle's.
+            # The layout and the number of buckets are the publisher's choice; everything else is the bundle's.
             theirs = next((table for table in self.tables if table.name == mine.name), None)
             if theirs is None or replace(theirs, bits=0) != replace(mine, bits=0):
                 return f"table {mine.name!r} differs: {theirs}, here {mine}"

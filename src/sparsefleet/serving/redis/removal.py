@@ -16,8 +16,8 @@ def remove_version(catalog: Catalog, tag: str, record: VersionRecord | None, ste
         _by_name(catalog, tag, step)
     else:
         connection.command("SET", names.record(tag), record.as_state("removing").to_json(), "XX")
-        for index, table in enumerate(record.tables):
-            TableBuckets(connection, tag, index, table).remove(step)
+        for index in range(len(record.tables)):
+            TableBuckets(connection, record, index).remove(step)
     connection.pipeline([("DEL", names.record(tag)), ("SREM", names.versions, tag)])
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import U8, Found
 from sparsefleet.serving.kernels.redis_rows import (
+    BucketPlace,
     ReplyStatus,
     RowCache,
     bucket_numbers,
@@ -27,14 +29,16 @@ from sparsefleet.serving.kernels.redis_rows import (
     encode_names,
     receive_buckets,
 )
+from sparsefleet.serving.kernels.request import PlainRequests
+from sparsefleet.serving.kernels.tower import NetworkPlan, RedisNetwork, RedisTable
 from sparsefleet.serving.redis.address import RedisAddress
 from sparsefleet.serving.redis.catalog import Catalog
 from sparsefleet.serving.redis.connection import Connection, RedisError
 from sparsefleet.serving.redis.record import Names, TableRecord, VersionRecord, tag
-from sparsefleet.serving.source import NotPublishedError, SparseSource
+from sparsefleet.serving.source import BodyScorer, NotPublishedError, SparseSource
 
 NAMES = 4096
-"""The most names in one MGET: Redis serves nobody else until it is done."""
+"""The most names in one HMGET or MGET: Redis serves nobody else until it is done."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds after a failure in which no request tries Redis again; each failure doubles the pause."""
 
@@ -42,8 +46,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 class _Table:
     """One table: where its buckets are in Redis, and the cache of its rows."""
 
-    def __init__(self, record: TableRecord, prefix: bytes, cache_bytes: int) -> None:
-        self.record, self.prefix = record, prefix
+    def __init__(self, record: TableRecord, place: BucketPlace, cache_bytes: int) -> None:
+        self.record, self.place = record, place
         self.cache = RowCache(record.stride, cache_bytes)
 
 
@@ -64,7 +68,7 @@ class _Asked:
     def command(self) -> U8:
         record = self.table.record
         numbers = bucket_numbers(self.keys[self.missing], record.seed, record.bits)
-        return encode_names(b"MGET", self.table.prefix, numbers, NAMES)
+        return encode_names(self.table.place.get, self.table.place, numbers, NAMES)
 
     def keep(self) -> None:
         self.table.cache.put(self.keys, self.missing, self.packed, self.found)
@@ -118,6 +122,15 @@ class RedisSource(SparseSource):
             self._misses += fetched
         return [part.rows() for part in parts]
 
+    def body_scorer(self, plan: NetworkPlan) -> BodyScorer | None:
+        if self.address.tls:  # the kernel reads what comes from the socket as it is
+            return None
+        tables = []
+        for name, _, _ in plan.tables:
+            record, place, cache = self._tables[name].record, self._tables[name].place, self._tables[name].cache
+            tables.append(RedisTable(cache, record.seed, record.bits, record.dim, record.stride, record.type, place))
+        return partial(self._score_body, RedisNetwork(plan, tables, NAMES))
+
     def stats(self) -> Mapping[str, Any]:
         caches = [table.cache for table in self._tables.values()]
         with self._lock:
@@ -137,6 +150,41 @@ class RedisSource(SparseSource):
         for connection in free:
             connection.close()
 
+    def _score_body(
+        self, network: RedisNetwork, requests: PlainRequests, body: bytes, most: int
+    ) -> tuple[F32, int, int] | None:
+        """Over an idle connection. What fails goes the long way, which tells why; no time-out is waited for twice."""
+        with self._lock:
+            connection = self._free.pop() if self._free and self._failure is None else None
+        if connection is None:
+            return None
+        try:
+            connection.start(self.address.timeout)
+            data, begin, end = connection.received
+            found = network.score_body(
+                requests, body, most, connection.descriptor, connection.seconds_left(), data, (begin, end)
+            )
+            connection.received_up_to(found.begin, found.end, found.error)
+        except RedisError as error:  # it is closed
+            if error.code != "TIMEOUT":
+                return None
+            self._failed(error)  # whoever asked has waited long enough
+            raise
+        except BaseException:
+            connection.close()
+            raise
+        if found.status != ReplyStatus.DONE:
+            connection.close()
+            return None
+        self._give_back(connection, answered=found.fetched > 0)
+        if not found.plain:
+            return None
+        with self._lock:
+            self._hits += found.keys - found.fetched
+            self._misses += found.fetched
+            self._trips += found.fetched > 0
+        return found.probabilities, found.keys, found.unknown
+
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _plan(self, record: VersionRecord) -> dict[str, _Table]:
@@ -144,7 +192,11 @@ class RedisSource(SparseSource):
         limit = int(self.address.cache_mb * 1e6)
         return {
             # The cache is divided in proportion to the bytes of the tables' rows.
-            table.name: _Table(table, names.rows(record.tag, index), limit * table.rows * table.stride // max(total, 1))
+            table.name: _Table(
+                table,
+                names.buckets(record.tag, index, record.layout),
+                limit * table.rows * table.stride // max(total, 1),
+            )
             for index, table in enumerate(record.tables)
         }
 
@@ -230,9 +282,11 @@ class RedisSource(SparseSource):
             "MISSHAPEN",
         )
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: Connection, answered: bool = True) -> None:
+        """`answered`: Redis has just answered there."""
         with self._lock:
-            self._failure, self._pause = None, FIRST_PAUSE
+            if answered:
+                self._failure, self._pause = None, FIRST_PAUSE
             if not self._closed:
                 self._free.append(connection)
                 return
@@ -241,7 +295,7 @@ class RedisSource(SparseSource):
     def _failed(self, error: RedisError) -> None:
         with self._lock:
             self._errors += 1
-            if error.code in ("ABSENT", "MISSHAPEN"):
+            if error.code in ("ABSENT", "MISSHAPEN", "WRONGTYPE"):
                 self._failure, self._pause = None, FIRST_PAUSE  # Redis answers, and its other rows may be right
                 return
             self._failure, self._retry_at = (str(error), error.code), time.monotonic() + self._pause

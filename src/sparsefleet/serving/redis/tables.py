@@ -14,23 +14,23 @@ from sparsefleet.export.kernels.bundle_rows import U8
 from sparsefleet.export.rows_file import RowsFile
 from sparsefleet.serving.kernels.redis_rows import U32, encode_buckets, encode_names
 from sparsefleet.serving.redis.connection import Connection, RedisError
-from sparsefleet.serving.redis.record import Names, TableRecord
+from sparsefleet.serving.redis.record import Names, VersionRecord
 
 CHUNK = 1 << 20
 """Bytes sent at a time. Redis works on one chunk while we make the next."""
 LIMITS = (128, 64 << 10)
-"""Buckets and bytes of one MSET: enough to be quick, and Redis is free for others in between."""
+"""Buckets and bytes of one HSET or MSET: enough to be quick, and Redis is free for others in between."""
 NAMES = 1024
-"""Names of one EXISTS, MGET or UNLINK."""
+"""Of one HMGET, HDEL, MGET, EXISTS or UNLINK."""
 MAX_CHUNK = 256 << 20
 
 
 class TableBuckets:
-    """`index`: the table's place in its version's record."""
+    """Of the table `index` of a version's record, in the record's layout."""
 
-    def __init__(self, connection: Connection, tag: str, index: int, table: TableRecord) -> None:
-        self._connection, self._table = connection, table
-        self._prefix = Names(connection.address.prefix).rows(tag, index)
+    def __init__(self, connection: Connection, record: VersionRecord, index: int) -> None:
+        self._connection, self._table = connection, record.tables[index]
+        self._place = Names(connection.address.prefix).buckets(record.tag, index, record.layout)
 
     def write(self, file: RowsFile, step: Callable[[int], None]) -> int:
         """Write all buckets and return the bytes sent. `step` is called with numbers of rows that Redis has stored."""
@@ -38,7 +38,7 @@ class TableBuckets:
         buffer = np.empty(CHUNK, np.uint8)
         bucket = row = sent = waiting = waiting_rows = 0
         while bucket < self._table.buckets:
-            done = encode_buckets(file.data, layout, self._table.bits, self._prefix, (bucket, row), LIMITS, buffer)
+            done = encode_buckets(file.data, layout, self._table.bits, self._place, (bucket, row), LIMITS, buffer)
             if not done.bytes:
                 if len(buffer) >= MAX_CHUNK:
                     raise BundleError(f"{file.path}: one bucket of it has more than {MAX_CHUNK >> 20} MB")
@@ -59,12 +59,18 @@ class TableBuckets:
         return sent
 
     def count(self) -> int:
-        """How many of the buckets exist."""
+        """How many buckets there are."""
+        if self._place.hash:
+            return int(self._connection.command("HLEN", self._place.hash))
         return sum(self._in_pieces(b"EXISTS"))
 
     def remove(self, step: Callable[[], None]) -> None:
-        for _ in self._in_pieces(b"UNLINK"):
+        # A hash goes in pieces, too: UNLINK of a large one gives its memory back later, and a Redis that is out of
+        # memory would meanwhile refuse what comes next.
+        for _ in self._in_pieces(b"HDEL" if self._place.hash else b"UNLINK"):
             step()
+        if self._place.hash:
+            self._connection.command("UNLINK", self._place.hash)  # what somebody else wrote into it
 
     def read(self) -> Iterator[tuple[U64, U8]]:
         """All rows, a stretch of buckets at a time: keys [n] and packed rows [n, stride]."""
@@ -90,7 +96,7 @@ class TableBuckets:
 
     def _values(self) -> Iterator[tuple[int, list[bytes | None]]]:
         first = 0
-        for reply in self._in_pieces(b"MGET"):
+        for reply in self._in_pieces(self._place.get):
             yield first, reply
             first += len(reply)
 
@@ -98,7 +104,7 @@ class TableBuckets:
         for start in range(0, self._table.buckets, NAMES):
             numbers: U32 = np.arange(start, min(start + NAMES, self._table.buckets), dtype=np.uint32)
             self._connection.start()
-            self._connection.send(encode_names(verb, self._prefix, numbers, NAMES).data)
+            self._connection.send(encode_names(verb, self._place, numbers, NAMES).data)
             reply = self._connection.reply()
             if isinstance(reply, RedisError):
                 raise reply

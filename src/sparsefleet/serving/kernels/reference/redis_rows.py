@@ -12,7 +12,14 @@ import numpy as np
 from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.export.kernels.bundle_rows import U8, RowsLayout, RowType
 from sparsefleet.export.kernels.reference.bundle_rows import places
-from sparsefleet.serving.kernels.redis_rows import U32, BucketsRead, BucketsReceived, BucketsWritten, ReplyStatus
+from sparsefleet.serving.kernels.redis_rows import (
+    U32,
+    BucketPlace,
+    BucketsRead,
+    BucketsReceived,
+    BucketsWritten,
+    ReplyStatus,
+)
 
 
 def bucket_numbers(keys: U64, seed: int, bits: int) -> U32:
@@ -22,7 +29,7 @@ def bucket_numbers(keys: U64, seed: int, bits: int) -> U32:
 
 
 def bucket_values(data: U8, layout: RowsLayout, bits: int) -> list[bytes]:
-    """What each bucket's string holds."""
+    """What each bucket holds."""
     keys = data[layout.keys :][: 8 * layout.rows].view("<u8")
     rows = data[layout.values :][: layout.stride * layout.rows].reshape(layout.rows, layout.stride)
     numbers = bucket_numbers(keys, layout.seed, bits)
@@ -33,7 +40,7 @@ def encode_buckets(
     data: U8,
     layout: RowsLayout,
     bits: int,
-    prefix: bytes,
+    place: BucketPlace,
     start: tuple[int, int],
     limits: tuple[int, int],
     out: U8,
@@ -43,14 +50,16 @@ def encode_buckets(
     bucket, row = start
     written = commands = 0
     while bucket < len(values):
-        words, size, rows = [b"MSET"], 0, 0
+        head = [b"HSET", place.hash] if place.hash else [b"MSET"]
+        words: list[bytes] = []
+        size = rows = 0
         for number in range(bucket, min(bucket + limits[0], len(values))):
             size += len(values[number])
-            if len(words) > 1 and size > limits[1]:
+            if words and size > limits[1]:
                 break
-            words += [prefix + number.to_bytes(4, "little"), values[number]]
+            words += [place.prefix + number.to_bytes(4, "little"), values[number]]
             rows += len(values[number]) // (8 + layout.stride)
-        command = resp(words)
+        command = resp([*head, *words])
         if written + len(command) > len(out):
             break
         out[written : written + len(command)] = np.frombuffer(command, np.uint8)
@@ -58,9 +67,10 @@ def encode_buckets(
     return BucketsWritten(written, commands, bucket, row)
 
 
-def encode_names(verb: bytes, prefix: bytes, buckets: U32, per_command: int) -> U8:
-    names = [prefix + int(bucket).to_bytes(4, "little") for bucket in buckets]
-    commands = [resp([verb, *names[at : at + per_command]]) for at in range(0, len(names), per_command)]
+def encode_names(verb: bytes, place: BucketPlace, buckets: U32, per_command: int) -> U8:
+    head = [verb, place.hash] if place.hash else [verb]
+    names = [place.prefix + int(bucket).to_bytes(4, "little") for bucket in buckets]
+    commands = [resp([*head, *names[at : at + per_command]]) for at in range(0, len(names), per_command)]
     return np.frombuffer(b"".join(commands), np.uint8)
 
 
