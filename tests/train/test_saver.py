@@ -130,3 +130,24 @@ def test_a_run_whose_last_save_fails_does_not_end_well(clicks, tmp_path):
     job = trainer(store=FullDisk(fails={1}))
     with pytest.raises(CheckpointError, match=r"came to its end, but its last save failed.*no checkpoint was saved"):
         job.fit(network(), rows_of(clicks), save=every(tmp_path))
+
+
+def test_without_a_thread_to_write_in_a_save_is_written_where_it_was_named(clicks, tmp_path, monkeypatch):
+    """Else the cut would stay open, and whoever saves next would wait for it for ever."""
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name == "sparsefleet-save":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    results = []
+    run = threading.Thread(
+        target=lambda: results.append(trainer().fit(network(), rows_of(clicks), save=every(tmp_path, 20))),
+        daemon=True,
+    )
+    run.start()
+    run.join(LIMIT)
+    assert results, "the run did not come to its end"
+    assert len(list(tmp_path.iterdir())) >= 2

@@ -89,9 +89,7 @@ class Saver:
         if wait:
             self._write_planned(named, policy)
         else:
-            write = threading.Thread(target=self._write_planned, args=(named, policy), name="sparsefleet-save")
-            write.daemon = True  # a second Ctrl-C ends the process all the same
-            write.start()
+            _in_background(lambda: self._write_planned(named, policy), "sparsefleet-save")
 
     def aside(
         self,
@@ -131,7 +129,7 @@ class Saver:
         if wait:
             write()
         else:
-            threading.Thread(target=write, name="sparsefleet-cut", daemon=True).start()
+            _in_background(write, "sparsefleet-cut")
 
     def check(self) -> None:
         """Raise where so many saves have failed one after the other that the run should end."""
@@ -213,3 +211,12 @@ class Saver:
         logger.warning("a checkpoint was not written, training goes on (%s): %s", stands, error)
         if not isinstance(error, SparseFleetError | OSError):
             logger.debug("saving failed", exc_info=error)
+
+
+def _in_background(write: Callable[[], None], name: str) -> None:
+    """In a thread of its own; here, where the system gives none: nobody else would close the cut."""
+    thread = threading.Thread(target=write, name=name, daemon=True)  # a second Ctrl-C ends the process all the same
+    try:
+        thread.start()
+    except RuntimeError:
+        write()
