@@ -11,10 +11,10 @@ Ours: two training threads (Hogwild), Adam, samples in memory, 26 slots of one v
 history of up to 20) and 13 numbers, keys drawn from a million with Zipf's law; pulling and pushing rows is within. The
 partner: the same network from pooled vectors on, plain torch layers, gradients to the vectors too, fused Adam; two
 replicas, each in a process of its own, with nothing to look up. Machines are noisy: both run in turn, several times,
-and the median of the ratios counts. FuxiCTR (`peers/fuxictr_models.py`) is measured in the same turns: the same network,
-dense Adam over tables of a million rows, as many threads. Both sides count the weights of their network and the values
-that a key has in tables; where they differ, the table shows both. A step of FuxiCTR costs as much as the whole tables
-do, whatever the batch: its speed, and with it the ratio, depends on the size of a batch.
+and the median of the ratios counts. FuxiCTR (`peers/fuxictr_models.py`) is measured in the same turns: the same
+network, dense Adam over tables of a million rows, as many threads. Both sides count the weights of their network and
+the values that a key has in tables; where they differ, the table shows both. A step of FuxiCTR costs as much as the
+whole tables do, whatever the batch: its speed, and with it the ratio, depends on the size of a batch.
 
 Quality is `parts/model_quality.py`: all models on the same events of users, by `sparsefleet train`.
 """
@@ -289,7 +289,9 @@ def main() -> None:
         metavar="SAMPLES",
         help="sizes of a batch; default: %(default)s",
     )
-    arguments.add_argument("--processor", action="store_true", help="one thread each, samples a second of the processor")
+    arguments.add_argument(
+        "--processor", action="store_true", help="one thread each, samples a second of processor time"
+    )
     arguments.add_argument("--fuxictr", metavar="PYTHON", help="the Python of an environment that has fuxictr")
     arguments.add_argument("--quality", action="store_true", help="how well models learn, in place of speeds alone")
     arguments.add_argument("--rows", type=int, default=60_000, help="events of --quality; default: %(default)s")

@@ -1,7 +1,7 @@
 """FuxiCTR's own training loop on networks of the shelf; run by the Python that has fuxictr.
 
-Usage: python fuxictr_models.py MODEL SETTINGS SECONDS THREADS BATCH NUMBERS: prints a JSON object with samples a second,
-by the clock and by the processor, and the size of the network.
+Usage: python fuxictr_models.py MODEL SETTINGS SECONDS THREADS BATCH NUMBERS: prints a JSON object with samples a
+second, by the clock and by the processor, and the size of the network.
 
 SETTINGS is JSON: ours, of the same network. The networks are put together as in FuxiCTR's model zoo, which its package
 leaves out: its layers, its loop (`train_step`), its Adam over whole tables of a million rows together, 26 slots. The
