@@ -2,9 +2,40 @@
 
 #include "bindings.h"
 #include "sparsefleet/field_attention.h"
+#include "sparsefleet/history_attention.h"
 #include "sparsefleet/interactions.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
+
+namespace {
+
+Histories histories_of(const HistoryAttention& attention, const In<float, 3>& vectors,
+                       const In<std::uint8_t, 2>& mask, const In<float, 2>& target) {
+    const std::size_t samples = vectors.shape(0), places = vectors.shape(1);
+    expect(vectors.shape(2) == attention.dim(), "vectors have the wrong shape");
+    expect(mask.shape(0) == samples && mask.shape(1) == places, "the mask has the wrong shape");
+    expect(target.shape(0) == samples && target.shape(1) == attention.dim(),
+           "the target has the wrong shape");
+    return {vectors.data(), mask.data(), target.data(), samples, places};
+}
+
+// The addresses of a tower's weights and biases, or of their gradients.
+template <typename Matrices, typename Rows>
+auto layers_of(const std::vector<std::size_t>& widths, const Matrices& weights, const Rows& biases) {
+    const std::size_t layers = widths.size() - 1;
+    expect(weights.size() == layers && biases.size() == layers, "weights and a bias per layer");
+    std::pair<std::vector<decltype(weights[0].data())>, std::vector<decltype(biases[0].data())>> found;
+    for (std::size_t i = 0; i < layers; ++i) {
+        expect(weights[i].shape(0) == widths[i + 1] && weights[i].shape(1) == widths[i] &&
+                   biases[i].shape(0) == widths[i + 1],
+               "weights or a gradient have the wrong shape");
+        found.first.push_back(weights[i].data());
+        found.second.push_back(biases[i].data());
+    }
+    return found;
+}
+
+}  // namespace
 
 // noconvert: a converted copy of an array would swallow what is written to it.
 void bind_layers(nb::module_& m) {
@@ -122,6 +153,53 @@ void bind_layers(nb::module_& m) {
             nb::arg("fields").noconvert(), nb::arg("weight").noconvert(), nb::arg("out").noconvert(),
             nb::arg("grad_out").noconvert(), nb::arg("grad_weight").noconvert(),
             nb::arg("grad_fields").noconvert());
+
+    nb::class_<HistoryAttention>(m, "HistoryAttention")
+        .def("__init__",
+             [](HistoryAttention* self, std::size_t dim, const std::vector<std::size_t>& hidden) {
+                 expect(dim > 0, "sizes are above 0");
+                 for (const std::size_t width : hidden) expect(width > 0, "sizes are above 0");
+                 new (self) HistoryAttention(dim, hidden);
+             })
+        .def(
+            "forward",
+            [](HistoryAttention& self, In<float, 3> vectors, In<std::uint8_t, 2> mask, In<float, 2> target,
+               const std::vector<In<float, 2>>& weights, const std::vector<In<float, 1>>& biases,
+               Out<float, 2> out) {
+                const Histories histories = histories_of(self, vectors, mask, target);
+                const auto layers = layers_of(self.widths(), weights, biases);
+                expect(out.shape(0) == histories.samples && out.shape(1) == self.dim(),
+                       "out has the wrong shape");
+                const Computing scope;
+                self.forward(histories, layers.first, layers.second, out.data());
+            },
+            nb::arg("vectors").noconvert(), nb::arg("mask").noconvert(), nb::arg("target").noconvert(),
+            nb::arg("weights").noconvert(), nb::arg("biases").noconvert(), nb::arg("out").noconvert())
+        .def(
+            "backward",
+            [](HistoryAttention& self, In<float, 3> vectors, In<std::uint8_t, 2> mask, In<float, 2> target,
+               const std::vector<In<float, 2>>& weights, const std::vector<In<float, 1>>& biases,
+               In<float, 2> grad_out, const std::vector<Out<float, 2>>& grad_weights,
+               const std::vector<Out<float, 1>>& grad_biases, Out<float, 3> grad_vectors,
+               Out<float, 2> grad_target) {
+                const Histories histories = histories_of(self, vectors, mask, target);
+                const auto layers = layers_of(self.widths(), weights, biases);
+                const auto grads = layers_of(self.widths(), grad_weights, grad_biases);
+                for (std::size_t axis = 0; axis < 3; ++axis)
+                    expect(grad_vectors.shape(axis) == vectors.shape(axis),
+                           "the vectors' gradient has the wrong shape");
+                for (std::size_t axis = 0; axis < 2; ++axis)
+                    expect(grad_out.shape(axis) == target.shape(axis) &&
+                               grad_target.shape(axis) == target.shape(axis),
+                           "the gradient of out or of the target has the wrong shape");
+                const Computing scope;
+                self.backward(histories, layers.first, layers.second, grad_out.data(), grads.first,
+                              grads.second, grad_vectors.data(), grad_target.data());
+            },
+            nb::arg("vectors").noconvert(), nb::arg("mask").noconvert(), nb::arg("target").noconvert(),
+            nb::arg("weights").noconvert(), nb::arg("biases").noconvert(), nb::arg("grad_out").noconvert(),
+            nb::arg("grad_weights").noconvert(), nb::arg("grad_biases").noconvert(),
+            nb::arg("grad_vectors").noconvert(), nb::arg("grad_target").noconvert());
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL
