@@ -6,6 +6,7 @@
     python benchmarks/models.py --processor           one thread each, by processor time: while others use the machine
     python benchmarks/models.py lr fm --batch 100     batches of another size than 1000; several: one table each
     python benchmarks/models.py --quality             test AUC, group AUC and log loss of all, one process and 2 x 2
+    python benchmarks/models.py --full --quick        both tables of all models, in one go
 
 Ours: two training threads (Hogwild), Adam, samples in memory, 26 slots of one value (of DIN the last one a
 history of up to 20) and 13 numbers, keys drawn from a million with Zipf's law; pulling and pushing rows is within. The
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import subprocess
 import tempfile
@@ -294,6 +296,7 @@ def main() -> None:
     )
     arguments.add_argument("--fuxictr", metavar="PYTHON", help="the Python of an environment that has fuxictr")
     arguments.add_argument("--quality", action="store_true", help="how well models learn, in place of speeds alone")
+    arguments.add_argument("--full", action="store_true", help="both: speeds, and how well models learn")
     arguments.add_argument("--rows", type=int, default=60_000, help="events of --quality; default: %(default)s")
     arguments.add_argument("--epochs", type=int, default=2, help="of --quality")
     arguments.add_argument(
@@ -304,21 +307,23 @@ def main() -> None:
         arguments.error(f"no model {', '.join(unknown)}; choose from {', '.join(SHELF)}")
     if min(given.batch) < 1:
         arguments.error(f"--batch {min(given.batch)}: a batch has at least one sample")
-    names = given.models or list(SHELF)
-    if given.quality:
+    names, began, tables = given.models or list(SHELF), time.perf_counter(), []
+    if given.quality or given.full:
         size = model_quality.Size(given.rows, given.epochs)
         with tempfile.TemporaryDirectory() as folder:
-            tables = [model_quality.table(names, given.data or Path(folder), size, Console(stderr=True).print)]
-    else:
+            tables += [model_quality.table(names, given.data or Path(folder), size, Console(stderr=True).print)]
+    if given.full or not given.quality:
         turns, seconds = (1, 3.0) if given.quick else (3, 6.0)
         seconds = given.seconds or seconds
         manners = [
             Manner(batch, seconds, threads=1 if given.processor else 2, by_processor=given.processor)
             for batch in given.batch
         ]
-        tables = [speeds(names, manner, turns, given.fuxictr) for manner in manners]
+        tables += [speeds(names, manner, turns, given.fuxictr) for manner in manners]
     for table in tables:
         Console(width=130).print(table)
+    minutes, (one, five, _) = (time.perf_counter() - began) / 60, os.getloadavg()
+    print(f"{minutes:.1f} minutes; load of the machine at the end {one:.1f}, over five minutes {five:.1f}")
 
 
 if __name__ == "__main__":
