@@ -4,6 +4,7 @@
 #include "sparsefleet/field_attention.h"
 #include "sparsefleet/history_attention.h"
 #include "sparsefleet/interactions.h"
+#include "sparsefleet/mixture.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
@@ -17,6 +18,23 @@ Histories histories_of(const HistoryAttention& attention, const In<float, 3>& ve
     expect(target.shape(0) == samples && target.shape(1) == attention.dim(),
            "the target has the wrong shape");
     return {vectors.data(), mask.data(), target.data(), samples, places};
+}
+
+// The addresses of matrices that are all of this shape.
+template <typename Matrices>
+auto matrices_of(const Matrices& matrices, std::size_t rows, std::size_t columns) {
+    std::vector<decltype(matrices[0].data())> found;
+    for (const auto& each : matrices) {
+        expect(each.shape(0) == rows && each.shape(1) == columns, "a matrix has the wrong shape");
+        found.push_back(each.data());
+    }
+    return found;
+}
+
+Mixture mixture_of(const std::vector<In<float, 2>>& made) {
+    expect(!made.empty(), "a mixture is of one expert or more");
+    const std::size_t samples = made[0].shape(0), width = made[0].shape(1);
+    return {samples, width, matrices_of(made, samples, width)};
 }
 
 // The addresses of a tower's weights and biases, or of their gradients.
@@ -200,6 +218,42 @@ void bind_layers(nb::module_& m) {
             nb::arg("weights").noconvert(), nb::arg("biases").noconvert(), nb::arg("grad_out").noconvert(),
             nb::arg("grad_weights").noconvert(), nb::arg("grad_biases").noconvert(),
             nb::arg("grad_vectors").noconvert(), nb::arg("grad_target").noconvert());
+
+    m.def(
+        "mix_forward",
+        [](const std::vector<In<float, 2>>& made, const std::vector<In<float, 2>>& logits,
+           const std::vector<Out<float, 2>>& shares, const std::vector<Out<float, 2>>& mixed) {
+            const Mixture mixture = mixture_of(made);
+            const std::size_t samples = mixture.samples, experts = made.size();
+            expect(shares.size() == logits.size() && mixed.size() == logits.size(),
+                   "there is one of each for each gate");
+            const auto from_logits = matrices_of(logits, samples, experts);
+            const auto to_shares = matrices_of(shares, samples, experts);
+            const auto to_mixed = matrices_of(mixed, samples, mixture.width);
+            const Computing scope;
+            mix_forward(mixture, from_logits, to_shares, to_mixed);
+        },
+        nb::arg("made").noconvert(), nb::arg("logits").noconvert(), nb::arg("shares").noconvert(),
+        nb::arg("mixed").noconvert());
+    m.def(
+        "mix_backward",
+        [](const std::vector<In<float, 2>>& made, const std::vector<In<float, 2>>& shares,
+           const std::vector<In<float, 2>>& grad_mixed, const std::vector<Out<float, 2>>& grad_made,
+           const std::vector<Out<float, 2>>& grad_logits) {
+            const Mixture mixture = mixture_of(made);
+            const std::size_t samples = mixture.samples, experts = made.size();
+            expect(grad_mixed.size() == shares.size() && grad_logits.size() == shares.size() &&
+                       grad_made.size() == experts,
+                   "there is one of each for each gate, and a gradient for each expert");
+            const auto from_shares = matrices_of(shares, samples, experts);
+            const auto from_mixed = matrices_of(grad_mixed, samples, mixture.width);
+            const auto to_made = matrices_of(grad_made, samples, mixture.width);
+            const auto to_logits = matrices_of(grad_logits, samples, experts);
+            const Computing scope;
+            mix_backward(mixture, from_shares, from_mixed, to_made, to_logits);
+        },
+        nb::arg("made").noconvert(), nb::arg("shares").noconvert(), nb::arg("grad_mixed").noconvert(),
+        nb::arg("grad_made").noconvert(), nb::arg("grad_logits").noconvert());
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

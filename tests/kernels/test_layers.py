@@ -1,5 +1,5 @@
-"""Interactions of vectors, attention of fields and over a history: the native kernels against their NumPy twins,
-at every level.
+"""Interactions of vectors, attention of fields and over a history, mixtures of experts: the native kernels against
+their NumPy twins, at every level.
 """
 
 from __future__ import annotations
@@ -86,6 +86,24 @@ def history(
     return [out, *grad_weights, *grad_biases, grad_vectors, grad_target]
 
 
+def mixture(kernels: ModuleType, samples: int, experts: int, gates: int, width: int, seed: int) -> list[F32]:
+    draw = np.random.default_rng(seed)
+
+    def values(count: int, *shape: int) -> list[F32]:
+        return list(draw.normal(size=(count, *shape)).astype(np.float32))
+
+    made, logits, grad_mixed = (
+        values(experts, samples, width),
+        values(gates, samples, experts),
+        values(gates, samples, width),
+    )
+    shares, mixed = [np.empty_like(each) for each in logits], [np.empty_like(each) for each in grad_mixed]
+    grad_made, grad_logits = [np.empty_like(each) for each in made], [np.empty_like(each) for each in logits]
+    kernels.mix_forward(made, logits, shares, mixed)
+    kernels.mix_backward(made, shares, grad_mixed, grad_made, grad_logits)
+    return [*shares, *mixed, *grad_made, *grad_logits]
+
+
 def close(mine: list[F32], theirs: list[F32]) -> None:
     for one, other in zip(mine, theirs, strict=True):
         largest = float(np.abs(other).max(initial=1.0))
@@ -136,6 +154,25 @@ def test_history_attention_equals_its_twin(
 ) -> None:
     sizes = (samples, places, dim, hidden, seed, there)
     close(history(layers, *sizes), history(reference, *sizes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.integers(0, 20),
+    experts=st.integers(1, 6),
+    gates=st.integers(1, 3),
+    width=st.integers(1, 70),
+    seed=st.integers(0, 99),
+)
+def test_a_mixture_equals_its_twin(samples: int, experts: int, gates: int, width: int, seed: int) -> None:
+    sizes = (samples, experts, gates, width, seed)
+    close(mixture(layers, *sizes), mixture(reference, *sizes))
+
+
+@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("sizes", [(17, 4, 2, 128, 0), (3, 1, 1, 7, 1), (5, 3, 2, 33, 2)])
+def test_a_mixture_of_every_level(level: str, sizes: tuple[int, int, int, int, int]) -> None:
+    close(mixture(face("layers", level), *sizes), mixture(reference, *sizes))
 
 
 @pytest.mark.parametrize("level", EVERY_LEVEL)
@@ -193,3 +230,6 @@ def test_wrong_shapes_are_refused() -> None:
         over_history.forward(x, np.ones((2, 4), bool), x[:, 0].copy(), *layer, out)
     with pytest.raises(ValueError, match="the target has the wrong shape"):
         over_history.forward(x, np.ones((2, 3), bool), x[:1, 0].copy(), *layer, out)
+    two = np.ones((2, 5), np.float32)
+    with pytest.raises(ValueError, match="a matrix has the wrong shape"):
+        layers.mix_forward([two], [two], [two], [two])

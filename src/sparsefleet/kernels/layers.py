@@ -1,4 +1,4 @@
-"""Layers between an embedding and a tower: interactions of vectors, attention of fields and over a history."""
+"""Layers around towers: interactions of vectors, attention of fields and over a history, mixtures of experts."""
 
 from __future__ import annotations
 
@@ -106,3 +106,23 @@ class HistoryAttention:
             grad_vectors,
             grad_target,
         )
+
+
+def mix_forward(made: Sequence[F32], logits: Sequence[F32], shares: Sequence[F32], mixed: Sequence[F32]) -> None:
+    """MMoE's gates: for each gate the experts' outputs, behind relu, weighed by softmax of the gate's logits.
+
+    made: of each of E experts [B, W], before relu; logits: of each gate [B, E]. Writes for each gate the weights
+    `shares` [B, E] and the mixture `mixed` [B, W].
+    """
+    _native.mix_forward(made, logits, shares, mixed)
+
+
+def mix_backward(
+    made: Sequence[F32],
+    shares: Sequence[F32],
+    grad_mixed: Sequence[F32],
+    grad_made: Sequence[F32],
+    grad_logits: Sequence[F32],
+) -> None:
+    """shares: as `mix_forward` wrote them. Writes the gradients of what the experts made and of the logits."""
+    _native.mix_backward(made, shares, grad_mixed, grad_made, grad_logits)

@@ -156,3 +156,27 @@ class HistoryAttention:
             grad_vectors[:], grad_target[:] = 0, 0
             grad_vectors[mask] = made[-1] * of_sum + of_value + difference + product * beside
             np.add.at(grad_target, samples, of_target - difference + product * value)
+
+
+def mix_forward(made: Sequence[F32], logits: Sequence[F32], shares: Sequence[F32], mixed: Sequence[F32]) -> None:
+    with flushed():
+        for of_gate, share, out in zip(logits, shares, mixed, strict=True):
+            powers = np.exp(of_gate - of_gate.max(axis=1, keepdims=True))
+            share[:] = powers / powers.sum(axis=1, keepdims=True)
+            out[:] = sum(share[:, e : e + 1] * np.maximum(each, 0) for e, each in enumerate(made))
+
+
+def mix_backward(
+    made: Sequence[F32],
+    shares: Sequence[F32],
+    grad_mixed: Sequence[F32],
+    grad_made: Sequence[F32],
+    grad_logits: Sequence[F32],
+) -> None:
+    with flushed():
+        for share, grad, out in zip(shares, grad_mixed, grad_logits, strict=True):
+            of_share = np.stack([(grad * np.maximum(each, 0)).sum(axis=1) for each in made], axis=1)
+            out[:] = share * (of_share - (share * of_share).sum(axis=1, keepdims=True))
+        for e, each in enumerate(made):
+            grads = (share[:, e : e + 1] * grad for share, grad in zip(shares, grad_mixed, strict=True))
+            grad_made[e][:] = sum(grads) * (each > 0)
