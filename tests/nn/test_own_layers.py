@@ -1,23 +1,15 @@
 """Interactions and attention of our own kernels are those of torch's operations, to rounding."""
 
-import contextlib
 import copy
 
 import pytest
 import torch
 
-from sparsefleet.nn import CompressedInteractions, CrossLayers, FieldAttention, GatedExperts
+from sparsefleet.nn import CompressedInteractions, FieldAttention
 from sparsefleet.nn.dense_block import DenseBlock
 from sparsefleet.nn.history_attention import HistoryAttention
 from sparsefleet.nn.sequence_embedding import Sequence
 from sparsefleet.nn.tower import layer_by_layer
-
-
-class CrossOfFields(CrossLayers):
-    """[B, F, D] -> [B, F * D]"""
-
-    def forward(self, fields):
-        return super().forward(fields.flatten(1))
 
 
 class HistoryOfFields(HistoryAttention):
@@ -32,7 +24,6 @@ class HistoryOfFields(HistoryAttention):
 CASES = {
     "interactions": (lambda: CompressedInteractions(5, [4, 3]), (5, 6)),
     "attention": (lambda: FieldAttention(6, 2, 8), (5, 6)),
-    "cross": (lambda: CrossOfFields(30, 3), (5, 6)),
     "history": (lambda: HistoryOfFields(6, [8, 3]), (5, 6)),
     "scaled attention": (lambda: FieldAttention(6, 3, 4, scale=True), (5, 6)),
 }
@@ -87,8 +78,6 @@ def test_inputs_may_lie_apart(case):
 
 def test_scoring_keeps_a_workspace(case):
     module, shape = case
-    if isinstance(module, CrossLayers):
-        pytest.skip("it scores through its towers, which keep their own")
     with torch.no_grad():
         for _ in range(3):
             module(torch.randn(4, *shape))
@@ -127,27 +116,3 @@ def test_interactions_go_backward_once():
     out.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="twice"):
         out.backward()
-
-
-def test_crosses_go_backward_once():
-    out = CrossLayers(4, 2)(torch.randn(3, 4)).sum()
-    out.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="twice"):
-        out.backward()
-
-
-@pytest.mark.parametrize("unused", [False, True])
-def test_a_mixture_of_experts(unused):
-    """unused: nobody looks at what the second gate lets through."""
-    torch.manual_seed(0)
-    module = GatedExperts(7, [9, 5], 3, 2)
-    results = []
-    for twin in (module, copy.deepcopy(module)):
-        x = torch.linspace(-1, 1, 11 * 7).view(11, 7).requires_grad_()
-        with contextlib.nullcontext() if twin is module else layer_by_layer():
-            first, second = twin(x)
-        (first.square().sum() + (0 if unused else 2 * second.square().sum())).backward()
-        grads = [torch.zeros(0) if p.grad is None else p.grad for p in twin.experts.parameters()]
-        results.append([first, second, x.grad, twin.gates[0].weight.grad, *grads])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, **CLOSE)
