@@ -3,16 +3,19 @@
     python benchmarks/models.py                       all of them, some minutes
     python benchmarks/models.py deepfm din --quick    some of them, shorter
     python benchmarks/models.py --fuxictr PYTHON      and beside FuxiCTR's loop; PYTHON: of an environment that has it
+    python benchmarks/models.py --processor           one thread each, by processor time: while others use the machine
     python benchmarks/models.py lr fm --batch 100     batches of another size than 1000; several: one table each
     python benchmarks/models.py --quality             test AUC, group AUC and log loss of all, one process and 2 x 2
+    python benchmarks/models.py --full --quick        both tables of all models, in one go
 
 Ours: two training threads (Hogwild), Adam, samples in memory, 26 slots of one value (of DIN the last one a
 history of up to 20) and 13 numbers, keys drawn from a million with Zipf's law; pulling and pushing rows is within. The
 partner: the same network from pooled vectors on, plain torch layers, gradients to the vectors too, fused Adam; two
 replicas, each in a process of its own, with nothing to look up. Machines are noisy: both run in turn, several times,
-and the median of the ratios counts. FuxiCTR (`peers/fuxictr_models.py`) is measured in the same turns: the same layers,
-dense Adam over tables of a million rows, as many threads. A step of it costs as much as the whole tables do, whatever
-the batch: its speed, and with it the ratio, depends on the size of a batch.
+and the median of the ratios counts. FuxiCTR (`peers/fuxictr_models.py`) is measured in the same turns: the same
+network, dense Adam over tables of a million rows, as many threads. Both sides count the weights of their network and
+the values that a key has in tables; where they differ, the table shows both. A step of FuxiCTR costs as much as the
+whole tables do, whatever the batch: its speed, and with it the ratio, depends on the size of a batch.
 
 Quality is `parts/model_quality.py`: all models on the same events of users, by `sparsefleet train`.
 """
@@ -22,11 +25,13 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -49,7 +54,7 @@ from sparsefleet.optim import Adam
 from sparsefleet.train import Trainer
 
 SLOTS = tuple(f"C{index}" for index in range(1, 27))
-DENSE, KEYS, HISTORY, THREADS = 13, 1_000_000, 20, 2
+DENSE, KEYS, HISTORY = 13, 1_000_000, 20
 BATCH = 1000
 """By default."""
 STEPS = 16
@@ -59,6 +64,27 @@ WANTED = 0.8
 WANTED_OF_FUXICTR = {"lr": 20, "fm": 20, "dnn": 20, "deepfm": 20}
 """How many times as fast; all others 5 times."""
 HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a speed is measured."""
+
+    batch: int
+    seconds: float
+    threads: int = 2
+    by_processor: bool = False
+    """Samples a second of processor time. With one thread: threads of torch that wait for each other use it, too."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a network: on both sides the same, if it is the same network."""
+
+    row: int
+    """Values that a key has in all tables together."""
+    weights: int
+    """All that is trained besides the tables."""
 
 
 def make(name: str) -> Any:
@@ -121,13 +147,21 @@ class InMemory(Reader):
         assert not position
 
 
-def ours(name: str, batch: int, seconds: float) -> float:
+def size_of(name: str) -> Size:
+    model = make(name)
+    tables = {module.table: module.dim for module in embeddings(model)}
+    return Size(sum(tables.values()), sum(each.numel() for each in model.parameters()))
+
+
+def ours(name: str, manner: Manner) -> float:
     torch.manual_seed(0)
-    model, trainer = make(name), Trainer(Adam(1e-3), threads=THREADS, reporters=())
-    reader = InMemory(samples(name, max(STEPS, STEPS * 1000 // batch), 0, batch), 0.5)
+    model, trainer = make(name), Trainer(Adam(1e-3), threads=manner.threads, reporters=())
+    reader = InMemory(samples(name, max(STEPS, STEPS * 1000 // manner.batch), 0, manner.batch), 0.5)
     trainer.fit(model, reader)  # rows are made, buffers too
-    reader.seconds = seconds
-    return trainer.fit(model, reader).samples_per_s
+    reader.seconds = manner.seconds
+    began = time.process_time()
+    done = trainer.fit(model, reader)
+    return done.rows / (time.process_time() - began) if manner.by_processor else done.samples_per_s
 
 
 class _Fed:
@@ -140,7 +174,8 @@ class _Fed:
         return len(self.dense)
 
 
-def dense_replica(name: str, batch: int, seconds: float, ready: Barrier, out: Queue[float]) -> None:
+def dense_replica(name: str, manner: Manner, ready: Barrier, out: Queue[float]) -> None:
+    batch = manner.batch
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     model = make(name)
@@ -171,17 +206,18 @@ def dense_replica(name: str, batch: int, seconds: float, ready: Barrier, out: Qu
 
     step()
     ready.wait(timeout=240)
-    begin, rows = time.perf_counter(), 0
-    while time.perf_counter() - begin < seconds:
+    begin, begin_busy, rows = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - begin < manner.seconds:
         step()
         rows += batch
-    out.put(rows / (time.perf_counter() - begin))
+    by_clock, by_processor = time.perf_counter() - begin, time.process_time() - begin_busy
+    out.put(rows / (by_processor if manner.by_processor else by_clock))
 
 
-def plain(name: str, batch: int, seconds: float) -> float:
+def plain(name: str, manner: Manner) -> float:
     context = multiprocessing.get_context("spawn")
-    out, ready = context.Queue(), context.Barrier(THREADS)
-    children = [context.Process(target=dense_replica, args=(name, batch, seconds, ready, out)) for _ in range(THREADS)]
+    out, ready = context.Queue(), context.Barrier(manner.threads)
+    children = [context.Process(target=dense_replica, args=(name, manner, ready, out)) for _ in range(manner.threads)]
     for child in children:
         child.start()
     rates = [out.get(timeout=300) for _ in children]
@@ -190,41 +226,52 @@ def plain(name: str, batch: int, seconds: float) -> float:
     return float(sum(rates))
 
 
-def fuxictr(python: str, name: str, batch: int, seconds: float) -> float:
+def fuxictr(python: str, name: str, manner: Manner) -> tuple[float, Size]:
     described = make(name).describe()
     settings = json.dumps(described.get("settings", described))
     command = [python, str(HERE / "peers" / "fuxictr_models.py"), name, settings]
-    command += [str(seconds), str(THREADS), str(batch)]
+    command += map(str, (manner.seconds, manner.threads, manner.batch, DENSE))
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.strip().splitlines()[-1])["samples_per_s"])
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    speed = found["by_processor" if manner.by_processor else "by_clock"]
+    return float(speed), Size(found["row"], found["weights"])
 
 
-def speeds(names: list[str], batch: int, turns: int, seconds: float, python: str | None) -> Table:
-    table = Table("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted", title=f"batch {batch}")
-    for column in ("FuxiCTR", "times as fast", "wanted") if python else ():
+def speeds(names: list[str], manner: Manner, turns: int, python: str | None) -> Table:
+    how = "one thread, by processor time" if manner.by_processor else f"{manner.threads} threads"
+    table = Table(
+        *("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted"),
+        title=f"batch {manner.batch}, {how}",
+    )
+    for column in ("FuxiCTR", "times as fast", "wanted", "weights", "values a key") if python else ():
         table.add_column(column)
+    tell = Console(stderr=True).print
     for name in names:
-        Console(stderr=True).print(f"measuring: {name}, batch {batch}")
-        taken = [
-            (
-                ours(name, batch, seconds),
-                plain(name, batch, seconds),
-                fuxictr(python, name, batch, seconds) if python else 1.0,
-            )
-            for _ in range(turns)
-        ]
+        tell(f"measuring: {name}, batch {manner.batch}")
+        own_size = their_size = size_of(name)
+        taken = []
+        for _ in range(turns):
+            mine, other, theirs = ours(name, manner), plain(name, manner), 1.0
+            if python:
+                theirs, their_size = fuxictr(python, name, manner)
+            taken.append((mine, other, theirs))
+            beside = f"; FuxiCTR {theirs:,.0f}" if python else ""
+            tell(f"  a turn: {mine:,.0f} samples/s; the dense part alone in torch {other:,.0f}{beside}")
         mine, other, theirs = (statistics.median(column) for column in zip(*taken, strict=True))
         ratio = statistics.median(own / dense for own, dense, _ in taken)
         times, wanted = statistics.median(own / fuxi for own, _, fuxi in taken), WANTED_OF_FUXICTR.get(name, 5)
         cells = [name, f"{mine:,.0f}", f"{other:,.0f}", f"{ratio:.2f}", _met(ratio >= WANTED)]
         if python:
             cells += [f"{theirs:,.0f}", f"{times:.1f}", f"{wanted}: {_met(times >= wanted)}"]
+            cells += [_both(own_size.weights, their_size.weights), _both(own_size.row, their_size.row)]
         table.add_row(*cells)
-        beside = f", {times:.1f} times FuxiCTR" if python else ""
-        Console(stderr=True).print(f"  {mine:,.0f} samples/s, {ratio:.2f} of the dense part alone in torch{beside}")
     return table
+
+
+def _both(own: int, theirs: int) -> str:
+    return f"{own:,}" if own == theirs else f"[red]{own:,}, FuxiCTR {theirs:,}[/]"
 
 
 def _met(yes: bool) -> str:
@@ -244,8 +291,12 @@ def main() -> None:
         metavar="SAMPLES",
         help="sizes of a batch; default: %(default)s",
     )
+    arguments.add_argument(
+        "--processor", action="store_true", help="one thread each, samples a second of processor time"
+    )
     arguments.add_argument("--fuxictr", metavar="PYTHON", help="the Python of an environment that has fuxictr")
     arguments.add_argument("--quality", action="store_true", help="how well models learn, in place of speeds alone")
+    arguments.add_argument("--full", action="store_true", help="both: speeds, and how well models learn")
     arguments.add_argument("--rows", type=int, default=60_000, help="events of --quality; default: %(default)s")
     arguments.add_argument("--epochs", type=int, default=2, help="of --quality")
     arguments.add_argument(
@@ -256,17 +307,23 @@ def main() -> None:
         arguments.error(f"no model {', '.join(unknown)}; choose from {', '.join(SHELF)}")
     if min(given.batch) < 1:
         arguments.error(f"--batch {min(given.batch)}: a batch has at least one sample")
-    names = given.models or list(SHELF)
-    if given.quality:
+    names, began, tables = given.models or list(SHELF), time.perf_counter(), []
+    if given.quality or given.full:
         size = model_quality.Size(given.rows, given.epochs)
         with tempfile.TemporaryDirectory() as folder:
-            tables = [model_quality.table(names, given.data or Path(folder), size, Console(stderr=True).print)]
-    else:
+            tables += [model_quality.table(names, given.data or Path(folder), size, Console(stderr=True).print)]
+    if given.full or not given.quality:
         turns, seconds = (1, 3.0) if given.quick else (3, 6.0)
         seconds = given.seconds or seconds
-        tables = [speeds(names, batch, turns, seconds, given.fuxictr) for batch in given.batch]
+        manners = [
+            Manner(batch, seconds, threads=1 if given.processor else 2, by_processor=given.processor)
+            for batch in given.batch
+        ]
+        tables += [speeds(names, manner, turns, given.fuxictr) for manner in manners]
     for table in tables:
         Console(width=130).print(table)
+    minutes, (one, five, _) = (time.perf_counter() - began) / 60, os.getloadavg()
+    print(f"{minutes:.1f} minutes; load of the machine at the end {one:.1f}, over five minutes {five:.1f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """FuxiCTR's own training loop on networks of the shelf; run by the Python that has fuxictr.
 
-Usage: python fuxictr_models.py MODEL SETTINGS SECONDS THREADS BATCH: prints a JSON object with samples a second.
+Usage: python fuxictr_models.py MODEL SETTINGS SECONDS THREADS BATCH NUMBERS: prints a JSON object with samples a
+second, by the clock and by the processor, and the size of the network.
 
 SETTINGS is JSON: ours, of the same network. The networks are put together as in FuxiCTR's model zoo, which its package
-leaves out: its layers, its loop (`train_step`), its Adam over whole tables of a million rows together, 26
-slots; without the 13 numbers, which only helps it. A history is padded to its longest, as its loader does.
+leaves out: its layers, its loop (`train_step`), its Adam over whole tables of a million rows together, 26 slots. The
+numbers are its numeric features: in AutoInt and in linear terms its `FeatureEmbedding` makes a vector or a weight of
+each; all other layers get them as they are, beside the vectors, as in its DLRM and as ours do. A history is padded to
+its longest, as its loader does.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from fuxictr.pytorch.layers import (
     DIN_Attention,
     FactorizationMachine,
     FeatureEmbedding,
+    FeatureEmbeddingDict,
     InnerProductInteraction,
     LogisticRegression,
     MLP_Block,
@@ -32,6 +36,7 @@ from fuxictr.pytorch.layers import (
 from fuxictr.pytorch.models import BaseModel, MultiTaskModel
 
 FIELDS, ROWS, HISTORY = 26, 1_000_000, 20
+SLOTS = [f"C{index}" for index in range(FIELDS)]
 PARTS = {
     "ctr_dnn": ("deep",),
     "lr": ("lr",),
@@ -67,14 +72,25 @@ class FieldAttention(torch.nn.Module):
         return torch.relu(out.transpose(1, 2).reshape(len(x), -1, self.heads * self.size) + self.past(x))
 
 
+def numbers_of(feature_map):
+    return [name for name, spec in feature_map.features.items() if spec["type"] == "numeric"]
+
+
+def beside(vectors, features, numbers):
+    """Vectors [B, S, D] or [B, S * D] and numbers, as they are, side by side."""
+    return torch.cat([vectors.flatten(start_dim=1), *(features[name].view(-1, 1) for name in numbers)], 1)
+
+
 class Network(BaseModel):
     def __init__(self, feature_map, parts, settings):
         super().__init__(feature_map, model_root=tempfile.gettempdir(), metrics=["AUC"], verbose=0)
-        self.parts = parts
+        self.parts, self.numbers = parts, numbers_of(feature_map)
         dim, hidden = settings.get("embedding_size", 1), list(settings.get("hidden", ()))
-        width = FIELDS * dim
+        width = FIELDS * dim + len(self.numbers)
         if parts != ("lr",):
-            self.embedding_layer = FeatureEmbedding(feature_map, dim)
+            # The numbers are fields for the attention alone.
+            fields = None if "attention" in parts else SLOTS
+            self.embedding_layer = FeatureEmbedding(feature_map, dim, required_feature_columns=fields)
         if "lr" in parts:
             self.lr = LogisticRegression(feature_map, use_bias=True)
         if "fm" in parts:
@@ -86,14 +102,15 @@ class Network(BaseModel):
             self.deep = MLP_Block(input_dim=width, output_dim=1, hidden_units=hidden)
         if "cross" in parts:
             self.cross = CrossNetV2(width, settings["cross_layers"])
-            self.crossed = torch.nn.Linear(width, 1)
+            self.crossed = torch.nn.Linear(width, 1, bias=False)  # the layers beside it have one
         if "cin" in parts:
             self.cin = CompressedInteractionNet(FIELDS, list(settings["cin"]), output_dim=1)
+            self.cin.fc = torch.nn.Linear(self.cin.fc.in_features, 1, bias=False)  # the layers beside it have one
         if "attention" in parts:
             heads, size = settings["heads"], settings["head_size"]
             widths = [dim] + [heads * size] * (settings["attention_layers"] - 1)
             self.attention = torch.nn.Sequential(*(FieldAttention(each, heads, size) for each in widths))
-            self.last = torch.nn.Linear(FIELDS * heads * size, 1)
+            self.last = torch.nn.Linear((FIELDS + len(self.numbers)) * heads * size, 1)
         if "history" in parts:
             self.interest = DIN_Attention(dim, attention_units=list(settings["attention"]))
         self.compile("adam", "binary_crossentropy", 1e-3)
@@ -105,12 +122,13 @@ class Network(BaseModel):
             logits = logits + self.lr(features)
         if "history" in self.parts:
             found = self.embedding_layer.embedding_layer(features)
-            last = f"C{FIELDS - 1}"
+            *others, last = SLOTS
             history = self.interest(found["C0"], found[last], features[last] != 0)
-            flat = torch.cat([found[f"C{index}"] for index in range(FIELDS - 1)] + [history], 1)
+            flat = beside(torch.cat([*(found[slot] for slot in others), history], 1), features, self.numbers)
         elif self.parts != ("lr",):
             embedded = self.embedding_layer(features)
-            flat = embedded.flatten(start_dim=1)
+        if "deep" in self.parts and "history" not in self.parts:
+            flat = beside(embedded, features, self.numbers)
         if "fm" in self.parts:
             logits = logits + self.fm(features, embedded)
         if "pairs" in self.parts:
@@ -138,8 +156,9 @@ class ManyLabels(MultiTaskModel):
         )
         self.name, hidden = name, list(settings["hidden"])
         dim = settings["embedding_size"]
-        width, towers = FIELDS * dim, list(settings.get("towers", ()))
-        self.embedding_layer = FeatureEmbedding(feature_map, dim)
+        self.numbers = numbers_of(feature_map)
+        width, towers = FIELDS * dim + len(self.numbers), list(settings.get("towers", ()))
+        self.embedding_layer = FeatureEmbedding(feature_map, dim, required_feature_columns=SLOTS)
         experts = {"shared_bottom": 1, "mmoe": settings.get("experts", 0), "esmm": 0}[name]
         self.experts = torch.nn.ModuleList(
             MLP_Block(input_dim=width, hidden_units=hidden, hidden_activations="relu") for _ in range(experts)
@@ -152,7 +171,8 @@ class ManyLabels(MultiTaskModel):
         self.compile("adam", "binary_crossentropy", 1e-3)
 
     def forward(self, inputs):
-        flat = self.embedding_layer(self.get_inputs(inputs), flatten_emb=True)
+        features = self.get_inputs(inputs)
+        flat = beside(self.embedding_layer(features), features, self.numbers)
         if self.name == "esmm":
             shared = [flat, flat]
         elif self.name == "shared_bottom":
@@ -169,16 +189,26 @@ class ManyLabels(MultiTaskModel):
         return {f"{label}_pred": chance for label, chance in zip(self.feature_map.labels, chances, strict=True)}
 
 
-def main(name: str, settings: dict, seconds: float, threads: int, size: int) -> None:
+def network_size(made: torch.nn.Module) -> dict[str, int]:
+    """How many values a key of the first slot has in all tables, and how many weights there are besides tables."""
+    tables = [each for each in made.modules() if isinstance(each, torch.nn.Embedding)]
+    trained = sum(each.numel() for each in made.parameters() if each.requires_grad)
+    widths = [
+        each.embedding_layers["C0"].embedding_dim for each in made.modules() if isinstance(each, FeatureEmbeddingDict)
+    ]
+    return {"row": sum(widths), "weights": trained - sum(each.weight.numel() for each in tables)}
+
+
+def main(name: str, settings: dict, seconds: float, threads: int, size: int, numbers: int) -> None:
     if name not in PARTS and name not in MANY:
         sys.exit(f"no {name} here; there are {', '.join([*PARTS, *MANY])}")
     feature_map = FeatureMap("made", tempfile.gettempdir())
-    feature_map.labels, feature_map.num_fields = (["click", "buy"] if name in MANY else ["label"]), FIELDS
+    feature_map.labels, feature_map.num_fields = (["click", "buy"] if name in MANY else ["label"]), FIELDS + numbers
     rows = ROWS // FIELDS
     feature_map.features = OrderedDict(
-        (f"C{index}", {"type": "categorical", "source": "", "vocab_size": rows}) for index in range(FIELDS)
+        (slot, {"type": "categorical", "source": "", "vocab_size": rows}) for slot in SLOTS
     )
-    last = f"C{FIELDS - 1}"
+    last = SLOTS[-1]
     if name == "din":
         feature_map.features[last] = {
             "type": "sequence",
@@ -188,6 +218,8 @@ def main(name: str, settings: dict, seconds: float, threads: int, size: int) -> 
             "feature_encoder": None,
             "share_embedding": "C0",
         }
+    for index in range(numbers):
+        feature_map.features[f"I{index}"] = {"type": "numeric", "source": ""}
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     made = ManyLabels(feature_map, name, settings) if name in MANY else Network(feature_map, PARTS[name], settings)
@@ -196,7 +228,8 @@ def main(name: str, settings: dict, seconds: float, threads: int, size: int) -> 
     random = np.random.default_rng(0)
     batches = []
     for _ in range(8):
-        batch = {f"C{index}": random.zipf(1.2, size) % rows for index in range(FIELDS)}
+        batch = {slot: random.zipf(1.2, size) % rows for slot in SLOTS}
+        batch |= {f"I{index}": random.random(size).astype(np.float32) for index in range(numbers)}
         if name == "din":
             there = np.arange(HISTORY) < random.integers(0, HISTORY + 1, size)[:, None]
             batch[last] = np.where(there, random.zipf(1.2, (size, HISTORY)) % (rows - 1) + 1, 0)
@@ -204,12 +237,15 @@ def main(name: str, settings: dict, seconds: float, threads: int, size: int) -> 
             batch[label] = (random.random(size) < 0.3).astype(np.float32)
         batches.append({key: torch.from_numpy(value) for key, value in batch.items()})
     made.train_step(batches[0])
-    begin, steps = time.perf_counter(), 0
+    begin, begin_busy, steps = time.perf_counter(), time.process_time(), 0
     while time.perf_counter() - begin < seconds:
         made.train_step(batches[steps % len(batches)])
         steps += 1
-    print(json.dumps({"samples_per_s": steps * size / (time.perf_counter() - begin)}))
+    by_clock, by_processor = time.perf_counter() - begin, time.process_time() - begin_busy
+    speed = {"by_clock": steps * size / by_clock, "by_processor": steps * size / by_processor}
+    print(json.dumps(speed | network_size(made)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    name, settings, seconds, *counts = sys.argv[1:]
+    main(name, json.loads(settings), float(seconds), *map(int, counts))

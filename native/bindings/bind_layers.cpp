@@ -4,9 +4,58 @@
 
 #include "bindings.h"
 #include "sparsefleet/field_attention.h"
+#include "sparsefleet/history_attention.h"
 #include "sparsefleet/interactions.h"
+#include "sparsefleet/mixture.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
+
+namespace {
+
+Histories histories_of(const HistoryAttention& attention, const In<float, 3>& vectors,
+                       const In<std::uint8_t, 2>& mask, const In<float, 2>& target) {
+    const std::size_t samples = vectors.shape(0), places = vectors.shape(1);
+    expect(vectors.shape(2) == attention.dim(), "vectors have the wrong shape");
+    expect(mask.shape(0) == samples && mask.shape(1) == places, "the mask has the wrong shape");
+    expect(target.shape(0) == samples && target.shape(1) == attention.dim(),
+           "the target has the wrong shape");
+    return {vectors.data(), mask.data(), target.data(), samples, places};
+}
+
+// The addresses of matrices that are all of this shape.
+template <typename Matrices>
+auto matrices_of(const Matrices& matrices, std::size_t rows, std::size_t columns) {
+    std::vector<decltype(matrices[0].data())> found;
+    for (const auto& each : matrices) {
+        expect(each.shape(0) == rows && each.shape(1) == columns, "a matrix has the wrong shape");
+        found.push_back(each.data());
+    }
+    return found;
+}
+
+Mixture mixture_of(const std::vector<In<float, 2>>& made) {
+    expect(!made.empty(), "a mixture is of one expert or more");
+    const std::size_t samples = made[0].shape(0), width = made[0].shape(1);
+    return {samples, width, matrices_of(made, samples, width)};
+}
+
+// The addresses of a tower's weights and biases, or of their gradients.
+template <typename Matrices, typename Rows>
+auto layers_of(const std::vector<std::size_t>& widths, const Matrices& weights, const Rows& biases) {
+    const std::size_t layers = widths.size() - 1;
+    expect(weights.size() == layers && biases.size() == layers, "weights and a bias per layer");
+    std::pair<std::vector<decltype(weights[0].data())>, std::vector<decltype(biases[0].data())>> found;
+    for (std::size_t i = 0; i < layers; ++i) {
+        expect(weights[i].shape(0) == widths[i + 1] && weights[i].shape(1) == widths[i] &&
+                   biases[i].shape(0) == widths[i + 1],
+               "weights or a gradient have the wrong shape");
+        found.first.push_back(weights[i].data());
+        found.second.push_back(biases[i].data());
+    }
+    return found;
+}
+
+}  // namespace
 
 // noconvert: a converted copy of an array would swallow what is written to it.
 void bind_layers(nb::module_& m) {
@@ -133,6 +182,89 @@ void bind_layers(nb::module_& m) {
             nb::arg("fields").noconvert(), nb::arg("weight").noconvert(), nb::arg("out").noconvert(),
             nb::arg("grad_out").noconvert(), nb::arg("grad_weight").noconvert(),
             nb::arg("grad_fields").noconvert());
+
+    nb::class_<HistoryAttention>(m, "HistoryAttention")
+        .def("__init__",
+             [](HistoryAttention* self, std::size_t dim, const std::vector<std::size_t>& hidden) {
+                 expect(dim > 0, "sizes are above 0");
+                 for (const std::size_t width : hidden) expect(width > 0, "sizes are above 0");
+                 new (self) HistoryAttention(dim, hidden);
+             })
+        .def(
+            "forward",
+            [](HistoryAttention& self, In<float, 3> vectors, In<std::uint8_t, 2> mask, In<float, 2> target,
+               const std::vector<In<float, 2>>& weights, const std::vector<In<float, 1>>& biases,
+               Out<float, 2> out) {
+                const Histories histories = histories_of(self, vectors, mask, target);
+                const auto layers = layers_of(self.widths(), weights, biases);
+                expect(out.shape(0) == histories.samples && out.shape(1) == self.dim(),
+                       "out has the wrong shape");
+                const Computing scope;
+                self.forward(histories, layers.first, layers.second, out.data());
+            },
+            nb::arg("vectors").noconvert(), nb::arg("mask").noconvert(), nb::arg("target").noconvert(),
+            nb::arg("weights").noconvert(), nb::arg("biases").noconvert(), nb::arg("out").noconvert())
+        .def(
+            "backward",
+            [](HistoryAttention& self, In<float, 3> vectors, In<std::uint8_t, 2> mask, In<float, 2> target,
+               const std::vector<In<float, 2>>& weights, const std::vector<In<float, 1>>& biases,
+               In<float, 2> grad_out, const std::vector<Out<float, 2>>& grad_weights,
+               const std::vector<Out<float, 1>>& grad_biases, Out<float, 3> grad_vectors,
+               Out<float, 2> grad_target) {
+                const Histories histories = histories_of(self, vectors, mask, target);
+                const auto layers = layers_of(self.widths(), weights, biases);
+                const auto grads = layers_of(self.widths(), grad_weights, grad_biases);
+                for (std::size_t axis = 0; axis < 3; ++axis)
+                    expect(grad_vectors.shape(axis) == vectors.shape(axis),
+                           "the vectors' gradient has the wrong shape");
+                for (std::size_t axis = 0; axis < 2; ++axis)
+                    expect(grad_out.shape(axis) == target.shape(axis) &&
+                               grad_target.shape(axis) == target.shape(axis),
+                           "the gradient of out or of the target has the wrong shape");
+                const Computing scope;
+                self.backward(histories, layers.first, layers.second, grad_out.data(), grads.first,
+                              grads.second, grad_vectors.data(), grad_target.data());
+            },
+            nb::arg("vectors").noconvert(), nb::arg("mask").noconvert(), nb::arg("target").noconvert(),
+            nb::arg("weights").noconvert(), nb::arg("biases").noconvert(), nb::arg("grad_out").noconvert(),
+            nb::arg("grad_weights").noconvert(), nb::arg("grad_biases").noconvert(),
+            nb::arg("grad_vectors").noconvert(), nb::arg("grad_target").noconvert());
+
+    m.def(
+        "mix_forward",
+        [](const std::vector<In<float, 2>>& made, const std::vector<In<float, 2>>& logits,
+           const std::vector<Out<float, 2>>& shares, const std::vector<Out<float, 2>>& mixed) {
+            const Mixture mixture = mixture_of(made);
+            const std::size_t samples = mixture.samples, experts = made.size();
+            expect(shares.size() == logits.size() && mixed.size() == logits.size(),
+                   "there is one of each for each gate");
+            const auto from_logits = matrices_of(logits, samples, experts);
+            const auto to_shares = matrices_of(shares, samples, experts);
+            const auto to_mixed = matrices_of(mixed, samples, mixture.width);
+            const Computing scope;
+            mix_forward(mixture, from_logits, to_shares, to_mixed);
+        },
+        nb::arg("made").noconvert(), nb::arg("logits").noconvert(), nb::arg("shares").noconvert(),
+        nb::arg("mixed").noconvert());
+    m.def(
+        "mix_backward",
+        [](const std::vector<In<float, 2>>& made, const std::vector<In<float, 2>>& shares,
+           const std::vector<In<float, 2>>& grad_mixed, const std::vector<Out<float, 2>>& grad_made,
+           const std::vector<Out<float, 2>>& grad_logits) {
+            const Mixture mixture = mixture_of(made);
+            const std::size_t samples = mixture.samples, experts = made.size();
+            expect(grad_mixed.size() == shares.size() && grad_logits.size() == shares.size() &&
+                       grad_made.size() == experts,
+                   "there is one of each for each gate, and a gradient for each expert");
+            const auto from_shares = matrices_of(shares, samples, experts);
+            const auto from_mixed = matrices_of(grad_mixed, samples, mixture.width);
+            const auto to_made = matrices_of(grad_made, samples, mixture.width);
+            const auto to_logits = matrices_of(grad_logits, samples, experts);
+            const Computing scope;
+            mix_backward(mixture, from_shares, from_mixed, to_made, to_logits);
+        },
+        nb::arg("made").noconvert(), nb::arg("shares").noconvert(), nb::arg("grad_mixed").noconvert(),
+        nb::arg("grad_made").noconvert(), nb::arg("grad_logits").noconvert());
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

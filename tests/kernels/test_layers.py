@@ -1,7 +1,10 @@
-"""Interactions of vectors and attention of fields: the native kernels against their NumPy twins, at every level."""
+"""Interactions of vectors, attention of fields and over a history, mixtures of experts: the native kernels against
+their NumPy twins, at every level.
+"""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import ModuleType
 
 import numpy as np
@@ -60,6 +63,47 @@ def attention(
     return [out, grad_weight, grad_x]
 
 
+def history(
+    kernels: ModuleType, samples: int, places: int, dim: int, hidden: list[int], seed: int, there: float = 0.5
+) -> list[F32]:
+    """there: the share of places that have a value."""
+    draw = np.random.default_rng(seed)
+
+    def values(*shape: int) -> F32:
+        return draw.normal(size=shape).astype(np.float32)
+
+    widths = [4 * dim, *hidden, 1]
+    weights = [values(made, taken) / np.float32(taken) ** 0.5 for taken, made in pairwise(widths)]
+    biases = [values(made) for made in widths[1:]]
+    vectors, target, grad_out = values(samples, places, dim), values(samples, dim), values(samples, dim)
+    given = (vectors, draw.random((samples, places)) < there, target, weights, biases)
+    out, grad_vectors, grad_target = np.empty_like(target), np.empty_like(vectors), np.empty_like(target)
+    grad_weights, grad_biases = [np.empty_like(w) for w in weights], [np.empty_like(b) for b in biases]
+    space = kernels.HistoryAttention(dim, hidden)
+    for _ in range(2):
+        space.forward(*given, out)
+        space.backward(*given, grad_out, grad_weights, grad_biases, grad_vectors, grad_target)
+    return [out, *grad_weights, *grad_biases, grad_vectors, grad_target]
+
+
+def mixture(kernels: ModuleType, samples: int, experts: int, gates: int, width: int, seed: int) -> list[F32]:
+    draw = np.random.default_rng(seed)
+
+    def values(count: int, *shape: int) -> list[F32]:
+        return list(draw.normal(size=(count, *shape)).astype(np.float32))
+
+    made, logits, grad_mixed = (
+        values(experts, samples, width),
+        values(gates, samples, experts),
+        values(gates, samples, width),
+    )
+    shares, mixed = [np.empty_like(each) for each in logits], [np.empty_like(each) for each in grad_mixed]
+    grad_made, grad_logits = [np.empty_like(each) for each in made], [np.empty_like(each) for each in logits]
+    kernels.mix_forward(made, logits, shares, mixed)
+    kernels.mix_backward(made, shares, grad_mixed, grad_made, grad_logits)
+    return [*shares, *mixed, *grad_made, *grad_logits]
+
+
 def close(mine: list[F32], theirs: list[F32]) -> None:
     for one, other in zip(mine, theirs, strict=True):
         largest = float(np.abs(other).max(initial=1.0))
@@ -94,6 +138,48 @@ def test_attention_equals_its_twin(
 ) -> None:
     sizes = (samples, fields, dim, heads, head_dim, seed, scale)
     close(attention(layers, *sizes), attention(reference, *sizes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.integers(0, 40),
+    places=st.integers(1, 12),
+    dim=st.integers(1, 20),
+    hidden=st.lists(st.integers(1, 40), max_size=2),
+    seed=st.integers(0, 99),
+    there=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_history_attention_equals_its_twin(
+    samples: int, places: int, dim: int, hidden: list[int], seed: int, there: float
+) -> None:
+    sizes = (samples, places, dim, hidden, seed, there)
+    close(history(layers, *sizes), history(reference, *sizes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.integers(0, 20),
+    experts=st.integers(1, 6),
+    gates=st.integers(1, 3),
+    width=st.integers(1, 70),
+    seed=st.integers(0, 99),
+)
+def test_a_mixture_equals_its_twin(samples: int, experts: int, gates: int, width: int, seed: int) -> None:
+    sizes = (samples, experts, gates, width, seed)
+    close(mixture(layers, *sizes), mixture(reference, *sizes))
+
+
+@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("sizes", [(17, 4, 2, 128, 0), (3, 1, 1, 7, 1), (5, 3, 2, 33, 2)])
+def test_a_mixture_of_every_level(level: str, sizes: tuple[int, int, int, int, int]) -> None:
+    close(mixture(face("layers", level), *sizes), mixture(reference, *sizes))
+
+
+@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize(("samples", "places", "dim", "hidden"), [(50, 20, 10, [64, 16]), (3, 1, 7, [])])
+def test_history_attention_of_every_level(level: str, samples: int, places: int, dim: int, hidden: list[int]) -> None:
+    sizes = (samples, places, dim, hidden, 5)
+    close(history(face("layers", level), *sizes), history(reference, *sizes))
 
 
 @pytest.mark.parametrize("level", EVERY_LEVEL)
@@ -134,6 +220,19 @@ def test_wrong_shapes_are_refused() -> None:
     attended = layers.FieldAttention(3, 4, 1, 2, 1.0)
     with pytest.raises(ValueError, match="the weight has the wrong shape"):
         attended.forward(x, np.ones((4, 4), np.float32), np.empty((2, 3, 2), np.float32))
+    over_history = layers.HistoryAttention(4, [5])
+    layer = (
+        [np.ones((5, 16), np.float32), np.ones((1, 5), np.float32)],
+        [np.ones(5, np.float32), np.ones(1, np.float32)],
+    )
+    out = np.empty((2, 4), np.float32)
+    with pytest.raises(ValueError, match="the mask has the wrong shape"):
+        over_history.forward(x, np.ones((2, 4), bool), x[:, 0].copy(), *layer, out)
+    with pytest.raises(ValueError, match="the target has the wrong shape"):
+        over_history.forward(x, np.ones((2, 3), bool), x[:1, 0].copy(), *layer, out)
+    two = np.ones((2, 5), np.float32)
+    with pytest.raises(ValueError, match="a matrix has the wrong shape"):
+        layers.mix_forward([two], [two], [two], [two])
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 2**62, 4), (1, 1, 4, 2**62), (2**33, 1, 2**31, 1), (1, 2**40, 2, 2)])

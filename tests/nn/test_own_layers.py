@@ -8,11 +8,24 @@ import torch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.nn import CompressedInteractions, FieldAttention
 from sparsefleet.nn.dense_block import DenseBlock
+from sparsefleet.nn.history_attention import HistoryAttention
+from sparsefleet.nn.sequence_embedding import Sequence
 from sparsefleet.nn.tower import layer_by_layer
+
+
+class HistoryOfFields(HistoryAttention):
+    """[B, F, D] -> [B, D]: the last field is the target, the others are a history that lacks every third value."""
+
+    def forward(self, fields):
+        history = fields[:, :-1]
+        samples, places = torch.arange(len(history)), torch.arange(history.shape[1])
+        return super().forward(Sequence(history, (samples[:, None] + places) % 3 > 0), fields[:, -1])
+
 
 CASES = {
     "interactions": (lambda: CompressedInteractions(5, [4, 3]), (5, 6)),
     "attention": (lambda: FieldAttention(6, 2, 8), (5, 6)),
+    "history": (lambda: HistoryOfFields(6, [8, 3]), (5, 6)),
     "scaled attention": (lambda: FieldAttention(6, 3, 4, scale=True), (5, 6)),
 }
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsefleet.core.batch import F32
 from sparsefleet.kernels.float_mode import flushed
@@ -96,3 +97,86 @@ def _joined(values: F32) -> F32:
     """[B, H, F, A] as [B, F, H * A]."""
     samples, heads, fields, each = values.shape
     return values.transpose(0, 2, 1, 3).reshape(samples, fields, heads * each)
+
+
+class HistoryAttention:
+    def __init__(self, dim: int, hidden: Sequence[int]) -> None:
+        self._dim = dim
+
+    def _layers(
+        self, value: F32, target: F32, weights: Sequence[F32], biases: Sequence[F32]
+    ) -> tuple[list[F32], list[F32]]:
+        """Of N values: what each layer of the tower takes, and what it makes, before relu."""
+        taken, made = [np.concatenate([value, target, value - target, value * target], axis=1)], []
+        for weight, bias in zip(weights, biases, strict=True):
+            made.append(taken[-1] @ weight.T + bias)
+            taken.append(np.maximum(made[-1], 0))
+        return taken[:-1], made
+
+    def forward(
+        self,
+        vectors: F32,
+        mask: npt.NDArray[np.bool_],
+        target: F32,
+        weights: Sequence[F32],
+        biases: Sequence[F32],
+        out: F32,
+    ) -> None:
+        with flushed():
+            samples, value = np.nonzero(mask)[0], vectors[mask]
+            _, made = self._layers(value, target[samples], weights, biases)
+            out[:] = 0
+            np.add.at(out, samples, made[-1] * value)
+
+    def backward(
+        self,
+        vectors: F32,
+        mask: npt.NDArray[np.bool_],
+        target: F32,
+        weights: Sequence[F32],
+        biases: Sequence[F32],
+        grad_out: F32,
+        grad_weights: Sequence[F32],
+        grad_biases: Sequence[F32],
+        grad_vectors: F32,
+        grad_target: F32,
+    ) -> None:
+        with flushed():
+            samples, value = np.nonzero(mask)[0], vectors[mask]
+            beside, of_sum = target[samples], grad_out[samples]
+            taken, made = self._layers(value, beside, weights, biases)
+            grad = (of_sum * value).sum(axis=1, keepdims=True)
+            for i in reversed(range(len(weights))):
+                grad_weights[i][:] = grad.T @ taken[i]
+                grad_biases[i][:] = grad.sum(axis=0)
+                grad = grad @ weights[i]
+                if i:
+                    grad = grad * (taken[i] > 0)
+            of_value, of_target, difference, product = np.split(grad, 4, axis=1)
+            grad_vectors[:], grad_target[:] = 0, 0
+            grad_vectors[mask] = made[-1] * of_sum + of_value + difference + product * beside
+            np.add.at(grad_target, samples, of_target - difference + product * value)
+
+
+def mix_forward(made: Sequence[F32], logits: Sequence[F32], shares: Sequence[F32], mixed: Sequence[F32]) -> None:
+    with flushed():
+        for of_gate, share, out in zip(logits, shares, mixed, strict=True):
+            powers = np.exp(of_gate - of_gate.max(axis=1, keepdims=True))
+            share[:] = powers / powers.sum(axis=1, keepdims=True)
+            out[:] = sum(share[:, e : e + 1] * np.maximum(each, 0) for e, each in enumerate(made))
+
+
+def mix_backward(
+    made: Sequence[F32],
+    shares: Sequence[F32],
+    grad_mixed: Sequence[F32],
+    grad_made: Sequence[F32],
+    grad_logits: Sequence[F32],
+) -> None:
+    with flushed():
+        for share, grad, out in zip(shares, grad_mixed, grad_logits, strict=True):
+            of_share = np.stack([(grad * np.maximum(each, 0)).sum(axis=1) for each in made], axis=1)
+            out[:] = share * (of_share - (share * of_share).sum(axis=1, keepdims=True))
+        for e, each in enumerate(made):
+            grads = (share[:, e : e + 1] * grad for share, grad in zip(shares, grad_mixed, strict=True))
+            grad_made[e][:] = sum(grads) * (each > 0)
