@@ -20,6 +20,7 @@ from sparsefleet.export import Bundle, export_checkpoint, export_model
 from sparsefleet.nn import SparseEmbedding
 from sparsefleet.optim import Adam
 from sparsefleet.serving import Predictor
+from sparsefleet.serving.kernels.redis_rows import bucket_numbers
 from sparsefleet.serving.redis import RedisAddress, RedisError, RedisSource, publish, roll_back
 from sparsefleet.serving.redis.catalog import Catalog
 from sparsefleet.serving.redis.connection import Connection
@@ -229,12 +230,15 @@ def test_a_lost_bucket_is_found_when_the_version_is_published_again(trained, sto
     release(layout)
     publish(bundle, address(store))
     source = RedisSource(bundle, address(store, cache_mb=0))
-    name = row_names(store, bundle)[0]
-    if layout == HASHES and not whole:
-        client.hdel(name, b"\0\0\0\0")
+    keys, table = bundle.tables[TABLE].keys().copy(), source.record.tables[0]
+    number = int(bucket_numbers(keys[:1], table.seed, table.bits)[0]).to_bytes(4, "little")
+    name = f"sparsefleet:{tag(bundle.manifest.id)}:0".encode()
+    if whole:
+        client.delete(*row_names(store, bundle))
+    elif layout == HASHES:
+        assert client.hdel(name, number)
     else:
-        client.delete(*(row_names(store, bundle) if whole else [name]))
-    keys = bundle.tables[TABLE].keys().copy()
+        assert client.delete(name + b":" + number)
     with pytest.raises(RedisError, match="no longer in Redis"):
         source.rows(TABLE, keys)
     release(HASHES)  # whichever release heals it, servers find it where they look

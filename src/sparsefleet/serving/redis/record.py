@@ -21,7 +21,7 @@ MARK = f"{FORMAT} 1"
 STRINGS, HASHES = 1, 2
 """Layouts, which are the versions of the record: buckets as strings of their own, or as fields of a hash a table."""
 STATES = ("writing", "complete", "removing")
-BUCKET_BYTES = 100
+BUCKET_BYTES = 200
 """What a bucket holds on average, about, unless a row is longer."""
 MAX_ROWS_A_BUCKET = 16
 MAX_BITS = 32
