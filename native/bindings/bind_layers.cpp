@@ -187,7 +187,13 @@ void bind_layers(nb::module_& m) {
         .def("__init__",
              [](HistoryAttention* self, std::size_t dim, const std::vector<std::size_t>& hidden) {
                  expect(dim > 0, "sizes are above 0");
-                 for (const std::size_t width : hidden) expect(width > 0, "sizes are above 0");
+                 expect_product_fits({dim, 4});
+                 std::size_t before = 4 * dim;
+                 for (const std::size_t width : hidden) {
+                     expect(width > 0, "sizes are above 0");
+                     expect_product_fits({before, width});
+                     before = width;
+                 }
                  new (self) HistoryAttention(dim, hidden);
              })
         .def(

@@ -250,3 +250,9 @@ def test_sizes_of_interactions_whose_product_overflows_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match="sizes are too large"):
         layers.Interactions(samples, slots, dim, maps)
+
+
+@pytest.mark.parametrize(("dim", "hidden"), [(2**62, [1]), (1, [2**40]), (4, [2**21, 2**20])])
+def test_sizes_of_attention_over_histories_whose_product_overflows_are_refused(dim: int, hidden: list[int]) -> None:
+    with pytest.raises(ValueError, match="sizes are too large"):
+        layers.HistoryAttention(dim, hidden)
