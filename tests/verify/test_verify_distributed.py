@@ -82,19 +82,19 @@ def test_all_four_places_are_equal(made, published, verify):
 
 
 def buckets(client):
-    """The names of all buckets that hold a row."""
-    names = list(client.scan_iter(match="sparsefleet:*:0:*", count=10_000))
-    return [name for name, value in zip(names, client.mget(names), strict=True) if value]
+    """The table's hash, and the fields of all buckets that hold a row."""
+    (table,) = client.scan_iter(match="sparsefleet:*:0", count=10_000)
+    return table, [field for field, value in sorted(client.hgetall(table).items()) if value]
 
 
 def test_one_weight_changed_in_redis(made, store, published, verify):
     client = store.client()
-    name = buckets(client)[0]
-    value = client.get(name)
+    table_name, (name, *_) = buckets(client)
+    value = client.hget(table_name, name)
     rows = len(value) // (8 + 16)  # a key, and four floats
     key = int(np.frombuffer(value[:8], "<u8")[0])
     weight = np.frombuffer(value[8 * rows : 8 * rows + 4], "<f4")[0] + np.float32(0.5)
-    client.set(name, value[: 8 * rows] + weight.tobytes() + value[8 * rows + 4 :])
+    client.hset(table_name, name, value[: 8 * rows] + weight.tobytes() + value[8 * rows + 4 :])
     wrong = failed_checks(report := verify(made / "bundle", "--redis", published, status=1))
     table = wrong[f"table {ROWS}, redis"]
     assert (table["differing"], table["missing"], table["surplus"]) == (1, 0, 0)
@@ -112,14 +112,15 @@ def test_a_weight_that_scores_depend_on(made, store, published, verify):
     slot = next(slot for slot in clean["worst"][0]["slots"] if any(slot["rows"]["checkpoint"][0]))  # known in training
     (key,) = slot["keys"]["checkpoint"]
     client = store.client()
-    for name in buckets(client):
-        value = client.get(name)
+    table_name, names = buckets(client)
+    for name in names:
+        value = client.hget(table_name, name)
         rows = len(value) // 24
         keys = np.frombuffer(value[: 8 * rows], "<u8")
         if key in keys:
             weights = np.frombuffer(value[8 * rows :], "<f4").reshape(rows, 4).copy()
             weights[keys == key] += 0.5
-            client.set(name, value[: 8 * rows] + weights.tobytes())
+            client.hset(table_name, name, value[: 8 * rows] + weights.tobytes())
     wrong = failed_checks(report := verify(made / "bundle", "--redis", published, status=1))
     assert {"scores of redis", f"table {ROWS}, redis"} == set(wrong)
     parting = [entry for row in report["worst"] for entry in row["slots"] if entry["parts_at"]]
@@ -133,13 +134,13 @@ def test_a_weight_that_scores_depend_on(made, store, published, verify):
 
 def test_rows_missing_and_surplus_in_redis(made, store, published, verify):
     client = store.client()
-    first, second = buckets(client)[:2]
-    lost = client.get(first)
-    client.set(first, b"")
-    kept = client.get(second)
+    table_name, (first, second, *_) = buckets(client)
+    lost = client.hget(table_name, first)
+    client.hset(table_name, first, b"")
+    kept = client.hget(table_name, second)
     rows = len(kept) // 24
     # A key that belongs to no bucket of its kind is never found, but it is there.
-    client.set(second, kept[: 8 * rows] + np.uint64(5).tobytes() + kept[8 * rows :] + bytes(16))
+    client.hset(table_name, second, kept[: 8 * rows] + np.uint64(5).tobytes() + kept[8 * rows :] + bytes(16))
     wrong = failed_checks(verify(made / "bundle", "--redis", published, status=1))
     table = wrong[f"table {ROWS}, redis"]
     count = len(lost) // 24
@@ -150,7 +151,8 @@ def test_rows_missing_and_surplus_in_redis(made, store, published, verify):
 
 def test_an_evicted_bucket_and_a_version_that_is_not_there(made, store, published, verify, cli, tmp_path):
     client = store.client()
-    client.delete(buckets(client)[0])
+    table_name, (name, *_) = buckets(client)
+    client.hdel(table_name, name)
     wrong = failed_checks(verify(made / "bundle", "--redis", published, status=1))
     assert "no longer in Redis" in wrong[f"table {ROWS}, redis"]["failure"]
     client.flushall()
