@@ -15,6 +15,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -136,7 +138,20 @@ def main() -> None:
         obey(cluster, dashboard)
 
 
+def reap(cluster: Cluster) -> None:
+    """Take note of raylets that have ended by themselves. Ray's workers ask whether the number of their raylet is still
+    there, and a dead child that nobody has reaped has its number. (On a cluster, raylets are not anybody's children.)
+    """
+    while True:
+        for node in list(cluster.list_all_nodes()):
+            for started in list(node.all_processes.values()):
+                for one in list(started):
+                    one.process.poll()
+        time.sleep(0.5)
+
+
 def obey(cluster: Cluster, dashboard: bool) -> None:
+    threading.Thread(target=reap, args=(cluster,), daemon=True).start()
     nodes = sorted(cluster.list_all_nodes(), key=lambda node: str(node.node_ip_address))
     try:
         url = cluster.head_node.webui_url if dashboard else ""
