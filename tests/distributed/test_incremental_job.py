@@ -10,7 +10,7 @@ from sparsefleet.checkpoint import Checkpoint
 
 def manifest_of_job(folder, **settings):
     folder.mkdir()
-    with role_job(folder, pace=0.0, save_to=str(folder / "saved"), **settings) as job:
+    with role_job(folder, pace=0.0, timeout=20.0, save_to=str(folder / "saved"), **settings) as job:
         job.start_all()
         for name in job.processes:
             assert job.exit_of(name, 40) == 0, job.logs()

@@ -120,7 +120,8 @@ def test_interactions_go_backward_once():
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 7), (3, 5), (2, 3, 5, 6)])
-def test_inputs_of_other_shapes_are_named(case, shape):
-    module, _ = case
+@pytest.mark.parametrize("name", ["interactions", "attention", "scaled attention"])
+def test_inputs_of_other_shapes_are_named(name, shape):
+    module = CASES[name][0]()
     with pytest.raises(ConfigError, match=rf"take.*; the input is \[{', '.join(map(str, shape))}\]"):
         module(torch.zeros(shape))
