@@ -172,7 +172,7 @@ def test_save_persistables_while_the_others_train(tmp_path: Path, data: str, mod
     saved = tmp_path / "model"
     # Patient: a load makes no headway that one could see while a busy machine starts to read.
     job_of = {"mode": mode, "data": data, "timeout": 10.0}
-    with role_job(tmp_path, save_at=9, save_to=str(saved), pace=0.01, timeout=20.0, **job_of) as job:
+    with role_job(tmp_path, save_at=9, save_to=str(saved), pace=0.01, **job_of) as job:
         job.start_all()
         end_well(job)
         assert f"saved {saved}" in job.log("worker0")
@@ -181,7 +181,7 @@ def test_save_persistables_while_the_others_train(tmp_path: Path, data: str, mod
     assert cut.rows < ROWS
     if mode == "sync":
         assert cut.rows == 2 * 9 * 50, "both trainers after the same round"
-    with role_job(tmp_path / "resumed", resume=str(saved), timeout=20.0, save=str(tmp_path / "end"), **job_of) as job:
+    with role_job(tmp_path / "resumed", resume=str(saved), save=str(tmp_path / "end"), **job_of) as job:
         job.folder.mkdir()
         end_well(job.start_all())
     assert Saved(tmp_path / "end").rows == ROWS
