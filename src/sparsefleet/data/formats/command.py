@@ -24,6 +24,10 @@ GRACE_SECONDS = 0.5
 """How long a command may take to end by itself once it is told to, or once its output turned out bad."""
 
 
+END_SECONDS = 2.0
+"""How long a process that ends waits for threads that were reading from its commands."""
+
+
 HASH_SEED = "0"
 """PYTHONHASHSEED of a command where the user has fixed none: Python's own `hash` is then the same in every process."""
 
@@ -53,9 +57,22 @@ def kill_commands(*, for_good: bool = False) -> None:
             source.cancel()  # the second time is not polite
 
 
-# Ctrl-C may come before whoever started a reader knows it, so that nobody closes it. A command is in a session of its
-# own and would live on, waiting for whatever it waits for.
-atexit.register(kill_commands, for_good=True)
+def _end_with_commands() -> None:
+    """No command outlives this process. Ctrl-C may come before whoever started a reader knows it, so that nobody closes
+    it; and a command is in a session of its own, and would live on, waiting for whatever it waits for.
+
+    Threads that were reading from one see its end now. They may come to theirs, for a moment: whoever is in native code
+    while the interpreter is taken down ends the process by an abort.
+    """
+    readers = {source.read_by for source in list(_running)} - {None, threading.current_thread()}
+    kill_commands(for_good=True)
+    until = time.monotonic() + END_SECONDS
+    for reader in readers:
+        if reader is not None:
+            reader.join(max(0.0, until - time.monotonic()))
+
+
+atexit.register(_end_with_commands)
 os.register_at_fork(after_in_child=_running.clear)  # those are the parent's
 
 
@@ -82,6 +99,8 @@ class CommandSource(ByteSource):
         self._status: int | None = None
         self._reaping = threading.Lock()
         self._cancels = 0
+        self.read_by: threading.Thread | None = None
+        """The thread that waits for output."""
         self._feeder: threading.Thread | None = None
         self._feed_error: str | None = None
         self._packed = is_gzip(path)
@@ -141,6 +160,13 @@ class CommandSource(ByteSource):
                 stdin.close()
 
     def readinto(self, view: memoryview) -> int:
+        self.read_by = threading.current_thread()
+        try:
+            return self._readinto(view)
+        finally:
+            self.read_by = None
+
+    def _readinto(self, view: memoryview) -> int:
         deadline = time.monotonic() + self.timeout
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll(self._milliseconds_to(deadline))}
