@@ -11,8 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from sparsefleet.datasets.synth import SynthSpec, synth
+
+# How long an example takes is the machine's business; `timeout` in pyproject.toml bounds a test.
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 # What runs in the background of a shell, or under nohup, ignores signals, and so do its children: tests of them hang.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
