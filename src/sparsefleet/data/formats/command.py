@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+import weakref
 import zlib
 
 from sparsefleet.core.errors import BadRowError, DataError
@@ -25,7 +26,7 @@ GRACE_SECONDS = 0.5
 
 
 END_SECONDS = 2.0
-"""How long a process that ends waits for threads that were reading from its commands."""
+"""How long a process that ends waits for threads that read from its commands."""
 
 
 HASH_SEED = "0"
@@ -39,6 +40,7 @@ def hash_seed() -> str:
 
 
 _running: set[CommandSource] = set()
+_trying = weakref.WeakSet[threading.Thread]()
 _starting = threading.Lock()
 """Held while a command is started and noted."""
 _process_ends = False
@@ -57,19 +59,23 @@ def kill_commands(*, for_good: bool = False) -> None:
             source.cancel()  # the second time is not polite
 
 
+def wait_for_at_exit(thread: threading.Thread) -> None:
+    """This thread runs commands, too: a process that ends gives it a moment to see that they are over."""
+    _trying.add(thread)
+
+
 def _end_with_commands() -> None:
     """No command outlives this process. Ctrl-C may come before whoever started a reader knows it, so that nobody closes
     it; and a command is in a session of its own, and would live on, waiting for whatever it waits for.
 
-    Threads that were reading from one see its end now. They may come to theirs, for a moment: whoever is in native code
+    Threads that read from one see its end now. They may come to theirs, for a moment: whoever is in native code
     while the interpreter is taken down ends the process by an abort.
     """
-    readers = {source.read_by for source in list(_running)} - {None, threading.current_thread()}
+    readers = {*(source.read_by for source in list(_running)), *_trying} - {threading.current_thread()}
     kill_commands(for_good=True)
     until = time.monotonic() + END_SECONDS
     for reader in readers:
-        if reader is not None:
-            reader.join(max(0.0, until - time.monotonic()))
+        reader.join(max(0.0, until - time.monotonic()))
 
 
 atexit.register(_end_with_commands)
@@ -99,8 +105,7 @@ class CommandSource(ByteSource):
         self._status: int | None = None
         self._reaping = threading.Lock()
         self._cancels = 0
-        self.read_by: threading.Thread | None = None
-        """The thread that waits for output."""
+        self.read_by = threading.current_thread()
         self._feeder: threading.Thread | None = None
         self._feed_error: str | None = None
         self._packed = is_gzip(path)
@@ -161,12 +166,6 @@ class CommandSource(ByteSource):
 
     def readinto(self, view: memoryview) -> int:
         self.read_by = threading.current_thread()
-        try:
-            return self._readinto(view)
-        finally:
-            self.read_by = None
-
-    def _readinto(self, view: memoryview) -> int:
         deadline = time.monotonic() + self.timeout
         while True:
             ready = {descriptor for descriptor, _ in self._poll.poll(self._milliseconds_to(deadline))}

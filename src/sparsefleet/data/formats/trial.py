@@ -24,7 +24,7 @@ from sparsefleet.core.batch import U64, Batch
 from sparsefleet.core.errors import DataError
 from sparsefleet.data.files import is_gzip, open_file
 from sparsefleet.data.formats.base import BadSamples, Unit
-from sparsefleet.data.formats.command import CommandSource, hash_seed
+from sparsefleet.data.formats.command import CommandSource, hash_seed, wait_for_at_exit
 
 if TYPE_CHECKING:
     from sparsefleet.data.formats.pipe import PipeFormat
@@ -63,6 +63,7 @@ class Trial:
         self._stopped = False
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._try, name="pipe_command-trial", daemon=True)
+        wait_for_at_exit(self._thread)
         self._thread.start()
 
     def finish(self) -> None:
@@ -112,6 +113,7 @@ class Trial:
                 failed.append(error)
 
         second = threading.Thread(target=run, name="pipe_command-trial-2", daemon=True)
+        wait_for_at_exit(second)
         second.start()
         try:
             first = self._keys(name, seed)
