@@ -41,6 +41,7 @@ def hash_seed() -> str:
 
 _running: set[CommandSource] = set()
 _trying = weakref.WeakSet[threading.Thread]()
+"""Threads that run commands beside the readers' (`wait_for_at_exit`)."""
 _starting = threading.Lock()
 """Held while a command is started and noted."""
 _process_ends = False
@@ -71,11 +72,12 @@ def _end_with_commands() -> None:
     Threads that read from one see its end now. They may come to theirs, for a moment: whoever is in native code
     while the interpreter is taken down ends the process by an abort.
     """
-    readers = {*(source.read_by for source in list(_running)), *_trying} - {threading.current_thread()}
+    readers = {source.read_by for source in list(_running)}
     kill_commands(for_good=True)
     until = time.monotonic() + END_SECONDS
-    for reader in readers:
-        reader.join(max(0.0, until - time.monotonic()))
+    for reader in readers.union(_trying) - {threading.current_thread()}:
+        if reader.is_alive():  # one that is about to start cannot be joined
+            reader.join(max(0.0, until - time.monotonic()))
 
 
 atexit.register(_end_with_commands)
