@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,24 @@ def test_the_second_one_does_not_wait() -> None:
         held_off(interrupt(), interrupt(), lambda: done.append("the rest"))
     assert done == []
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_one_that_comes_before_all_are_held_off_leaves_none_held_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM just as SIGINT's handler is ours: Ctrl-C would else be noted from then on, by nobody who looks."""
+    real = signal.signal
+
+    def set_handler(number: int, handler: Any) -> Any:
+        before = real(number, handler)
+        if number == signal.SIGINT and terms:
+            signal.raise_signal(terms.pop())
+        return before
+
+    before, terms = signal.getsignal(signal.SIGINT), [signal.SIGTERM]
+    with sigterm_interrupts():
+        monkeypatch.setattr(signal, "signal", set_handler)
+        with pytest.raises(KeyboardInterrupt):
+            held_off()
+        assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_error_of_the_block_is_not_hidden_by_it() -> None:

@@ -18,7 +18,7 @@ from sparsefleet.core.keyed_rows import KeyedRows
 from sparsefleet.store.base import RunFacts
 from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.remote.link import ServerLink
-from sparsefleet.store.remote.stream import Stream
+from sparsefleet.store.remote.stream import Call, Stream
 from sparsefleet.table import TableSpec
 
 SPEC = TableSpec("ads", 2, optim.SGD(1.0), Constant(0.0))
@@ -206,6 +206,50 @@ def test_ctrl_c_while_an_answer_is_waited_for_loses_no_answer(fleet):
     wait_until(lambda: queues()["under_way"] == 0, 20, "an answer that nobody waits for")
     pending.wait(timeout=10)
     assert set(np.unique(store.pull("ads", KEYS).wait())) == {-1.0}  # sent again, counted once
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_as_an_answer_is_taken_in_loses_no_answer(fleet, monkeypatch, when):
+    """The answer has been read: before it is the call's, the call is sent again; afterwards it is not."""
+    store = fleet.start(1).store()
+    store.create_table(SPEC)
+    pending, real, interrupts = store.push("ads", KEYS, ONES), Call.take_in, [KeyboardInterrupt()]
+
+    def interrupted(call, frame):
+        if when == "after":
+            real(call, frame)
+        if interrupts:
+            raise interrupts.pop()
+        if when == "before":
+            real(call, frame)
+
+    monkeypatch.setattr(Call, "take_in", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pending.wait()
+    pending.wait(timeout=10)
+    assert set(np.unique(store.pull("ads", KEYS).wait())) == {-1.0}
+    assert not store.connection.callers.mine()._streams[0]._unanswered
+
+
+def test_ctrl_c_as_an_answer_is_let_go_of_leaves_it_as_it_was(fleet, monkeypatch):
+    """Its room in shared memory is another answer's by the time that it is asked for again."""
+    store, keys = fleet.start(1).store(), np.arange(5000, dtype=np.uint64)
+    store.create_table(SPEC)
+    store.pull("ads", KEYS).wait()  # the stream is open: what follows goes through shared memory
+    pending, real, interrupts = store.pull("ads", keys), Call.release, [KeyboardInterrupt()]
+
+    def interrupted(call):
+        real(call)
+        while interrupts:
+            raise interrupts.pop()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Call, "release", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pending.wait()
+    store.push("ads", keys, np.ones((5000, 2), np.float32)).wait()
+    assert set(np.unique(store.pull("ads", keys).wait())) == {-1.0}
+    assert set(np.unique(pending.wait())) == {0.0}
 
 
 @pytest.mark.parametrize("where", ["_write_on", "_unread"])

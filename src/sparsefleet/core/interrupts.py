@@ -46,9 +46,9 @@ def interrupts_held_off() -> Iterator[None]:
         if done or len(came) > 1:
             handlers[signal.Signals(signum)](signum, frame)
 
-    for number in handlers:
-        signal.signal(number, note)
     try:
+        for number in handlers:
+            signal.signal(number, note)
         yield
     finally:
         done = True

@@ -49,9 +49,10 @@ class Joined(Generic[T]):
             except SparseFleetError as error:
                 self._error = error
                 raise
-            for call in self._calls:
+            # Before the answers are let go of: interrupted there and waited for again, they would be read once more.
+            calls, self._calls, self._finish = self._calls, (), None
+            for call in calls:
                 call.release()
-            self._finish, self._calls = None, ()
         return self._result
 
 

@@ -116,9 +116,10 @@ class Call:
         return encode({**self.header, **shared}, EMPTY if place is not None else self.body)
 
     def take_in(self, frame: Frame) -> None:
-        """The server's answer has come: nothing is to be sent again."""
-        self._give_back(self.body)
-        self.body = EMPTY
+        """The server's answer has come: nothing is to be sent again.
+
+        Ctrl-C may come between any two lines: until there is an answer, the body is kept.
+        """
         if "error" in frame.header:
             self.error = refused(frame.header, f"{self.stream.link}, {self.operation}")
         elif (shared := frame.header.get("shared")) is None:
@@ -127,6 +128,8 @@ class Call:
             self.error = StoreError(f"{self.stream.link}, {self.operation}: {shared!r} shared bytes were not asked for")
         else:
             self.answer = Frame(frame.header, self._room[:shared])
+        body, self.body = self.body, EMPTY
+        self._give_back(body)
 
     def fail(self, error: StoreError) -> None:
         # Nothing is given back: a server that is at fault may still be reading and writing there.
@@ -268,6 +271,8 @@ class Stream:
         try:
             return self._read_or_repair(deadline, seconds)
         except KeyboardInterrupt:
+            if self._unanswered and self._unanswered[0].done:
+                self._unanswered.popleft()
             self._drop()  # an answer may be lost that had just been read: asked again, the server gives it again
             raise
 
@@ -303,8 +308,8 @@ class Stream:
             answered = frame.header.get("seq")
             self._fail(StoreError(f"{self.link} answered message {answered} where {call.number} was expected"))
             return deadline
-        self._unanswered.popleft()
         call.take_in(frame)
+        self._unanswered.popleft()  # not before: a call that is neither here nor answered would be waited for in vain
         return deadline
 
     def _open(self, operation: str, deadline: float) -> None:
