@@ -15,6 +15,7 @@ from communicator_contract import (
     parameters_in,
     rows_of,
     run_lanes,
+    u64,
 )
 from server_processes import servers
 from waiting import stands_waiting, wait_until
@@ -175,6 +176,24 @@ def test_a_thread_that_fails_still_hands_in_the_step_it_made(begun):
     assert len(recorder.sent) == 1
     communicator.flush()
     assert len(recorder.sent) == 1
+
+
+def test_a_step_that_a_save_could_not_send_ends_the_thread_that_made_it(begun, monkeypatch):
+    """A save that fails is told, and training goes on: not where a step is missing then."""
+    communicator, _, (lane,) = begun(CommunicatorConfig(max_merge=1))
+    lane.push(gradients(1.0, 1))
+
+    def silent(*arguments, **settings):
+        raise StoreError("server 1 did not answer push of a step within 60 s")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(communicator.store, "push_step", silent)
+        with pytest.raises(StoreError, match="server 1 did not answer"):
+            communicator.flush()
+    for call in (communicator.flush, lambda: lane.push(gradients(1.0, 1)), lambda: lane.pull("ads", u64(1)).wait()):
+        with pytest.raises(StoreError, match="server 1 did not answer"):
+            call()
+    assert lane.outstanding == 1
 
 
 class Slow(LocalStore):

@@ -193,7 +193,10 @@ class _SendingLane(_AsyncLane):
         with self._lock:
             kept, self._kept = self._kept, None
             if kept is not None:
-                self._sent = self._owner.send([kept])
+                try:
+                    self._sent = self._owner.send([kept])
+                except SparseFleetError as error:
+                    self._sent = _Failed(error)  # a save may go without: the lane's thread must be told as well
         self._sent.wait()
         self.outstanding = 0
 
@@ -207,6 +210,18 @@ class _SendingLane(_AsyncLane):
         if kept is not None:
             with contextlib.suppress(SparseFleetError):
                 self._sent = self._owner.send([kept])
+
+
+class _Failed:
+    """A step that could not be sent."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, error: SparseFleetError) -> None:
+        self._error = error
+
+    def wait(self, timeout: float | None = None) -> None:
+        raise self._error
 
 
 class _Following:
