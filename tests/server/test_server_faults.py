@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from sparsefleet.launch.addresses import HeldEndpoints
 from sparsefleet.server import ParameterServer, ServerConfig
 from sparsefleet.store.base import RunFacts
 from sparsefleet.store.remote import RemoteConfig, RemoteStore
+from sparsefleet.store.remote.callers import Caller
 from sparsefleet.table import TableSpec
 
 SPEC = TableSpec("ads", 8, optim.SGD(1.0), Constant(0.0))
@@ -110,6 +112,51 @@ def test_a_stopped_server_is_noticed_while_waiting_for_a_round(fleet):
     with pytest.raises(StoreError, match=r"server 0 .* did not answer sync push within 2 s: it is dead, stopped"):
         pending.wait()
     assert time.monotonic() - start < 6
+
+
+def test_a_server_that_is_slow_to_answer_signs_of_life_is_not_given_up(fleet, caplog):
+    """They are waited for for two intervals only; a server counts as lost after the time-out."""
+    caplog.set_level(logging.DEBUG, "sparsefleet.store.remote.heartbeats")
+    stores = fleet.start(2, "--timeout", "30").stores_of_all(2, timeout=30.0, heartbeat=0.1)
+    missed = f"server 1 ({fleet.endpoints[1]}) did not answer heartbeat within 0.2 s"
+    barrier = threading.Thread(target=stores[0].crew.barrier, args=("begin",), daemon=True)
+    barrier.start()
+    strike(fleet.processes[1].pid, signal.SIGSTOP)
+    wait_until(lambda: caplog.text.count(missed) >= 6, 20, "signs of life that are not answered in time")
+    for store in stores:
+        store.connection.heartbeats.check()
+    strike(fleet.processes[1].pid, signal.SIGCONT)
+    stores[1].crew.barrier("begin")
+    barrier.join(20)
+    assert not barrier.is_alive()
+    for store in stores:
+        store.create_table(SPEC)
+        store.push("ads", KEYS, ONES).wait()
+    assert stores[0].stats()["lost"] == []
+    assert set(np.unique(stores[0].pull("ads", KEYS).wait())) == {-2.0}
+
+
+def test_a_dense_block_whose_maker_is_lost_between_two_servers_is_made_by_the_next(fleet, monkeypatch):
+    stores = fleet.start(2, "--timeout", "2", "--lost-trainer", "drop").stores_of_all(3, heartbeat=0.2)
+    maker, second, third = stores
+    real, rule, layout = Caller.send, optim.SGD(1.0), [("w", (4,))]
+
+    def lost(caller, operation, messages):
+        if 1 in messages:
+            maker.connection.heartbeats.stop()
+            raise ConnectionAbortedError("killed")
+        return real(caller, operation, messages)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Caller, "send", lost)
+        with pytest.raises(ConnectionAbortedError):
+            maker.create_dense("net", np.full(4, 1.0, np.float32), rule, layout)
+    seen = []
+    for value, store in ((2.0, second), (3.0, third)):
+        values = np.full(4, value, np.float32)
+        store.create_dense("net", values, rule, layout)
+        seen.append(values.tolist())
+    assert seen == [[1.0, 1.0, 2.0, 2.0]] * 2, "each server's values are those of who made it there, for all the same"
 
 
 def test_a_wait_with_a_time_out_of_its_own_ends_with_it(fleet):
