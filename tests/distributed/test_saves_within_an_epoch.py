@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from pathlib import Path
@@ -9,14 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from role_processes import RoleJob, role_job
-from small_jobs import TABLE, Given, batches, in_threads, small_model
+from small_jobs import TABLE, Given, batches, cluster, in_threads, small_model
 
 from sparsefleet import optim
 from sparsefleet.checkpoint import Checkpoint, latest
+from sparsefleet.core.errors import CheckpointError, SparseFleetError, StoreError
 from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.fleet import DistributedStrategy, Role
 from sparsefleet.fleet.optimizer import DistributedOptimizer
 from sparsefleet.metrics import ClickMetrics
+from sparsefleet.store.shards import ShardCut
 from sparsefleet.train import SavePolicy, Trainer
 
 ROWS, EPOCHS = 2000, 2
@@ -208,3 +211,35 @@ def test_threads_that_wait_for_each_other_hold_up_no_save(tmp_path: Path, mode: 
         manifest = Checkpoint.open(path).manifest
         rounds = manifest.tables[0].step
         assert ClickMetrics.from_dict(manifest.extra["training"]["metrics"]).rows == rounds * 3 * 20
+
+
+@pytest.mark.parametrize("kind", [CheckpointError, StoreError])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_save_that_fails_on_a_server_ends_no_trainer(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+    kind: type[SparseFleetError],
+) -> None:
+    """A full disk, or an object store that refuses: the job goes on with all trainers, and the next save works."""
+    failures, write = [kind("cannot write: no space left on device")], ShardCut.write
+
+    def full_at_first(cut: ShardCut, *given: object, **named: object) -> object:
+        if failures:
+            raise failures.pop()
+        return write(cut, *given, **named)
+
+    monkeypatch.setattr(ShardCut, "write", full_at_first)
+    policy = SavePolicy(str(tmp_path / "model"), every_steps=5)
+    with cluster(2, lost_trainer="drop") as servers, caplog.at_level(logging.WARNING):
+        shares = [Given(batches(20, seed=seed)) for seed in (1, 2)]
+        outcomes = servers.train(shares, optim.SGD(1e-2), DistributedStrategy(mode=mode), save=policy)
+        assert servers.stores[0].crew.lost() == []
+    assert not failures, "no save failed: nothing was tried"
+    assert [outcome.result.rows for outcome in outcomes] == [400, 400]
+    said = [record.getMessage() for record in caplog.records if "was not written" in record.getMessage()]
+    assert len(said) == 1
+    assert "training goes on (there is none yet)" in said[0]
+    assert "no space left on device" in said[0]
+    assert Checkpoint.open(latest(policy.folder)).manifest.tables[0].step == (20 if mode == "sync" else 40)

@@ -200,7 +200,21 @@ def test_actions_of_any_kind_get_an_answer(fleet, store):
 
 
 @pytest.mark.parametrize(
-    "action", ["freeze", "renew", "advance", "name_cut", "thaw", "write", "drop_cut", "saved", "load", "create_table"]
+    "action",
+    [
+        "freeze",
+        "renew",
+        "advance",
+        "name_cut",
+        "thaw",
+        "write",
+        "drop_cut",
+        "saved",
+        "load",
+        "create_table",
+        "lower_rates",
+        "open_cut",
+    ],
 )
 def test_what_changes_or_stops_a_server_needs_a_registered_life(fleet, store, tmp_path, action):
     everything = {"seconds": 60, "patience": 1, "accounts": {}, "directory": str(tmp_path), "path": str(tmp_path)}

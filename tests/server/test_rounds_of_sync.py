@@ -225,6 +225,29 @@ def test_a_job_that_died_within_a_round_leaves_the_servers_to_the_next_one(fleet
         assert rounds == {0: expected, 1: expected}
 
 
+def test_to_a_trainer_started_again_rounds_count_from_its_first_on_every_server():
+    """Its former life died when one server had applied the round that it was in, and the other had not."""
+    ahead, behind = (ServerState(ServerConfig(workers=2, endpoints=("a:1",))) for _ in range(2))
+
+    def life(state, worker, incarnation):
+        state.sessions.register(incarnation, Registration(worker, 2, ("a:1",), 0, "x"))
+        return state.account(worker, incarnation, 0)
+
+    def round_of(state, lives, sequences):
+        """One part of each trainer; the number of the round as each is told it."""
+        accounts = [life(state, worker, incarnation) for worker, incarnation in enumerate(lives)]
+        steps = [Step(account, number, 1) for account, number in zip(accounts, sequences, strict=True)]
+        return on_all(steps, lambda step, worker: state.rounds.contribute(step, [], lambda reason: None))
+
+    for state in (ahead, behind):
+        life(state, 0, "stays"), life(state, 1, "first")
+    assert round_of(ahead, ("stays", "first"), (1, 1)) == {0: 1, 1: 1}
+    for state in (ahead, behind):
+        state.sessions.leave(1, "first", True)  # its number is free
+    assert round_of(ahead, ("stays", "second"), (2, 1)) == {0: 2, 1: 1}
+    assert round_of(behind, ("stays", "second"), (1, 1)) == {0: 1, 1: 1}
+
+
 def test_a_second_contribution_of_one_trainer_is_refused(fleet):
     stores = fleet.start(1).stores_of_all(2)
     stores[0].create_table(SPEC)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from fit_jobs import network, rows_of, trainer
 
 from sparsefleet.core.batch import Batch
 from sparsefleet.nn.objective import Judged
+from sparsefleet.train import FetchHandler
 from sparsefleet.train.progress import LossWindow, Progress
+from sparsefleet.train.reporting.base import Reporter
 
 
 def step(progress: Progress, loss: float, samples: int = 1) -> None:
@@ -33,3 +38,21 @@ def test_without_a_step_the_last_loss_stays():
     step(progress, 6.0, samples=3)
     assert progress.snapshot(None, window=window).loss == 2.0
     assert progress.snapshot(None, window=window).loss == 2.0
+
+
+def test_in_a_run_a_handler_that_looks_after_each_step_leaves_the_reporters_their_loss(clicks):
+    class EachStep(FetchHandler):
+        def handler(self, fetched):
+            losses.append(float(fetched[0]))
+
+    class AtTheEnd(Reporter):
+        loss = math.nan
+
+        def epoch_end(self, snapshot):
+            self.loss = snapshot.loss
+
+    losses, seldom = list[float](), (AtTheEnd(), AtTheEnd())
+    trainer(reporters=seldom).fit(network(), rows_of(clicks), fetch=[EachStep(["loss"], period_batches=1)])
+    assert len(losses) > 10
+    assert [one.loss for one in seldom] == [pytest.approx(np.mean(losses), rel=1e-6)] * 2
+    assert losses[-1] != pytest.approx(np.mean(losses), rel=1e-3), "the mean over the run is not the last step's loss"

@@ -15,7 +15,7 @@ from sparsefleet.optim.base import UpdateRule
 
 
 def summed(parts: Sequence[StepGradients]) -> StepGradients:
-    """The joint batch's gradients: exactly those of all rows in one batch."""
+    """The joint batch's gradients: exactly those of all samples in one batch."""
     if len(parts) == 1:
         return parts[0]
     tables = parts[0].sparse

@@ -42,7 +42,7 @@ ITEM_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SplitJob:
     """What every worker has to know. Plain data: workers get it as JSON."""
 
     items: list[list[Piece]]
@@ -59,9 +59,9 @@ class Job:
         return asdict(self)
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> Job:
+    def from_dict(data: dict[str, Any]) -> SplitJob:
         items = [[(str(file), int(start), stop) for file, start, stop in item] for item in data["items"]]
-        return Job(**{**data, "items": items})
+        return SplitJob(**{**data, "items": items})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def cut_into_items(files: Sequence[str], format: Any, item_bytes: int = ITEM_BYT
 class Worker:
     """Does items of a job, one after the other. `tag`: its own among all workers of the job."""
 
-    def __init__(self, job: Job, folder: Path, tag: str) -> None:
+    def __init__(self, job: SplitJob, folder: Path, tag: str) -> None:
         self._job, self._folder = job, folder
         self._spec = PrepareSpec(**job.spec)
         schema = Schema.from_dict(job.schema)

@@ -39,8 +39,8 @@ from sparsefleet.data.formats.records import BOM
 from sparsefleet.data.formats.source import open_source
 from sparsefleet.datasets.prepare import PREPARE_FILE, PrepareSpec
 from sparsefleet.datasets.progress import OnProgress, ignore_progress
-from sparsefleet.datasets.split_job import ITEM_BYTES, Job, counting_schema, cut_into_items
-from sparsefleet.datasets.split_workers import Crew
+from sparsefleet.datasets.split_job import ITEM_BYTES, SplitJob, counting_schema, cut_into_items
+from sparsefleet.datasets.split_workers import SplitWorkers
 from sparsefleet.datasets.staging import check_space, staged
 from sparsefleet.datasets.value_counts import frequent_values
 
@@ -114,16 +114,16 @@ def split_table(
     head = _head_of(files, format)
     items = cut_into_items(files, format, item_bytes)
     counted = [at for at, slot in enumerate(schema.slots) if slot.min_count is not None]
-    job = Job(items, counting.to_dict(), name, asdict(spec), split, counted)
+    job = SplitJob(items, counting.to_dict(), name, asdict(spec), split, counted)
     total = sum(file_size(file) for file in files)
     check_space(out, total)
     progress = _Progress(on_progress, total * (2 if split == "time" else 1), len(items))
     with staged(out, ("train", "test", PREPARE_FILE, TOML_NAME), overwrite=overwrite) as stage:
         work = stage / WORK
         work.mkdir()
-        crew = Crew(work, workers)
+        split_workers = SplitWorkers(work, workers)
         if split == "time":
-            job = replace(job, from_time=_time_of_the_split(crew, job, work, spec, progress.next_pass()))
+            job = replace(job, from_time=_time_of_the_split(split_workers, job, work, spec, progress.next_pass()))
         tell = progress.next_pass()
         train, test, skipped = 0, 0, Counter[str]()
         with ExitStack() as stack:
@@ -131,7 +131,7 @@ def split_table(
                 "train": _Parts(stage / "train", spec.parts, SUFFIXES[name], head, stack),
                 "test": _Parts(stage / "test", spec.test_parts, SUFFIXES[name], head, stack),
             }
-            for item, done in crew.each(job, "split", tell):
+            for item, done in split_workers.each(job, "split", tell):
                 train, test = train + done.train, test + done.test
                 skipped.update(done.skipped)
                 for side, to in parts.items():
@@ -185,9 +185,11 @@ def _read(source: Any, size: int) -> bytearray:
     return data
 
 
-def _time_of_the_split(crew: Crew, job: Job, work: Path, spec: PrepareSpec, tell: Callable[[int, int], None]) -> int:
+def _time_of_the_split(
+    split_workers: SplitWorkers, job: SplitJob, work: Path, spec: PrepareSpec, tell: Callable[[int, int], None]
+) -> int:
     found = [np.empty(0, np.int64)]
-    for item, _ in crew.each(job, "times", tell):
+    for item, _ in split_workers.each(job, "times", tell):
         file = work / f"item-{item}.times.npy"
         found.append(np.load(file))
         file.unlink()

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from sparsefleet.core.errors import DataError, SparseFleetError
 from sparsefleet.data.files import file_size
-from sparsefleet.datasets.split_job import Done, Job, Piece, Worker
+from sparsefleet.datasets.split_job import Done, Piece, SplitJob, Worker
 
 JOB = "job.json"
 END_SECONDS = 10.0
@@ -31,13 +31,13 @@ Tell = Callable[[int, int], None]
 """Called with an item's number, and the bytes of it that are read."""
 
 
-class Crew:
+class SplitWorkers:
     """Does all items of a job; results come in the order of the items."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._folder, self._count = folder, workers
 
-    def each(self, job: Job, what: str, tell: Tell) -> Iterator[tuple[int, Done]]:
+    def each(self, job: SplitJob, what: str, tell: Tell) -> Iterator[tuple[int, Done]]:
         """(item, what was done), in order. An item that failed raises when its turn comes."""
         if self._count == 1:
             yield from self._alone(job, what, tell)
@@ -46,7 +46,7 @@ class Crew:
         with _processes(self._folder, min(self._count, len(job.items)), what) as pool:
             yield from pool.each(what, len(job.items), tell, [_bytes_of(item) for item in job.items])
 
-    def _alone(self, job: Job, what: str, tell: Tell) -> Iterator[tuple[int, Done]]:
+    def _alone(self, job: SplitJob, what: str, tell: Tell) -> Iterator[tuple[int, Done]]:
         worker = Worker(job, self._folder, f"{what}-0")
         for item in range(len(job.items)):
             done = worker.split(item, functools.partial(tell, item)) if what == "split" else worker.times(item)
@@ -147,7 +147,7 @@ def main(folder: Path, tag: str) -> None:
     # Answers go to the pipe that was standard output; whatever else prints must not get between them.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    worker = Worker(Job.from_dict(json.loads((folder / JOB).read_text())), folder, tag)
+    worker = Worker(SplitJob.from_dict(json.loads((folder / JOB).read_text())), folder, tag)
     for line in sys.stdin:
         asked = json.loads(line)
         answer: dict[str, Any] = {"item": asked["item"]}

@@ -34,7 +34,7 @@ answer tells of that change too.
 """
 
 Told = tuple[str, int, U64]
-"""An exchange's lane and number, and the keys its trainer was told of."""
+"""An exchange's caller and number, and the keys its trainer was told of."""
 
 
 class _Table:
@@ -84,7 +84,7 @@ class Geo:
                 self._leaving.add(worker)
 
     def exchange(
-        self, worker: int, incarnation: str, lane: str, number: int, parts: Sequence[Bound], again: bool
+        self, worker: int, incarnation: str, caller: str, number: int, parts: Sequence[Bound], again: bool
     ) -> list[AnswerPart]:
         """Add the deltas, unless they are sent again, and answer part by part."""
         with self._lock:
@@ -97,7 +97,7 @@ class Geo:
                         part.block.table.step += 1
                     answer.append((part, NO_KEYS))
                 else:
-                    answer += self._rows(worker, incarnation, (lane, number), part, again)
+                    answer += self._rows(worker, incarnation, (caller, number), part, again)
             return answer
 
     def subscribers(self) -> list[int]:

@@ -18,7 +18,7 @@ from sparsefleet.core.errors import StoreError
 from sparsefleet.server.gate import OnWait
 from sparsefleet.server.holdings import Bound
 from sparsefleet.server.ledger import Account, Step
-from sparsefleet.server.rounds import Round, Rounds, merged
+from sparsefleet.server.rounds import Round, Rounds, summed
 from sparsefleet.store.norms import scaled, squares
 
 
@@ -40,7 +40,7 @@ class Norms(Rounds):
         contributions = [current.contributions[worker] for worker in sorted(current.contributions)]
         error, total = _disagreement([one.step.account for one in contributions]), 0.0
         try:
-            total = squares(part.values for part in merged([one.parts for one in contributions]))
+            total = squares(part.values for part in summed([one.parts for one in contributions]))
         except Exception as problem:
             error = StoreError(f"the norm of round {current.number} failed on this server: {problem!r}")
         with self._sessions.changed:

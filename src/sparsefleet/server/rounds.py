@@ -196,7 +196,7 @@ class Rounds:
                 step.account.round = current.number - (self._before.get(step.account.worker) or 0)
 
         try:
-            total = merged([one.parts for one in contributions])
+            total = summed([one.parts for one in contributions])
             self._ledger.apply(Record(ROUND, steps, total), change, on_wait)
         except BaseException as problem:
             if not begun:
@@ -278,7 +278,7 @@ class Rounds:
             self._let_in()
 
 
-def merged(contributions: Sequence[Sequence[Bound]]) -> list[Bound]:
+def summed(contributions: Sequence[Sequence[Bound]]) -> list[Bound]:
     """Sums per table and block, added in the order given, so that the bits do not depend on who came first."""
     rows: dict[str, list[BoundRows]] = {}
     dense: dict[str, list[BoundDense]] = {}

@@ -3,7 +3,7 @@
 No request waits for another to come: a free thread takes what is there. Under load that is several requests at once,
 which the network scores faster than one by one; without load it is one.
 
-Long requests (`SMALL_SAMPLES` and above) wait in a queue of their own and go piece by piece. They get one turn after
+Long requests (more than `SMALL_SAMPLES`) wait in a queue of their own and go piece by piece. They get one turn after
 every `SMALL_TURNS` of the short ones, so neither starves. While short requests come, one thread is kept for them.
 
 Whoever would wait longer than he is willing to is refused at the door; work whose client has gone is dropped.

@@ -129,7 +129,7 @@ class _Holder:
 
 
 class Callers:
-    """The lanes of one store; `mine` is the calling thread's."""
+    """The callers of one store; `mine` is the calling thread's."""
 
     def __init__(self, links: Sequence[ServerLink], hello: Mapping[str, Any], timeout: float) -> None:
         self._links, self._hello = links, hello

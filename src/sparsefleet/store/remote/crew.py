@@ -14,7 +14,7 @@ from sparsefleet.crew.base import Crew, CutMember, Entry, Reports
 from sparsefleet.store.base import Pending
 from sparsefleet.store.remote.calls import Calls
 from sparsefleet.store.remote.connection import reason_of
-from sparsefleet.store.remote.joint_cut import Watch, open_cut
+from sparsefleet.store.remote.joint_cut import JointCutWatch, open_cut
 from sparsefleet.store.remote.leases import RemoteLender
 from sparsefleet.store.remote.long_wait import LongWait
 from sparsefleet.store.remote.meetings import Meetings
@@ -37,7 +37,7 @@ class RemoteCrew(Crew):
         self._meetings = Meetings(
             first_link, self._connection.identity, self._heartbeats.check, self._heartbeats.hear_first
         )
-        self._watch: Watch | None = None
+        self._watch: JointCutWatch | None = None
         self._entered: dict[str, Any] | None = None
         """What the servers told this trainer when it came late."""
         self.catching_up = False
@@ -122,7 +122,7 @@ class RemoteCrew(Crew):
 
     @contextlib.contextmanager
     def attending(self, member: CutMember) -> Iterator[None]:
-        watch = Watch(self._connection.links[0], self._connection.identity, member)
+        watch = JointCutWatch(self._connection.links[0], self._connection.identity, member)
         watch.start()
         self._watch = watch
         try:

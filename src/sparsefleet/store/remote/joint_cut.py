@@ -1,6 +1,6 @@
 """A trainer's side of a checkpoint of the whole job; `server/joint_cut.py` has the other side, and the phases.
 
-`Watch` answers for this trainer when another one saves; `OpenCut` asks the others when this one does.
+`JointCutWatch` answers for this trainer when another one saves; `JointCutRequest` asks the others when this one does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ server that is stopped must not keep this thread, and with it the process (which
 within a call)."""
 
 
-class Watch:
+class JointCutWatch:
     """Waits at server 0 for checkpoints of others, in a thread of its own, from `start` to `end`."""
 
     def __init__(self, link: ServerLink, identity: Mapping[str, Any], member: CutMember) -> None:
@@ -115,7 +115,7 @@ class Watch:
             log.warning("a checkpoint of another trainer: %s", error)
 
 
-class OpenCut:
+class JointCutRequest:
     def __init__(self, link: ServerLink, name: str) -> None:
         self._link, self._name = link, name
 
@@ -143,10 +143,10 @@ class OpenCut:
 
 
 @contextmanager
-def open_cut(link: ServerLink, identity: Mapping[str, Any]) -> Iterator[OpenCut]:
+def open_cut(link: ServerLink, identity: Mapping[str, Any]) -> Iterator[JointCutRequest]:
     name = str(link.action("open_cut", identity)["cut"])
     try:
-        yield OpenCut(link, name)
+        yield JointCutRequest(link, name)
     finally:
         try:
             link.action("close_cut", {"cut": name})
