@@ -4,7 +4,8 @@
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 void bind_coarse(nb::module_& m) {
-    const auto array = nb::arg().noconvert();
+    const auto input = nb::arg().noconvert();  // a copy would hide a slow step
+    const auto output = nb::arg();
     m.def(
         "to_bfloat16",
         [](const In<float, 1>& values, const Out<std::uint16_t, 1>& out) {
@@ -12,7 +13,7 @@ void bind_coarse(nb::module_& m) {
             const Computing computing;
             to_bfloat16(values.data(), values.shape(0), out.data());
         },
-        array, array);
+        input, output);
     m.def(
         "from_bfloat16",
         [](const In<std::uint16_t, 1>& coarse, const Out<float, 1>& out) {
@@ -20,7 +21,7 @@ void bind_coarse(nb::module_& m) {
             const Computing computing;
             from_bfloat16(coarse.data(), coarse.shape(0), out.data());
         },
-        array, array);
+        input, output);
     m.def(
         "to_int8",
         [](const In<float, 1>& values, const Out<float, 1>& rest, const Out<float, 1>& scales,
@@ -31,7 +32,7 @@ void bind_coarse(nb::module_& m) {
             const Computing computing;
             to_int8(values.data(), rest.data(), n, scales.data(), out.data());
         },
-        array, array, array, array);
+        input, output, output, output);
     m.def(
         "tell_int8",
         [](const In<float, 1>& values, const Out<float, 1>& known, const Out<float, 1>& scales,
@@ -42,7 +43,7 @@ void bind_coarse(nb::module_& m) {
             const Computing computing;
             tell_int8(values.data(), known.data(), n, scales.data(), out.data());
         },
-        array, array, array, array);
+        input, output, output, output);
     m.def(
         "add_int8",
         [](const In<float, 1>& scales, const In<std::int8_t, 1>& coarse, const Out<float, 1>& out) {
@@ -52,7 +53,7 @@ void bind_coarse(nb::module_& m) {
             const Computing computing;
             add_int8(scales.data(), coarse.data(), n, out.data());
         },
-        array, array, array);
+        input, input, output);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -44,7 +44,7 @@ void bind_geo(nb::module_& m) {
         .def("note", &note, nb::arg("keys").noconvert(), "worker"_a)
         .def("tell", &tell, nb::arg("keys").noconvert())
         .def("changed", &Subscriptions::changed, "worker"_a, nb::call_guard<nb::gil_scoped_release>())
-        .def("take", &take, "worker"_a, nb::arg("out").noconvert())
+        .def("take", &take, "worker"_a, "out"_a)
         .def("forget", &Subscriptions::forget, "worker"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("keys_of", nb::overload_cast<std::size_t>(&Subscriptions::keys, nb::const_), "worker"_a,
              nb::call_guard<nb::gil_scoped_release>())

@@ -57,7 +57,7 @@ auto layers_of(const std::vector<std::size_t>& widths, const Matrices& weights, 
 
 }  // namespace
 
-// noconvert: a converted copy of an array would swallow what is written to it.
+// noconvert: a copy of an input would hide a slow step.
 void bind_layers(nb::module_& m) {
     nb::class_<Interactions>(m, "Interactions")
         .def("__init__",
@@ -98,7 +98,7 @@ void bind_layers(nb::module_& m) {
                 self.forward(vectors.data(), from_weights, from_biases, out.data());
             },
             nb::arg("vectors").noconvert(), nb::arg("weights").noconvert(), nb::arg("biases").noconvert(),
-            nb::arg("out").noconvert())
+            nb::arg("out"))
         .def(
             "backward",
             [](Interactions& self, In<float, 3> vectors, const std::vector<In<float, 2>>& weights,
@@ -133,8 +133,7 @@ void bind_layers(nb::module_& m) {
                               grad_vectors.data());
             },
             nb::arg("vectors").noconvert(), nb::arg("weights").noconvert(), nb::arg("grad_out").noconvert(),
-            nb::arg("grad_weights").noconvert(), nb::arg("grad_biases").noconvert(),
-            nb::arg("grad_vectors").noconvert());
+            nb::arg("grad_weights"), nb::arg("grad_biases"), nb::arg("grad_vectors"));
 
     nb::class_<FieldAttention>(m, "FieldAttention")
         .def("__init__",
@@ -158,7 +157,7 @@ void bind_layers(nb::module_& m) {
                 const Computing scope;
                 self.forward(fields.data(), fields.shape(0), weight.data(), out.data());
             },
-            nb::arg("fields").noconvert(), nb::arg("weight").noconvert(), nb::arg("out").noconvert())
+            nb::arg("fields").noconvert(), nb::arg("weight").noconvert(), nb::arg("out"))
         .def(
             "backward",
             [](FieldAttention& self, In<float, 3> fields, In<float, 2> weight, In<float, 3> out,
@@ -180,8 +179,7 @@ void bind_layers(nb::module_& m) {
                               grad_weight.data(), grad_fields.data());
             },
             nb::arg("fields").noconvert(), nb::arg("weight").noconvert(), nb::arg("out").noconvert(),
-            nb::arg("grad_out").noconvert(), nb::arg("grad_weight").noconvert(),
-            nb::arg("grad_fields").noconvert());
+            nb::arg("grad_out").noconvert(), nb::arg("grad_weight"), nb::arg("grad_fields"));
 
     nb::class_<HistoryAttention>(m, "HistoryAttention")
         .def("__init__",
@@ -209,7 +207,7 @@ void bind_layers(nb::module_& m) {
                 self.forward(histories, layers.first, layers.second, out.data());
             },
             nb::arg("vectors").noconvert(), nb::arg("mask").noconvert(), nb::arg("target").noconvert(),
-            nb::arg("weights").noconvert(), nb::arg("biases").noconvert(), nb::arg("out").noconvert())
+            nb::arg("weights").noconvert(), nb::arg("biases").noconvert(), nb::arg("out"))
         .def(
             "backward",
             [](HistoryAttention& self, In<float, 3> vectors, In<std::uint8_t, 2> mask, In<float, 2> target,
@@ -233,8 +231,7 @@ void bind_layers(nb::module_& m) {
             },
             nb::arg("vectors").noconvert(), nb::arg("mask").noconvert(), nb::arg("target").noconvert(),
             nb::arg("weights").noconvert(), nb::arg("biases").noconvert(), nb::arg("grad_out").noconvert(),
-            nb::arg("grad_weights").noconvert(), nb::arg("grad_biases").noconvert(),
-            nb::arg("grad_vectors").noconvert(), nb::arg("grad_target").noconvert());
+            nb::arg("grad_weights"), nb::arg("grad_biases"), nb::arg("grad_vectors"), nb::arg("grad_target"));
 
     m.def(
         "mix_forward",
@@ -250,8 +247,7 @@ void bind_layers(nb::module_& m) {
             const Computing scope;
             mix_forward(mixture, from_logits, to_shares, to_mixed);
         },
-        nb::arg("made").noconvert(), nb::arg("logits").noconvert(), nb::arg("shares").noconvert(),
-        nb::arg("mixed").noconvert());
+        nb::arg("made").noconvert(), nb::arg("logits").noconvert(), nb::arg("shares"), nb::arg("mixed"));
     m.def(
         "mix_backward",
         [](const std::vector<In<float, 2>>& made, const std::vector<In<float, 2>>& shares,
@@ -270,7 +266,7 @@ void bind_layers(nb::module_& m) {
             mix_backward(mixture, from_shares, from_mixed, to_made, to_logits);
         },
         nb::arg("made").noconvert(), nb::arg("shares").noconvert(), nb::arg("grad_mixed").noconvert(),
-        nb::arg("grad_made").noconvert(), nb::arg("grad_logits").noconvert());
+        nb::arg("grad_made"), nb::arg("grad_logits"));
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -181,19 +181,21 @@ class BoundPass {
 
 }  // namespace
 
-// noconvert: a converted copy of an array would swallow what is written to it, and would not see updates.
+// noconvert: a pass keeps its inputs, and a copy would not see updates.
 void bind_pooled_pass(nb::module_& m) {
-    const auto array = nb::arg().noconvert();
-    const auto maybe = nb::arg().none().noconvert();
+    const auto input = nb::arg().noconvert();
+    const auto maybe_input = nb::arg().none().noconvert();
+    const auto other = nb::arg();
+    const auto maybe = nb::arg().none();
     nb::class_<BoundPass>(m, "PooledPass")
         .def(nb::init<std::size_t, BoundPass::Weights, BoundPass::Biases, BoundPass::WeightGradients,
                       BoundPass::BiasGradients, std::size_t, std::vector<std::int32_t>, std::size_t, bool,
                       bool, bool, BoundPass::OfShallow, BoundPass::OfShallow, BoundPass::ShallowGradients,
                       BoundPass::ShallowGradients, BoundPass::OfShallow, BoundPass::ShallowGradients>(),
-             nb::arg(), array, array, array, array, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-             nb::arg(), maybe, maybe, maybe, maybe, maybe, maybe)
-        .def("forward", &BoundPass::forward, array, array, array, array, array, array)
-        .def("backward", &BoundPass::backward, array);
+             other, input, input, other, other, other, other, other, other, other, other, maybe_input,
+             maybe_input, maybe, maybe, maybe_input, maybe)
+        .def("forward", &BoundPass::forward, input, input, input, input, input, other)
+        .def("backward", &BoundPass::backward);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -165,9 +165,9 @@ struct Bound {
 
 template <typename Parser>
 void bind_parse(nb::class_<Bound<Parser>>& bound) {
-    const auto array = nb::arg().noconvert();
-    const auto maybe = nb::arg().none().noconvert();
+    const auto text = nb::arg().noconvert();  // a copy would hide a slow step
     const auto other = nb::arg();
+    const auto maybe = nb::arg().none();
     bound.def(
         "parse",
         [](Bound<Parser>& self, In<std::uint8_t, 1> data, std::size_t begin, std::size_t size,
@@ -179,8 +179,8 @@ void bind_parse(nb::class_<Bound<Parser>>& bound) {
                          keys, offsets, weights, groups, times, lines, ends, counts, sample, line_base,
                          byte_base);
         },
-        array, other, other, other, other, other, other, array, array, array, array, maybe, maybe, maybe,
-        array, array, array, other, other, other);
+        text, other, other, other, other, other, other, other, other, other, other, maybe, maybe, maybe,
+        other, other, other, other, other, other);
 }
 
 // One column of a table: texts, which of them belong to a row, and what they are.
@@ -250,9 +250,8 @@ void bind_records(nb::module_& m) {
         });
     bind_parse(svm);
 
-    const auto array = nb::arg().noconvert();
-    const auto maybe = nb::arg().none().noconvert();
     const auto other = nb::arg();
+    const auto maybe = nb::arg().none();
     nb::class_<Bound<Assembler>>(m, "Assembler")
         .def("__init__",
              [](Bound<Assembler>* self, const nb::dict& plan) {
@@ -320,7 +319,7 @@ void bind_records(nb::module_& m) {
                 }
                 return nb::make_tuple(filled, full);
             },
-            other, array, array, array, array, maybe, maybe, maybe, array, array);
+            other, other, other, other, other, maybe, maybe, maybe, other, other);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kShortPooling = 40960;  // floats
 
 // A matrix whose rows are contiguous but may lie apart: a slice of a wider one.
-using Strided = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
+using StridedOut = Written<float, nb::ndim<2>, nb::device::cpu>;
 using StridedIn = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
 
 template <typename A>
@@ -42,9 +42,8 @@ void expect_places(const In<std::int32_t, 1>& inverse, std::size_t rows) {
 }  // namespace
 
 void bind_rows(nb::module_& m) {
-    // noconvert throughout: a converted copy of an output array would swallow what is written to it, and one
-    // of an input array would hide a slow step.
-    const auto array = nb::arg().noconvert();
+    const auto input = nb::arg().noconvert();  // a copy would hide a slow step
+    const auto other = nb::arg();
     m.def(
         "unique_keys",
         [](In<std::uint64_t, 1> keys, Out<std::uint64_t, 1> unique, Out<std::int32_t, 1> inverse,
@@ -57,7 +56,7 @@ void bind_rows(nb::module_& m) {
             return unique_keys(keys.data(), n, unique.data(), inverse.data(),
                                counts ? counts->data() : nullptr);
         },
-        array, array, array, nb::arg().noconvert().none());
+        input, other, other, nb::arg().none());
     m.def(
         "select_slots",
         [](In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets, std::size_t slots,
@@ -76,11 +75,11 @@ void bind_rows(nb::module_& m) {
             return select_slots(keys.data(), offsets.data(), rows, slots, chosen.data(), chosen.shape(0),
                                 out_keys.data(), out_offsets.data());
         },
-        array, array, nb::arg(), array, array, array);
+        input, input, other, input, other, other);
     m.def(
         "pool_forward",
         [](In<float, 2> rows, In<std::int32_t, 1> inverse, In<std::int64_t, 1> offsets, std::size_t slots,
-           In<std::int32_t, 1> chosen, bool mean, Strided out) {
+           In<std::int32_t, 1> chosen, bool mean, StridedOut out) {
             const std::size_t dim = rows.shape(1);
             const ReleaseUnlessShort release(inverse.shape(0) * dim, kShortPooling);
             expect_bags(inverse.shape(0), offsets, chosen, slots);
@@ -92,7 +91,7 @@ void bind_rows(nb::module_& m) {
             pool_forward(rows.data(), dim, inverse.data(), offsets.data(), batch, slots, chosen.data(),
                          chosen.shape(0), mean, out.data(), static_cast<std::size_t>(out.stride(0)));
         },
-        array, array, array, nb::arg(), array, nb::arg(), array);
+        input, input, input, other, input, other, other);
     m.def(
         "pool_backward",
         [](StridedIn grad, In<std::int32_t, 1> inverse, In<std::int64_t, 1> offsets, std::size_t slots,
@@ -109,7 +108,7 @@ void bind_rows(nb::module_& m) {
                           offsets.data(), batch, slots, chosen.data(), chosen.shape(0), mean,
                           grad_rows.data());
         },
-        array, array, array, nb::arg(), array, nb::arg(), array);
+        input, input, input, other, input, other, other);
     m.def(
         "click_loss",
         [](In<float, 2> logits, In<float, 1> labels, Out<float, 1> probabilities, Out<float, 2> grad) {
@@ -122,7 +121,7 @@ void bind_rows(nb::module_& m) {
             const FlushDenormals mode;
             return click_loss(logits.data(), n, width, labels.data(), probabilities.data(), grad.data());
         },
-        array, array, array, array);
+        input, input, other, other);
     m.def(
         "count_clicks",
         [](In<float, 1> probabilities, In<float, 1> labels, Out<std::int64_t, 1> positive,
@@ -139,7 +138,7 @@ void bind_rows(nb::module_& m) {
             }
             return nb::make_tuple(sums.log_loss, sums.predicted, sums.clicks, sums.correct, sums.bad);
         },
-        array, array, array, array);
+        input, input, other, other);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -177,16 +177,13 @@ std::size_t table_scan_cut(RowTable& table, const Out<std::uint64_t, 1>& keys, c
 }  // namespace
 
 void bind_table(nb::module_& m) {
-    // noconvert throughout: a converted copy of an output array would swallow what is written to it.
-    m.def("init_rows", &init_rows, "seed"_a, nb::arg("keys").noconvert(), "kind"_a, "a"_a, "b"_a,
-          nb::arg("out").noconvert());
+    // noconvert: a copy of an input would hide a slow step.
+    m.def("init_rows", &init_rows, "seed"_a, nb::arg("keys").noconvert(), "kind"_a, "a"_a, "b"_a, "out"_a);
     nb::class_<BlockLocks>(m, "BlockLocks").def(nb::init<>());
-    m.def("apply_rule", &apply_rule, "kind"_a, "lr"_a, nb::arg("hyper").noconvert(), "step"_a,
-          nb::arg("values").noconvert(), nb::arg("state").noconvert(), nb::arg("grads").noconvert(),
-          "locks"_a);
-    m.def("shift_block", &shift_block, "kind"_a, "lr"_a, nb::arg("hyper").noconvert(), "step"_a,
-          nb::arg("values").noconvert(), nb::arg("state").noconvert(), nb::arg("deltas").noconvert(),
-          "locks"_a);
+    m.def("apply_rule", &apply_rule, "kind"_a, "lr"_a, nb::arg("hyper").noconvert(), "step"_a, "values"_a,
+          "state"_a, nb::arg("grads").noconvert(), "locks"_a);
+    m.def("shift_block", &shift_block, "kind"_a, "lr"_a, nb::arg("hyper").noconvert(), "step"_a, "values"_a,
+          "state"_a, nb::arg("deltas").noconvert(), "locks"_a);
     nb::class_<RowTable>(m, "RowTable")
         .def("__init__",
              [](RowTable* self, std::size_t dim, std::size_t state_width, std::uint64_t seed, int kind,
@@ -201,25 +198,21 @@ void bind_table(nb::module_& m) {
              })
         .def("note_steps", &RowTable::note_steps, "first"_a, "last"_a, "lr"_a)
         .def("forget_steps", &RowTable::forget_steps)
-        .def("pull", &table_pull, nb::arg("keys").noconvert(), nb::arg("out").noconvert(), "create"_a,
-             "clock"_a)
+        .def("pull", &table_pull, nb::arg("keys").noconvert(), "out"_a, "create"_a, "clock"_a)
         .def("push", &table_push, nb::arg("keys").noconvert(), nb::arg("grads").noconvert(),
              nb::arg("occurrences").noconvert().none(), "kind"_a, "lr"_a, nb::arg("hyper").noconvert(),
              "step"_a, "clock"_a)
         .def("insert", &table_insert, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
              nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert())
-        .def("take", &table_take, nb::arg("keys").noconvert(), "shares"_a, nb::arg("out").noconvert(),
-             nb::arg("occurrences").noconvert())
+        .def("take", &table_take, nb::arg("keys").noconvert(), "shares"_a, "out"_a, "occurrences"_a)
         .def("rebase", &table_rebase, nb::arg("keys").noconvert(), nb::arg("values").noconvert(), "create"_a,
              "kind"_a, "lr"_a, nb::arg("hyper").noconvert(), "step"_a)
-        .def("contains", &table_contains, nb::arg("keys").noconvert(), nb::arg("found").noconvert())
-        .def("scan", &table_scan, "cursor"_a, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
-             nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert(),
+        .def("contains", &table_contains, nb::arg("keys").noconvert(), "found"_a)
+        .def("scan", &table_scan, "cursor"_a, "keys"_a, "values"_a, "state"_a, "seen"_a, "touched"_a,
              "clock"_a)
         .def("begin_cut", &RowTable::begin_cut, nb::call_guard<nb::gil_scoped_release>())
-        .def("scan_cut", &table_scan_cut, nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
-             nb::arg("state").noconvert(), nb::arg("seen").noconvert(), nb::arg("touched").noconvert(),
-             "clock"_a, "since"_a = nb::none())
+        .def("scan_cut", &table_scan_cut, "keys"_a, "values"_a, "state"_a, "seen"_a, "touched"_a, "clock"_a,
+             "since"_a = nb::none())
         .def("end_cut", &RowTable::end_cut, nb::call_guard<nb::gil_scoped_release>())
         .def("rows", &RowTable::rows)
         .def("memory_bytes", &RowTable::memory_bytes, nb::call_guard<nb::gil_scoped_release>())

@@ -93,9 +93,9 @@ PyMultiSlot multislot(const std::vector<std::tuple<int, std::size_t, std::size_t
 
 }  // namespace
 
-// noconvert: a converted copy of an array would swallow what is written to it.
+// noconvert: a copy of an input would hide a slow step.
 void bind_text(nb::module_& m) {
-    const auto array = nb::arg().noconvert();
+    const auto input = nb::arg().noconvert();
     const auto other = nb::arg();
 
     // None where the text is no number that a file may hold.
@@ -129,7 +129,7 @@ void bind_text(nb::module_& m) {
             }
             expect(ordered, "offsets decrease");
         },
-        array, array, other, other, other, array);
+        input, input, other, other, other, other);
     m.def(
         "skip_lines",
         [](In<std::uint8_t, 1> data, std::size_t begin, std::size_t size, std::int64_t lines) {
@@ -142,7 +142,7 @@ void bind_text(nb::module_& m) {
             }
             return nb::make_tuple(moved.first, moved.second);
         },
-        array, other, other, other);
+        input, other, other, other);
 
     nb::class_<PyCriteo>(m, "CriteoParser")
         .def("__init__",
@@ -169,8 +169,8 @@ void bind_text(nb::module_& m) {
                                       stop, final, open, skip, labels, dense, keys, std::nullopt, lines, ends,
                                       counts, sample, line_base, byte_base, numbers));
             },
-            array, other, other, other, other, other, other, array, array, array, array, array, array, other,
-            other, other, nb::arg().none().noconvert());
+            input, other, other, other, other, other, other, other, other, other, other, other, other, other,
+            other, other, nb::arg().none());
 
     nb::class_<PyMultiSlot>(m, "MultiSlotParser")
         .def("__init__",
@@ -189,7 +189,7 @@ void bind_text(nb::module_& m) {
                                       open, skip, labels, dense, keys, offsets, lines, ends, counts, sample,
                                       line_base, byte_base));
             },
-            array, other, other, other, other, other, other, array, array, array, array, array, array, array,
+            input, other, other, other, other, other, other, other, other, other, other, other, other, other,
             other, other, other);
 }
 

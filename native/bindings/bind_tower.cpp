@@ -27,7 +27,7 @@ std::vector<const float*> weights_of(const TowerSpace& space, const Matrices& we
 
 }  // namespace
 
-// noconvert: a converted copy of an array would swallow what is written to it.
+// noconvert: a copy of an input would hide a slow step.
 void bind_tower(nb::module_& m) {
     nb::class_<TowerSpace>(m, "TowerSpace")
         .def("__init__",
@@ -55,7 +55,7 @@ void bind_tower(nb::module_& m) {
                 self.forward(x.data(), matrices, vectors, out.data(), half);
             },
             nb::arg("x").noconvert(), nb::arg("weights").noconvert(), nb::arg("biases").noconvert(),
-            nb::arg("out").noconvert(), nb::arg("half"))
+            nb::arg("out"), nb::arg("half"))
         .def(
             "backward",
             [](TowerSpace& self, In<float, 2> x, const Matrices& weights, In<float, 2> grad_out,
@@ -85,8 +85,7 @@ void bind_tower(nb::module_& m) {
                               grad_x ? grad_x->data() : nullptr, widths.front(), half);
             },
             nb::arg("x").noconvert(), nb::arg("weights").noconvert(), nb::arg("grad_out").noconvert(),
-            nb::arg("grad_weights").noconvert(), nb::arg("grad_biases").noconvert(),
-            nb::arg("grad_x").none().noconvert(), nb::arg("half"));
+            nb::arg("grad_weights"), nb::arg("grad_biases"), nb::arg("grad_x").none(), nb::arg("half"));
     bind_pooled_pass(m);
     bind_layers(m);
 }

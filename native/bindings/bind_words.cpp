@@ -81,7 +81,7 @@ void bind_words(nb::module_& m) {
                        "write: arrays of just the right size");
                 counter.write(least, reinterpret_cast<char*>(text.data()), counts.data());
             },
-            "least"_a, nb::arg("text").noconvert(), nb::arg("counts").noconvert());
+            "least"_a, "text"_a, "counts"_a);
     nb::class_<WordTable>(m, "WordTable")
         .def(
             "__init__",
@@ -103,14 +103,13 @@ void bind_words(nb::module_& m) {
                 new (self) WordParser(table, Draws{seed, window, negatives, shared}, number);
             },
             "table"_a, "seed"_a, "window"_a, "negatives"_a, "shared"_a, "number"_a, nb::keep_alive<1, 2>())
-        .def("parse", &parse, nb::arg("block").noconvert(), "last"_a, nb::arg("keys").noconvert(),
-             nb::arg("radius").noconvert(), nb::arg("groups").noconvert(), nb::arg("numbers").noconvert(),
-             nb::arg("ends").noconvert())
+        .def("parse", &parse, nb::arg("block").noconvert(), "last"_a, "keys"_a, "radius"_a, "groups"_a,
+             "numbers"_a, "ends"_a)
         .def("unknown", &WordParser::unknown);
     m.def("skip_gram", &skip_gram_step, nb::arg("words").noconvert(), nb::arg("contexts").noconvert(),
           nb::arg("inputs").noconvert(), nb::arg("outputs").noconvert(), nb::arg("radius").noconvert(),
-          nb::arg("groups").noconvert(), nb::arg("rates").noconvert(), nb::arg("grad_words").noconvert(),
-          nb::arg("grad_contexts").noconvert(), nb::arg("probabilities").noconvert());
+          nb::arg("groups").noconvert(), nb::arg("rates").noconvert(), "grad_words"_a, "grad_contexts"_a,
+          "probabilities"_a);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

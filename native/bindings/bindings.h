@@ -10,6 +10,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "released_gil.h"
 #include "sparsefleet/float_mode.h"
@@ -18,11 +19,17 @@ namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace nb = nanobind;
 
-// Contiguous CPU arrays. `In` may be read-only; `Out` is written in place.
+// An array that a kernel writes in place. Of an array of another type or layout nanobind would make a
+// converted copy, and what is written to a copy is lost. So this is a type of its own, whose caster (below)
+// never converts: such an array, and one that is read-only, is a TypeError.
+template <typename... Args>
+struct Written : nb::ndarray<Args...> {};
+
+// Contiguous CPU arrays. `In` may be read-only, and may be a copy unless a binding says `noconvert`.
 template <typename T, std::size_t N>
 using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 template <typename T, std::size_t N>
-using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Out = Written<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 
 // Kernels never allocate for Python: the caller (a face in kernels/, export/kernels/ or serving/kernels/)
 // hands in NumPy arrays of the right size. A wrong size here is our own bug, not the user's, but must never
@@ -82,3 +89,21 @@ void bind_pooled_pass(nb::module_& m);
 void bind_layers(nb::module_& m);
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL
+
+namespace nanobind::detail {
+
+template <typename... Args>
+struct type_caster<sparsefleet::SPARSEFLEET_LEVEL::Written<Args...>> {
+    using Array = ndarray<Args...>;
+    NB_TYPE_CASTER(sparsefleet::SPARSEFLEET_LEVEL::Written<Args...>, make_caster<Array>::Name)
+
+    bool from_python(handle src, std::uint32_t flags, cleanup_list* cleanup) noexcept {
+        make_caster<Array> caster;
+        flags &= ~static_cast<std::uint32_t>(cast_flags::convert);
+        if (!caster.from_python(src, flags, cleanup)) return false;
+        static_cast<Array&>(value) = std::move(caster.value);
+        return true;
+    }
+};
+
+}  // namespace nanobind::detail

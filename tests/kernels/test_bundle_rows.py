@@ -12,6 +12,7 @@ from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.kernels.reference import bundle_rows as reference
 from sparsefleet.export.rows_file import RowsFile, RowsHeader
 from sparsefleet.export.rows_writer import RowsWriter
+from sparsefleet.kernels import levels
 from sparsefleet.serving.kernels import request as native_request
 from sparsefleet.serving.kernels.reference import request as reference_request
 
@@ -146,3 +147,10 @@ def test_hashed_columns_agree(texts, prefix):
 def test_columns_that_are_not_all_text_are_left_to_others(odd):
     for module in (native_request, reference_request):
         assert not module.hash_column(["a", odd], b"", 0, 0, np.empty(2, np.uint64))
+
+
+def test_a_guard_is_of_the_mapping_itself():
+    """A converted copy lies elsewhere, and is gone after the call."""
+    for other in (np.zeros(8), np.zeros(16, np.uint8)[::2]):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            levels.native.guard_mapping(other)

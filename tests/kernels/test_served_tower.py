@@ -178,19 +178,3 @@ def test_a_network_that_would_write_beyond_its_arrays_is_refused(tmp_path, slots
     table = MappedTable(file.data, file.layout, slots, [PooledColumns([0], False, column)])
     with pytest.raises(ValueError, match=said):
         native.MappedNetwork(native.ServedTower(*layers((6, 24, 2), 0), 1), [table], 3, 2, dense_column)
-
-
-def test_scores_are_written_where_they_are_asked_for_or_not_at_all(tmp_path):
-    """An array of another type is not converted: its copy would get the scores."""
-    weights, biases = layers((4, 3, 2), 0)
-    with pytest.raises(TypeError):
-        native.ServedTower(weights, biases, 1)._native.probabilities(np.zeros((2, 4), np.float32), np.zeros(2))
-    files = [written(tmp_path, np.arange(50), np.ones((50, dim), np.float32)) for dim in (4, 3)]
-    network, parser = (
-        network_of(native, files, 3, 2)._native,
-        PlainRequests(PLAIN, max_samples=9, max_text=9, max_values=9).lend(),
-    )
-    with pytest.raises(TypeError):
-        network.score_body(parser, b'{"rows": [[1, 2, "x", "y", "z"]]}', np.zeros(1))
-    with pytest.raises(TypeError):
-        network.score(np.zeros(0, np.uint64), np.zeros(4, np.int64), np.zeros((1, 2), np.float32), np.zeros(1))

@@ -45,10 +45,13 @@ void bind_bundle(nb::module_& m) {
         nb::gil_scoped_release release;
         return check_order(file);
     });
-    m.def("guard_mapping", [](In<std::uint8_t, 1> data) -> std::int64_t {
-        const std::size_t number = guard_mapping(data.data(), data.shape(0));
-        return number == kNoGuard ? -1 : static_cast<std::int64_t>(number);
-    });
+    m.def(
+        "guard_mapping",
+        [](In<std::uint8_t, 1> data) -> std::int64_t {
+            const std::size_t number = guard_mapping(data.data(), data.shape(0));
+            return number == kNoGuard ? -1 : static_cast<std::int64_t>(number);
+        },
+        nb::arg().noconvert());  // a copy is not the mapping
     m.def("mapping_lost", [](std::size_t number) { return mapping_lost(number); });
     m.def("release_mapping", [](std::size_t number) { release_mapping(number); });
 }

@@ -148,8 +148,6 @@ BodyScored score_body(const ServedNetwork& network, RequestParser& parser, const
 }  // namespace
 
 void bind_served_tower(nb::module_& m) {
-    // A converted copy would swallow what is written to it.
-    const auto written = nb::arg().noconvert();
     nb::class_<ServedTower>(m, "ServedTower")
         .def("__init__",
              [](ServedTower* self, const std::vector<In<float, 2>>& weights,
@@ -169,85 +167,74 @@ void bind_served_tower(nb::module_& m) {
                  expect(widths.back() <= 2 && column < widths.back(), "a logit, or a pair of them");
                  new (self) ServedTower(std::move(widths), matrices, vectors, column);
              })
-        .def(
-            "probabilities",
-            [](const ServedTower& self, In<float, 2> x, Out<float, 1> out) {
-                expect(x.shape(1) == self.width() && out.shape(0) == x.shape(0),
-                       "x or out has the wrong shape");
-                const Computing scope;
-                self.probabilities(x.data(), x.shape(0), out.data());
-            },
-            nb::arg(), written);
+        .def("probabilities", [](const ServedTower& self, In<float, 2> x, Out<float, 1> out) {
+            expect(x.shape(1) == self.width() && out.shape(0) == x.shape(0), "x or out has the wrong shape");
+            const Computing scope;
+            self.probabilities(x.data(), x.shape(0), out.data());
+        });
     // Distinct keys, and those of them without a row; (-1, 0) where a rows file is damaged.
     nb::class_<BoundMapped>(m, "MappedNetwork")
         .def(nb::init<nb::object, std::vector<PooledOf>, std::size_t, std::size_t, std::size_t,
                       std::vector<MappedOf>>())
-        .def(
-            "score",
-            [](const BoundMapped& self, In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets,
-               In<float, 2> dense, Out<float, 1> out) {
-                const ServedNetwork& network = self.network;
-                const std::size_t samples = out.shape(0);
-                expect(offsets.shape(0) == samples * network.slots() + 1 && dense.shape(0) == samples &&
-                           dense.shape(1) == network.dense(),
-                       "one bag per sample and slot, and its dense features");
-                expect(offsets(samples * network.slots()) == static_cast<std::int64_t>(keys.shape(0)) &&
-                           never_decrease(offsets.data(), offsets.shape(0)),
-                       "bags end with the keys");
-                expect(keys.shape(0) < (std::size_t{1} << 31), "fewer than 2^31 keys");
-                ServedNetwork::Counts counts;
-                {
-                    nb::gil_scoped_release release;
-                    MappedLookup lookup(self.files);
-                    counts =
-                        network.score(keys.data(), offsets.data(), dense.data(), samples, lookup, out.data());
-                }
-                return counts.damaged ? nb::make_tuple(-1, 0) : nb::make_tuple(counts.keys, counts.missed);
-            },
-            nb::arg(), nb::arg(), nb::arg(), written)
+        .def("score",
+             [](const BoundMapped& self, In<std::uint64_t, 1> keys, In<std::int64_t, 1> offsets,
+                In<float, 2> dense, Out<float, 1> out) {
+                 const ServedNetwork& network = self.network;
+                 const std::size_t samples = out.shape(0);
+                 expect(offsets.shape(0) == samples * network.slots() + 1 && dense.shape(0) == samples &&
+                            dense.shape(1) == network.dense(),
+                        "one bag per sample and slot, and its dense features");
+                 expect(offsets(samples * network.slots()) == static_cast<std::int64_t>(keys.shape(0)) &&
+                            never_decrease(offsets.data(), offsets.shape(0)),
+                        "bags end with the keys");
+                 expect(keys.shape(0) < (std::size_t{1} << 31), "fewer than 2^31 keys");
+                 ServedNetwork::Counts counts;
+                 {
+                     nb::gil_scoped_release release;
+                     MappedLookup lookup(self.files);
+                     counts = network.score(keys.data(), offsets.data(), dense.data(), samples, lookup,
+                                            out.data());
+                 }
+                 return counts.damaged ? nb::make_tuple(-1, 0) : nb::make_tuple(counts.keys, counts.missed);
+             })
         // The same of a request's body, whose samples are counted first: -1 where it is not a plain one.
-        .def(
-            "score_body",
-            [](const BoundMapped& self, RequestParser& parser, const nb::bytes& body, Out<float, 1> out) {
-                BodyScored done;
-                {
-                    const ReleasedGil release;
-                    MappedLookup lookup(self.files);
-                    done = score_body(self.network, parser, body.c_str(), body.size(), lookup, out.data(),
-                                      out.shape(0));
-                }
-                if (!done.plain) return nb::make_tuple(-1, 0, 0);
-                expect(done.fits, "the parser is of another schema than the network");
-                if (done.counts.damaged) return nb::make_tuple(parser.rows(), -1, 0);
-                return nb::make_tuple(parser.rows(), done.counts.keys, done.counts.missed);
-            },
-            nb::arg(), nb::arg(), written);
+        .def("score_body",
+             [](const BoundMapped& self, RequestParser& parser, const nb::bytes& body, Out<float, 1> out) {
+                 BodyScored done;
+                 {
+                     const ReleasedGil release;
+                     MappedLookup lookup(self.files);
+                     done = score_body(self.network, parser, body.c_str(), body.size(), lookup, out.data(),
+                                       out.shape(0));
+                 }
+                 if (!done.plain) return nb::make_tuple(-1, 0, 0);
+                 expect(done.fits, "the parser is of another schema than the network");
+                 if (done.counts.damaged) return nb::make_tuple(parser.rows(), -1, 0);
+                 return nb::make_tuple(parser.rows(), done.counts.keys, done.counts.missed);
+             });
     // Samples (-1: not a plain request), distinct keys, those without a row, those that were fetched; and of
     // the exchange: a ReplyStatus, an errno, and the begin and end of what is left in the buffer.
     nb::class_<BoundRedis>(m, "RedisNetwork")
         .def(nb::init<nb::object, std::vector<PooledOf>, std::size_t, std::size_t, std::size_t,
                       std::vector<RedisOf>>())
-        .def(
-            "score_body",
-            [](const BoundRedis& self, RequestParser& parser, const nb::bytes& body, std::size_t per_command,
-               int socket, double seconds, Out<std::uint8_t, 1> data, std::size_t begin, std::size_t end,
-               Out<float, 1> out) {
-                expect(begin <= end && end <= data.shape(0) && per_command > 0 && socket >= 0,
-                       "score_body reads within the buffer, from a socket");
-                Received received{data.data(), data.shape(0), begin, end};
-                RedisLookup lookup(self.tables, socket, seconds, received, per_command);
-                BodyScored done;
-                {
-                    const ReleasedGil release;
-                    done = score_body(self.network, parser, body.c_str(), body.size(), lookup, out.data(),
-                                      out.shape(0));
-                }
-                expect(!done.plain || done.fits, "the parser is of another schema than the network");
-                const std::int64_t samples = done.plain ? static_cast<std::int64_t>(parser.rows()) : -1;
-                return nb::make_tuple(samples, done.counts.keys, done.counts.missed, lookup.fetched,
-                                      lookup.status, lookup.error, received.begin, received.end);
-            },
-            nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), written, nb::arg(), nb::arg(), written);
+        .def("score_body", [](const BoundRedis& self, RequestParser& parser, const nb::bytes& body,
+                              std::size_t per_command, int socket, double seconds, Out<std::uint8_t, 1> data,
+                              std::size_t begin, std::size_t end, Out<float, 1> out) {
+            expect(begin <= end && end <= data.shape(0) && per_command > 0 && socket >= 0,
+                   "score_body reads within the buffer, from a socket");
+            Received received{data.data(), data.shape(0), begin, end};
+            RedisLookup lookup(self.tables, socket, seconds, received, per_command);
+            BodyScored done;
+            {
+                const ReleasedGil release;
+                done = score_body(self.network, parser, body.c_str(), body.size(), lookup, out.data(),
+                                  out.shape(0));
+            }
+            expect(!done.plain || done.fits, "the parser is of another schema than the network");
+            const std::int64_t samples = done.plain ? static_cast<std::int64_t>(parser.rows()) : -1;
+            return nb::make_tuple(samples, done.counts.keys, done.counts.missed, lookup.fetched,
+                                  lookup.status, lookup.error, received.begin, received.end);
+        });
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL
