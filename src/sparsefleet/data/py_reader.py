@@ -63,8 +63,8 @@ class PyReader(Feeder):
         """
         if not iterable:
             raise ConfigError(
-                "PyReader(iterable=False): there is no start() and no reset() here; leave it out, and give the reader to "
-                "train_from_dataset or infer_from_dataset in the place of a dataset"
+                "PyReader(iterable=False): there is no start() and no reset() here; leave it out, and give the reader "
+                "to train_from_dataset or infer_from_dataset in the place of a dataset"
             )
         declared = schema if feed_list is None else list(feed_list)
         if declared is None or (schema is not None and feed_list is not None):
