@@ -54,10 +54,7 @@ def train(params):
     ctr_model = CTR()
     inputs = ctr_model.input_data(params)
     avg_cost, auc_var, batch_auc_var = ctr_model.net(inputs, params)
-    if params.mode == "geo":
-        optimizer = fluid.optimizer.SGD(params.learning_rate)
-    else:
-        optimizer = fluid.optimizer.Adam(params.learning_rate)
+    optimizer = fluid.optimizer.Adam(params.learning_rate)
     optimizer = fleet.distributed_optimizer(optimizer, get_strategy(params))
     optimizer.minimize(avg_cost)
 

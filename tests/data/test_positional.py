@@ -91,6 +91,11 @@ def test_fluids_names_of_generators() -> None:
     reader = sf.PyReader(feed_list=INPUTS, capacity=4)
     reader.decorate_sample_list_generator(lambda: iter([SAMPLES[:1], SAMPLES[1:]]))
     assert [len(batch) for batch in batches(reader)] == [1, 2]
+    reader = sf.PyReader(feed_list=INPUTS, capacity=4, iterable=True, use_double_buffer=False, return_list=True)
+    reader.decorate_sample_generator(lambda: iter(SAMPLES), batch_size=2)
+    assert [len(batch) for batch in batches(reader)] == [2]
+    with pytest.raises(ConfigError, match=r"there is no start\(\) and no reset\(\) here"):
+        sf.PyReader(feed_list=INPUTS, capacity=4, iterable=False)
 
 
 @pytest.mark.parametrize(

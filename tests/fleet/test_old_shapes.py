@@ -80,6 +80,25 @@ def test_saving_in_fluids_shape(tmp_path, caplog):
         fleet.save_persistables(exe, "p", None, 4)
 
 
+def test_an_inference_model_in_fluids_order_and_in_fleets(tmp_path):
+    fluid, model = sf.fluid, small_model()
+    fluid.optimizer.Adam(1e-2).minimize(model.loss)
+    exe, feeds = fluid.Executor(fluid.CPUPlace()), ["dense_input", *(f"C{i}" for i in range(1, 27))]
+    exe.train_from_dataset(program=fluid.default_main_program(), dataset=Given(batches(2)), quiet=True)
+    fluid.io.save_inference_model(str(tmp_path / "a"), feeds, ["predict"], exe)
+    fluid.io.save_inference_model(exe, str(tmp_path / "b"), feeds, ["predict"])
+    fluid.io.save_inference_model(dirname=tmp_path / "c", feeded_var_names=feeds, target_vars=["predict"], executor=exe)
+    for name in "abc":
+        assert (tmp_path / name / "manifest.json").is_file()
+    for arguments, message in (
+        (("p", feeds[:5], ["predict"], exe), "feeds leave out C10, C11"),
+        (("p", feeds, ["predict"], exe, 5), "1 arguments too many"),
+        (("p", feeds, ["predict"], 5), "1 arguments too many"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fluid.io.save_inference_model(*arguments)
+
+
 def test_minimize_says_which_model_is_trained(caplog):
     fleet, model = a_fleet(), small_model()
     fleet._optimizer.minimize(model.loss)

@@ -70,19 +70,23 @@ def test_neighbours_and_export(saved, tmp_path):
     assert done.exit_code == 0, done.output
     assert out.read_text().startswith("24 12\n")
     assert run("export", saved, "--format", "word2vec", "--binary", "--output", out).exit_code == 0
+    assert run("export", saved, "--format", "word2vec", "--binary").stdout_bytes == out.read_bytes()
     assert "choose word2vec" in run("export", saved, "--format", "glove", "--output", out).output
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path, text, saved):
-    empty, binary, few = (tmp_path / name for name in ("empty", "binary", "few"))
+    empty, binary, few, same = (tmp_path / name for name in ("empty", "binary", "few", "same"))
     empty.write_bytes(b"")
     binary.write_bytes(bytes(range(256)) * 30)
     few.write_text("each word once only")
+    same.write_text("so " * 5)
     for words, why in (
         (("--text", empty), "the file is empty"),
         (("--text", binary), "binary data"),
         (("--text", few), "the vocabulary is empty"),
+        (("--text", same), "so frequent that subsample=0.001 leaves them all out"),
         (("--text", text, "--dim", "0"), "dim=0 must be"),
+        (("--text", text, "--threads", "0"), "threads=0 must be 1 or above"),
         (("--text", text, "--k-steps", "3"), "--k-steps does nothing in one process"),
         (("--text", text, "--resume", saved), "trained with other settings: dim was 12 then, is 100 now"),
         (("--text", tmp_path / "none"), "no such file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -303,7 +304,7 @@ def neighbours_command(
 @errors_to_exit
 def export_command(
     model: Model,
-    output: Annotated[str, typer.Option(help="File to write.")],
+    output: Annotated[str | None, typer.Option(help="File to write; default: standard output.")] = None,
     format: Annotated[
         str, typer.Option(help="word2vec: what the word2vec program writes, and gensim reads.")
     ] = "word2vec",
@@ -313,8 +314,14 @@ def export_command(
     if format != "word2vec":
         raise ConfigError(f"--format {format} is not a format of word vectors; choose word2vec")
 
+    if output is None and binary and sys.stdout.isatty():
+        raise ConfigError("binary vectors would go to the terminal; give --output FILE, or redirect the output")
+
     from sparsefleet.word2vec import WordVectors
 
     vectors = WordVectors.load(model)
+    if output is None:
+        vectors.write(sys.stdout.buffer, binary=binary)
+        return
     vectors.export(output, binary=binary)
     say(f"[bold]{len(vectors):,} vectors[/] of {vectors.dim} values: {escape(output)}")

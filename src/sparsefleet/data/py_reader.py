@@ -47,6 +47,9 @@ class PyReader(Feeder):
         capacity: int = 16,
         threads: int = 1,
         feed_list: Sequence[Any] | None = None,
+        use_double_buffer: bool = True,
+        iterable: bool = True,
+        return_list: bool = False,
     ) -> None:
         """
         schema: what the samples mean: a Schema, or inputs as `set_use_var` takes them, in the order of their positions.
@@ -55,7 +58,14 @@ class PyReader(Feeder):
         capacity: batches that each stream's reading thread keeps ready.
         threads: streams of an epoch that is not told how many.
         feed_list: Fluid's word for inputs in the place of a schema.
+        use_double_buffer, return_list: Fluid's; they may stay, and change nothing: batches are always read ahead, and
+        go to the trainer. iterable: Fluid's; False, which belongs to `start()` and `reset()`, is refused.
         """
+        if not iterable:
+            raise ConfigError(
+                "PyReader(iterable=False): there is no start() and no reset() here; leave it out, and give the reader "
+                "to train_from_dataset or infer_from_dataset in the place of a dataset"
+            )
         declared = schema if feed_list is None else list(feed_list)
         if declared is None or (schema is not None and feed_list is not None):
             raise ConfigError("PyReader needs a schema, or the inputs (feed_list=[…]): one of the two")

@@ -27,10 +27,15 @@ def save_inference_model(
     target_vars: Any = None,
     main_program: Any = None,
 ) -> None:
-    """A bundle, for `sparsefleet serve`, of the model that this process trains."""
+    """A bundle, for `sparsefleet serve`, of the model that this process trains.
+
+    Positions as in Fluid, (path, feeds, targets, executor), or as in Fleet, (executor, path, feeds, targets).
+    """
+    if executor is None and len(arguments) > 3 and isinstance(arguments[3], Executor):
+        executor, arguments = arguments[3], (*arguments[:3], *arguments[4:])
     path, rest = old_arguments("save_inference_model", arguments, executor, dirname, main_program)
     if len(rest) > 2:
-        raise ConfigError("save_inference_model: too many arguments; write save_inference_model(path)")
+        raise ConfigError(f"save_inference_model: {len(rest) - 2} arguments too many; write save_inference_model(path)")
     trainer = _executor(executor, arguments).trainer()
     feeds = rest[0] if rest else feeded_var_names
     targets = rest[1] if len(rest) > 1 else target_vars

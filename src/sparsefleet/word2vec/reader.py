@@ -98,7 +98,13 @@ class WordReader(PassReader):
             partial(self._read, self._epoch, before),
             lengths=[_length(unit) for unit in units],
             sought=sought,
-            nothing=lambda: "none of the words of the text is in the vocabulary",
+            nothing=self._why_nothing,
+        )
+
+    def _why_nothing(self) -> str:
+        return (
+            "no words of the text are left to train on: they are not in the vocabulary, or so frequent that "
+            f"subsample={self.config.subsample:g} leaves them all out (0 leaves none out)"
         )
 
     def _check(self, position: Mapping[str, Any]) -> None:

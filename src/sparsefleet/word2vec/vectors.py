@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -158,16 +159,20 @@ class WordVectors:
         draft = target.with_name(f".{target.name}.draft")
         try:
             with draft.open("wb") as file:
-                file.write(f"{len(self)} {self.dim}\n".encode())
-                for word, vector in zip(self.words, self.vectors, strict=True):
-                    if binary:
-                        file.write(word.encode() + b" " + vector.astype("<f4").tobytes() + b"\n")
-                    else:
-                        file.write((word + " " + " ".join(map(str, vector.tolist())) + "\n").encode())
+                self.write(file, binary=binary)
             draft.replace(target)
         except OSError as error:
             draft.unlink(missing_ok=True)
             raise DataError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def write(self, file: BinaryIO, *, binary: bool = False) -> None:
+        """What `export` puts into a file, into one that is open already."""
+        file.write(f"{len(self)} {self.dim}\n".encode())
+        for word, vector in zip(self.words, self.vectors, strict=True):
+            if binary:
+                file.write(word.encode() + b" " + vector.astype("<f4").tobytes() + b"\n")
+            else:
+                file.write((word + " " + " ".join(map(str, vector.tolist())) + "\n").encode())
 
     def _number(self, word: str) -> int:
         number = self.numbers.get(word)

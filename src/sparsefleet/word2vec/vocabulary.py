@@ -137,8 +137,10 @@ def count_words(
     """
     if min_count < 1:
         raise ConfigError(f"min_count={min_count} must be 1 or above")
-    if threads < 1 or most < 2 * threads:
-        raise ConfigError(f"threads={threads} and most={most}: there must be a thread, and two words for each")
+    if threads < 1:
+        raise ConfigError(f"threads={threads} must be 1 or above")
+    if most < 2 * threads:
+        raise ConfigError(f"most={most} must be at least two words for each of {threads} threads")
     units = plan(files, threads * PIECES_PER_THREAD)
     sizes = [unit.stop - unit.start if unit.stop is not None else file_size(unit.file) - unit.start for unit in units]
     counters: list[WordCounter] = []
