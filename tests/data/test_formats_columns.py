@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -184,8 +185,10 @@ def test_bad_parquet_rows(column: str, values: list[object], message: str, reaso
 
 
 def test_parquet_columns_that_do_not_fit(tmp_path: Path) -> None:
-    file = parquet(tmp_path / "p", {"label": [0], "x": ["one"], "a": [1.5], "b": ["u"]})
-    with pytest.raises(DataError, match="column 'x' holds string where numbers are needed; column 'a'"):
+    file = parquet(tmp_path / "p", {"label": [0], "x": [[1]], "a": [1.5], "b": ["u"]})
+    with pytest.raises(
+        DataError, match=r"column 'x' holds list<.*> where numbers, or decimal text, are needed; column 'a'.*int64"
+    ):
         joined(ParquetFormat(SCHEMA), Unit(file))
     file = parquet(tmp_path / "q", {"x": [1], "a": [1], "b": ["u"]})
     with pytest.raises(DataError, match="no column 'label'; the file has x, a, b; labelled=False"):
@@ -209,3 +212,69 @@ def test_parquet_files_that_are_damaged(tmp_path: Path, many: str) -> None:
         list(form.read(Unit(empty), BadSamples()))
     with pytest.raises(DataError, match="no such file"):
         form.plan([str(tmp_path / "none")], 1)
+
+
+OTHER_TYPES = {
+    "a": pa.array([Decimal(5), Decimal(-7), None, Decimal(10**30)], pa.decimal128(38, 0)),
+    "b": pa.array(["u", None, "", "w"], pa.string_view()),
+    "x": pa.array(["1.5", "+2e1", "", None]),
+    "label": pa.array(["1", "0", "1.0", "0"]).dictionary_encode(),
+}
+"""As databases and data frames write whole numbers, text, numbers and labels."""
+
+
+@pytest.mark.parametrize("weighed", [False, True], ids=["plain", "transforms"])
+def test_types_of_other_programs_mean_what_text_means(weighed: bool, tmp_path: Path) -> None:
+    schema = replace(SCHEMA, weight="w") if weighed else SCHEMA
+    rows = [
+        {"label": 1, "x": 1.5, "a": "5", "b": "u", "w": 2.0},
+        {"label": 0, "x": 20, "a": -7, "b": None, "w": 2.0},
+        {"label": 1, "x": None, "a": None, "b": "", "w": 2.0},
+        {"label": 0, "x": None, "a": 10**30, "b": "w", "w": 2.0},
+    ]
+    if not weighed:
+        rows = [{name: value for name, value in row.items() if name != "w"} for row in rows]
+    columns = {**OTHER_TYPES, "w": pa.array([2.0] * 4)}
+    same(
+        joined(ParquetFormat(schema), Unit(parquet(tmp_path / "p", columns))),
+        batch_of_samples(rows, schema),
+    )
+
+
+@pytest.mark.parametrize("weighed", [False, True], ids=["plain", "transforms"])
+def test_text_that_is_no_number_and_decimals_that_are_no_keys(weighed: bool, tmp_path: Path) -> None:
+    schema = replace(KEYS, weight="w") if weighed else KEYS
+    good = {"a": pa.array([Decimal(5), Decimal(2**64 - 1)], pa.decimal128(38, 0)), "b": [1, 2], "w": [1.0, 1.0]}
+    numbers = {"label": ["1", "0"], "x": ["1", "2"]}
+    batch = joined(ParquetFormat(schema), Unit(parquet(tmp_path / "p", {**good, **numbers})))
+    assert batch.slot("a")[0].tolist() == [5, (2**64 - 1) % 1000]
+    for name, column, message in (
+        ("x", ["1", "two"], "column 'x': not a number: 'two'"),
+        ("label", ["1", "yes"], "column 'label': label is not 0 or 1"),
+        ("a", pa.array([5, -1]).cast(pa.decimal128(38, 0)), "column 'a': negative feature key"),
+        ("a", pa.array([Decimal(5), Decimal(2**64)], pa.decimal128(38, 0)), "column 'a': .*key"),
+    ):
+        file = parquet(tmp_path / "bad", {**good, **numbers, name: column})
+        with pytest.raises(BadRowError, match=message) as caught:
+            joined(ParquetFormat(schema), Unit(file))
+        assert caught.value.line == 2
+
+
+@pytest.mark.parametrize("weighed", [False, True], ids=["plain", "transforms"])
+def test_two_columns_of_one_name(weighed: bool, tmp_path: Path) -> None:
+    schema = replace(SCHEMA, weight="w") if weighed else SCHEMA
+    names = ["label", "x", "a", "b", "w", "a"]
+    table = pa.Table.from_arrays([pa.array([1])] * len(names), names=names)
+    pq.write_table(table, tmp_path / "p")
+    with pytest.raises(DataError, match="p: there are two columns 'a'; rename one of them"):
+        joined(ParquetFormat(schema), Unit(str(tmp_path / "p")))
+
+
+def test_a_timestamp_is_no_category(tmp_path: Path) -> None:
+    """Seconds here, text in CSV: the same table would train differently."""
+    times = pa.array([1700000000, 1700003600], pa.timestamp("s"))
+    file = parquet(tmp_path / "p", {"label": [0, 1], "x": [1.0, 2.0], "a": times, "b": ["u", "v"], "w": [1.0, 1.0]})
+    with pytest.raises(DataError, match=r"p: column 'a' holds timestamp\[.*derive = \"hour\""):
+        joined(ParquetFormat(replace(SCHEMA, weight="w")), Unit(file))
+    hours = replace(SCHEMA, slots=(Slot("hour", column="a", derive="hour"), Slot("b")))
+    assert joined(ParquetFormat(hours), Unit(file)).slot("hour")[0].tolist() == [key("hour", b"22"), key("hour", b"23")]

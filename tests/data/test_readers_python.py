@@ -380,6 +380,13 @@ def test_a_bad_sample_is_refused(bad: list[Any], message: str) -> None:
         batch_of_samples(bad, SCHEMA)
 
 
+def test_nan_is_a_missing_number_with_transforms_too() -> None:
+    """As data frames have it."""
+    schema = Schema(dense=(DenseFeature("age", 0.0, 10.0, missing=30.0),), slots=(Slot("city"),))
+    rows = [{"age": age, "city": "Oslo", "label": 1} for age in (20.0, float("nan"), None, "")]
+    assert batch_of_samples(rows, schema).dense[:, 0].tolist() == [2.0, 3.0, 3.0, 3.0]
+
+
 def test_a_batch_of_another_schema_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the batch has slots \('z',\)"):
         batch_of(Batch.from_slots({"z": ([1], [0, 1])}), SCHEMA)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -429,6 +430,42 @@ def test_numbers_of_things_are_categories_and_lists_count_by_their_values(tmp_pa
     tags = next(column for column in found.columns if column.name == "tags")
     assert (tags.distinct, tags.top) == (4, "x")
     assert found.schema.group == "user"
+
+
+def test_names_go_by_their_words(tmp_path: Path) -> None:
+    names = ["userId", "movieId", "Item ID", "zip-code", "pageViews", "campaign_id"]
+    lines = [",".join([*names, "isClick", "eventTime"])]
+    for i in range(200):
+        lines.append(f"{7 * (i % 60)},{i % 70},{i % 80},{i % 90},{i % 100},{i % 110}.0,{i % 2},{1700000000 + i % 97}")
+    (tmp_path / "f.csv").write_text("\n".join(lines) + "\n")
+    found = inspect(tmp_path / "f.csv")
+    assert kinds(found) == {
+        **dict.fromkeys(["userId", "movieId", "Item ID", "zip-code"], "category"),
+        **{"pageViews": "number", "campaign_id": "left out", "isClick": "label", "eventTime": "time"},
+    }
+    assert (found.schema.label, found.schema.group, found.schema.time) == ("isClick", "userId", "eventTime")
+    assert "written with a fraction (0.0): write whole numbers" in found.text()
+
+
+def test_what_it_proposes_of_parquet_can_be_read(tmp_path: Path) -> None:
+    """Types as databases and data frames write them: decimals without a fraction, text, views."""
+    rows = range(200)
+    columns = {
+        "click": pa.array([str(i % 2) for i in rows]),
+        "item_id": pa.array([Decimal(i % 70) for i in rows], pa.decimal128(38, 0)),
+        "price": pa.array([f"{i / 7:.2f}" for i in rows]),
+        "site": pa.array([f"s{i % 9}" for i in rows], pa.string_view()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    found = inspect(tmp_path / "t.parquet")
+    assert kinds(found) == {"click": "label", "item_id": "category", "price": "number", "site": "category"}
+    with open_reader(tmp_path / "t.parquet", found.schema, batch_size=500).epoch() as epoch:
+        batch = next(iter(epoch.streams[0]))
+    assert batch.labels.tolist() == [i % 2 for i in rows]
+    twice = pa.Table.from_arrays([pa.array([0, 1])] * 3, names=["click", "a", "a"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(DataError, match="there are two columns 'a'; rename one of them"):
+        inspect(tmp_path / "twice.parquet")
 
 
 @pytest.mark.parametrize("name", ["libsvm", "libffm"])

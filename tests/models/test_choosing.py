@@ -138,6 +138,9 @@ def test_a_model_of_ones_own_through_every_command(cli, clicks, tmp_path):
     assert "a model of your own (net.MyNet), and no code" in " ".join(untold.output.split())
     scored = cli("infer", run, "--data", clicks / "test", "--model", where, "--json")
     assert last_json(scored.stdout)["auc"] > 0.5
+    shuffled = cli("importance", run, "--data", clicks / "test", "--model", where, "--column", "C1", "--json")
+    assert shuffled.exit_code == 0, shuffled.output
+    assert last_json(shuffled.stdout)["auc"] == last_json(scored.stdout)["auc"]
     exported = cli("export", run, "--out", bundle, "--model", where)
     assert exported.exit_code == 0, exported.output
     same = cli(

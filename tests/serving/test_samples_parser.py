@@ -100,6 +100,18 @@ def test_values_that_do_not_fit(change, field, message):
         assert f"row 1: field {field!r}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [([["x"]], "a list within a list, a list ['x']"), ({"k": 1}, "an object {'k': 1}"), ([{"k": 1}], "an object")],
+)
+def test_what_is_nested_is_told_with_its_row_and_field(value, message):
+    transforms = replace(SMALL, slots=(Slot("a", lower=True), Slot("b")))
+    with pytest.raises(RequestError) as caught:
+        SampleParser(transforms).samples([GOOD, {**GOOD, "a": value}])
+    assert f"row 1: field 'a': {message}" in str(caught.value)
+    assert (caught.value.field, caught.value.row) == ("a", 1)
+
+
 def test_a_whole_number_is_hashed_as_its_text():
     for number in (0, 7, -7, 2**64, 10**30):
         same(

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from sparsefleet.cli.console import add_figures, errors_to_exit, figures, progress, results, say
-from sparsefleet.cli.reading import SAME_INPUTS, WHICH, checkpoint_of
+from sparsefleet.cli.reading import OWN_MODEL, SAME_INPUTS, WHICH, checkpoint_of
 from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.data.files import list_files
 from sparsefleet.data.formats import format_help
@@ -22,6 +22,7 @@ def importance(
         str, typer.Argument(help="A checkpoint, or a run's folder: then its best one, or the newest where none is.")
     ],
     data: Annotated[str, typer.Option(help="Rows to score, with labels: a folder, a file or a pattern.")],
+    own_model: Annotated[str | None, typer.Option("--model", help=OWN_MODEL)] = None,
     which: Annotated[str, typer.Option("--checkpoint", help=WHICH)] = "",
     column: Annotated[
         list[str] | None, typer.Option(help="Only this slot or dense feature; may be given several times.")
@@ -52,6 +53,7 @@ def importance(
             checkpoint,
             list_files(data),
             reading,
+            model=own_model,
             columns=column or (),
             rows=rows,
             repeats=repeats,

@@ -135,6 +135,8 @@ def _assembled(columns: Mapping[str, Sequence[Any]], schema: Schema, rows: int |
         raise ConfigError(f"the columns differ in their number of samples: {sizes}")
     plan = record_plan(schema, labelled=False, there=columns)
     given = {name: columns.get(name, [None] * rows) for name in plan.fields}
+    for name in {feature.source for feature in schema.dense} & columns.keys():
+        given[name] = [None if isinstance(value, float) and math.isnan(value) else value for value in given[name]]
     made = TableAssembler(schema, labelled=False, there=columns).objects(given, rows)
     bad = made.first_bad
     if bad is not None:

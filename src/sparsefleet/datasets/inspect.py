@@ -114,10 +114,15 @@ def inspect(
     return found
 
 
+def _words(name: str) -> str:
+    """userId, "User ID" and user-id as user_id: what a column is called is judged by its words."""
+    return re.sub(r"[\W_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).strip("_")
+
+
 def _truth(value: Any) -> float:
     """As readers take a label: 0, 1, and the truth values of JSON and Parquet. Text such as "True" is none."""
-    if isinstance(value, bool):
-        return float(value)
+    if isinstance(value, bool | Decimal):
+        return float(value) if value in (0, 1) else math.nan
     return {"1": 1.0, "1.0": 1.0, "0": 0.0, "0.0": 0.0}.get(str(value), math.nan)
 
 
@@ -148,7 +153,7 @@ def _label(table: RawTable, given: str | None) -> str:
         ends = [name for name in dict.fromkeys((table.slots[0], table.slots[-1])) if name in binary]
         if len(ends) == 1:
             return ends[0]  # where generators of such lines put it
-    named = [name for name in binary if LABELS.search(name)]
+    named = [name for name in binary if LABELS.search(_words(name))]
     if named:
         return named[0]
     first = next(iter(table.columns))
@@ -192,7 +197,7 @@ def _place(column: Column, values: Sequence[Any], table: RawTable, label: str) -
     if any(isinstance(value, dict) for value in present):
         _leave(column, "holds objects; take its parts out into columns of their own")
         return
-    if _binary(values) and FURTHER.search(name):
+    if _binary(values) and FURTHER.search(_words(name)):
         pairs = zip(table.columns[label], values, strict=True)
         only = all(_truth(other) != 1 for own, other in pairs if _truth(own) == 0)
         column.kind = "label"
@@ -206,7 +211,7 @@ def _place(column: Column, values: Sequence[Any], table: RawTable, label: str) -
         return
     texts = [str(value) for value in present]
     numeric = all(is_number(text) for text in texts)
-    if WEIGHTS.search(name) and numeric and all(float(text) >= 0 for text in texts):
+    if WEIGHTS.search(_words(name)) and numeric and all(float(text) >= 0 for text in texts):
         column.kind = "weight"
         return
     column.time_format = _time_format(name, texts, numeric)
@@ -225,13 +230,18 @@ def _place(column: Column, values: Sequence[Any], table: RawTable, label: str) -
         unique > 0.95
         and len(present) >= 100
         and not fractions
-        and (not column.integers or _rising(texts) or CODES.search(name))
+        and (not column.integers or _rising(texts) or CODES.search(_words(name)))
     ):
         _leave(column, "an identifier: almost every row has a value of its own")
         return
     if not numeric:
         return
-    if not fractions and (column.distinct <= FEW or CODES.search(name) or THINGS.search(name)):
+    thing = CODES.search(_words(name)) or THINGS.search(_words(name))
+    if thing and fractions and all(float(text).is_integer() for text in texts):
+        example = next(text for text in texts if not re.fullmatch(r"-?\d+", text))
+        _leave(column, f"numbers of things, written with a fraction ({example}): write whole numbers, for a category")
+        return
+    if not fractions and (column.distinct <= FEW or thing):
         column.kind = "category"
         return
     if any(abs(float(text)) > 1e30 for text in texts):
@@ -297,7 +307,7 @@ def _rising(texts: Sequence[str]) -> bool:
 def _time_format(name: str, texts: Sequence[str], numeric: bool) -> str | None:
     if not numeric:
         return "auto" if all(ISO.match(text) for text in texts) else None
-    if not TIMES.search(name):
+    if not TIMES.search(_words(name)):
         return None
     if all(len(text) == 8 and text.isdigit() and _is_date_hour(text) for text in texts):
         return "yymmddhh"
@@ -413,7 +423,7 @@ def _schema(columns: Sequence[Column], table: RawTable, label: str) -> Schema:
             dense.append(_number(column))
         elif column.kind in ("category", "list"):
             slots.append(Slot(column.name, split=column.separator, missing=missing))
-            if GROUPS.search(column.name) and group is None:
+            if GROUPS.search(_words(column.name)) and group is None:
                 group = column.name
         elif column.kind == "time" and time is None:
             time, time_format = column.name, column.time_format or "auto"

@@ -205,6 +205,9 @@ def _parquet(file: str) -> Iterator[dict[str, Any]]:
     from sparsefleet.data.formats.parquet import open_parquet
 
     with open_parquet(file) as opened:
+        twice = [name for name, count in Counter(opened.schema_arrow.names).items() if count > 1]
+        if twice:
+            raise DataError(f"{file}: there are two columns {twice[0]!r}; rename one of them")
         for batch in opened.iter_batches(8192):
             yield from batch.to_pylist()
 

@@ -58,18 +58,22 @@ def measure_importance(
     files: Sequence[str],
     reading: ReadingOptions,
     *,
+    model: str | None = None,
     columns: Sequence[str] = (),
     rows: int | None = None,
     repeats: int = 1,
     seed: int = 0,
     tell: Tell = lambda done, total: None,
 ) -> Importance:
-    """Shuffle one column at a time and score. `columns`: only these; `rows`: of the first so many samples."""
+    """Shuffle one column at a time and score. `columns`: only these; `rows`: of the first so many samples.
+
+    `model`: where the class of a model of one's own is, my_model.py:MyNet.
+    """
     if repeats < 1:
         raise ConfigError(f"repeats={repeats} must be 1 or above")
     if rows is not None and rows < 2:
         raise ConfigError(f"rows={rows} must be 2 or above: there is nothing to shuffle")
-    network, schema = saved_model(checkpoint)
+    network, schema = saved_model(checkpoint, model)
     chosen = _columns(schema, columns)
     samples = reading.open(files, schema)
     check_inputs(checkpoint, samples)  # before a large model is loaded

@@ -407,7 +407,11 @@ def _check_value(value: Any, name: str, row: int) -> None:
         if len(value) > MAX_VALUES:
             raise _bad(name, row, f"{len(value)} values; at most {MAX_VALUES} are allowed")
         for one in value:
+            if isinstance(one, list | tuple):
+                raise _bad(name, row, f"a list within a list, {_shown(one)}; a list holds text and numbers")
             _check_value(one, name, row)
+    elif isinstance(value, dict):
+        raise _bad(name, row, f"{_shown(value)}; allowed are text, numbers, null, and lists of these")
     elif isinstance(value, str) and len(value) > MAX_TEXT:
         raise _bad(name, row, f"text of {len(value)} characters; at most {MAX_TEXT} are allowed")
 

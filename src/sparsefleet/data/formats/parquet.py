@@ -1,11 +1,13 @@
 """Parquet files: a column per name of the schema.
 
-- the label: numbers or booleans, 0 or 1; a null is a bad sample. With labelled=False the column may be absent,
-  and labels that are absent or null are NaN.
-- a dense feature: numbers, normalised as raw values, (x - minimum) / diff; a null is missing, so 0.0.
-- a slot: text or bytes, which are hashed as in the text formats; or whole numbers, which are hashed as their decimal
-  text; or lists of either. Where the schema marks the slot as ready-made keys (and in schemas of version 1), whole
-  numbers are keys, taken as they are (folded modulo `sparse_feature_dim` unless that is 0). A null is no value.
+- the label: numbers, booleans or decimal text, 0 or 1; a null is a bad sample. With labelled=False the column may be
+  absent, and labels that are absent or null are NaN.
+- a dense feature: numbers or decimal text, normalised as raw values, (x - minimum) / diff; a null (or empty text) is
+  missing, so 0.0.
+- a slot: text or bytes, which are hashed as in the text formats; or whole numbers (decimals without a fraction too),
+  which are hashed as their decimal text; or lists of either. Where the schema marks the slot as ready-made keys (and in
+  schemas of version 1), whole numbers are keys, taken as they are (folded modulo `sparse_feature_dim` unless that is
+  0). A null is no value.
 
 A file can be cut between row groups: a unit holds the row groups whose first byte lies in its range. Samples are
 streamed, so memory does not grow with the file.
@@ -103,6 +105,9 @@ class ParquetFormat(Format):
             missing = [name for name in names if name not in there]
             if missing:
                 raise DataError(f"{unit.file}: no column {', '.join(map(repr, missing))}; it has {', '.join(there)}")
+            twice = [name for name in names if there.count(name) > 1]
+            if twice:
+                raise DataError(f"{unit.file}: there are two columns {twice[0]!r}; rename one of them")
         stop = unit.stop
         sample = samples = 0  # before the group: in the file, in the unit
         for group, start in enumerate(_group_starts(file.metadata)):
@@ -167,7 +172,10 @@ def _assembled(
 ) -> Iterator[Chunk]:
     """The same by the schema's transforms."""
     columns = dict(zip(table.schema.names, table.columns, strict=True))
-    made = assembler.arrow(columns, len(table))
+    try:
+        made = assembler.arrow(columns, len(table))
+    except DataError as refused:
+        raise DataError(f"{file}: {refused}") from None
     lines: npt.NDArray[np.int64] = np.arange(before + 1, before + len(table) + 1)
     bad = made.first_bad
     if bad is not None and bad_samples.policy == "error":

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from sparsefleet.core.batch import I64, Batch
 from sparsefleet.core.errors import DataError
 from sparsefleet.core.schema import Schema
+from sparsefleet.data.formats.columns import is_whole, without_view
 from sparsefleet.data.formats.record_plan import record_plan
 from sparsefleet.kernels.record_types import RecordColumns, RecordPlan, TextColumn, ValueKind
 from sparsefleet.kernels.records import Assembler
@@ -69,6 +70,9 @@ class TableAssembler:
         self.schema = schema
         self.plan = record_plan(schema, labelled=labelled, there=there, features_only=features_only)
         self._assembler = Assembler(self.plan)
+        # Of a timestamp there are seconds in one format and text in another: what is taken as it is would differ.
+        slots = [slot.source for slot in schema.slots if slot.derive is None and slot.cross is None]
+        self._taken_as_they_are = {*slots, *(feature.source for feature in schema.dense)}
 
     def arrow(self, columns: Mapping[str, pa.Array], rows: int) -> Assembled:
         return self._made([self._of_arrow(columns[name], name) for name in self.plan.fields], rows)
@@ -94,6 +98,7 @@ class TableAssembler:
             values, home = column, np.arange(rows)
         if types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
+        values = without_view(values)
         valid = values.is_valid().to_numpy(zero_copy_only=False)
         values, home = values.drop_null(), home[valid]
         texts, what = self._texts(values, name)
@@ -115,6 +120,11 @@ class TableAssembler:
         if types.is_null(kind):
             return pa.array([], pa.large_binary()), ValueKind.TEXT
         if types.is_timestamp(kind):
+            if name in self._taken_as_they_are:
+                raise DataError(
+                    f"column {name!r} holds {kind}; a slot takes text and whole numbers, a dense feature numbers. Of a "
+                    'time, derive = "hour" or "weekday" makes a slot; or write it as text'
+                )
             unit = "ms" if self.schema.time_format == "milliseconds" else "s"
             if self.schema.time_format == "yymmddhh":
                 raise DataError(f"column {name!r} holds {kind}; for that, the schema's time_format must be auto")
@@ -124,7 +134,7 @@ class TableAssembler:
             return values.cast(pa.date32()).cast(pa.large_string()).cast(pa.large_binary()), ValueKind.TEXT
         if types.is_boolean(kind):
             return values.cast(pa.large_string()).cast(pa.large_binary()), ValueKind.TRUTH
-        if types.is_integer(kind):
+        if is_whole(kind):
             return values.cast(pa.large_string()).cast(pa.large_binary()), ValueKind.WHOLE
         if types.is_floating(kind) or types.is_decimal(kind):
             doubles = values.cast(pa.float64(), safe=False)
