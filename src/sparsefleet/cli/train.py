@@ -328,6 +328,8 @@ def train(
     rows = schema_for(data, schema, sparse_feature_dim)
     measured = metrics_of(rows)
     trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile, metrics=measured)
+    if validation is not None:
+        validation.check(measured)  # here, not in the processes of a job, nor once the data is in memory
     torch.manual_seed(seed)
     model = train_parts.network(rows, preset, embedding_size, hidden, init_range, model_name, settings or ())
     train_parts.use_for_tables(model, row_rule)
