@@ -23,6 +23,7 @@ from sparsefleet.cli.console import (
     say,
 )
 from sparsefleet.cli.presets import preset_help, use_preset
+from sparsefleet.cli.reading import SCHEMA
 from sparsefleet.cli.run_config import leave_config, read_config
 from sparsefleet.cli.server_role import log_to_stderr, serve
 from sparsefleet.core.elastic import Elastic
@@ -65,7 +66,7 @@ def train(
         str | None,
         _data("Rows to score after each epoch, and to decide by: which checkpoint is the best one, when to stop."),
     ] = None,
-    schema: Annotated[str | None, _data("Schema file; default: schema.json beside the data, else Criteo's.")] = None,
+    schema: Annotated[str | None, _data(SCHEMA)] = None,
     reader: Annotated[str, _data("queue, memory, pyreader or feeder.")] = "queue",
     format: Annotated[str, _data(format_help())] = "auto",
     shuffle: Annotated[
