@@ -328,9 +328,9 @@ def train(
     job = fleet.distributed_optimizer(rule, strategy)
     rows = schema_for(data, schema, sparse_feature_dim)
     measured = metrics_of(rows)
-    trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile, metrics=measured)
     if validation is not None:
         validation.check(measured)  # here, not in the processes of a job, nor once the data is in memory
+    trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile, metrics=measured)
     torch.manual_seed(seed)
     model = train_parts.network(rows, preset, embedding_size, hidden, init_range, model_name, settings or ())
     train_parts.use_for_tables(model, row_rule)
@@ -339,6 +339,8 @@ def train(
     train_checks.check_start(start_from, fresh_optimizer, resume, save)
     if resume == "auto" and not save:
         raise ConfigError("--resume auto goes on from the checkpoints in the --save folder: give --save FOLDER")
+    if role.is_first_worker and not launched:  # who started the job has said it
+        train_checks.look_at_labels(model_name, model, rows.labels)
     if role.is_first_worker:
         begins_from = train_checks.goes_on_from(resume, save)
         if begins_from:
