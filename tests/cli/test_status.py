@@ -111,6 +111,14 @@ def test_no_figure_is_lost_in_a_narrow_terminal(width: int) -> None:
     assert "step-00000120" in squeezed
 
 
+def test_a_speed_that_is_not_known_yet_is_a_dash() -> None:
+    out, server = io.StringIO(), big(0)
+    server["workers"]["17"]["rows_per_s"] = None
+    Console(file=out, width=120).print(view(Report({"a:1": server}, {})))
+    (trainer,) = (line.split() for line in out.getvalue().splitlines() if "8,765,432" in line)
+    assert trainer[trainer.index("8,765,432") + 1] == "-"
+
+
 def test_json_holds_everything(running: tuple[Servers, RemoteStore]) -> None:
     made, _ = running
     report = json.loads(status(",".join(made.endpoints), "--json").stdout)

@@ -114,6 +114,16 @@ def test_predictions_in_the_order_of_the_input(cli, clicks, model, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.csv", "p.parquet"]
 
 
+def test_a_segment_that_no_row_has_is_told(cli, clicks, model):
+    line = next(iter(sorted((clicks / "test").iterdir()))).open().readline().rstrip("\n").split("\t")
+    there = line[14]  # of C1
+    done = cli("infer", model[0], "--data", clicks / "test", "--segment", f"C1={there},nobody,[none]")
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.stderr.split())
+    assert told.count("--segment C1: no row has the value nobody, [none]") == 1
+    assert "no row has" not in cli("infer", model[0], "--data", clicks / "test", "--segment", f"C1={there}").stderr
+
+
 def test_rows_without_labels(cli, clicks, model, tmp_path):
     (tmp_path / "rows").mkdir()
     for part in (clicks / "test").iterdir():

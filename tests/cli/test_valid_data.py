@@ -51,6 +51,16 @@ def test_what_goes_by_validation_data_needs_some(cli, clicks, option):
     assert f"{option[0]} goes by validation data: give --valid-data too" in " ".join(done.stderr.split())
 
 
+def test_a_metric_that_nobody_has_is_refused_before_processes_are_started(cli, clicks, tmp_path):
+    done = cli(
+        *("train", "--data", clicks / "train", "--valid-data", clicks / "test", "--watch", "acu"),
+        *("--servers", 1, "--workers", 1, "--log-dir", tmp_path / "log"),
+    )
+    assert done.exit_code == 1
+    assert "no metric 'acu' to go by; it has auc, logloss" in " ".join(done.stderr.split())
+    assert not (tmp_path / "log").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "geo"])
 def test_with_many_processes(shell: CommandLine, small_clicks, mode) -> None:

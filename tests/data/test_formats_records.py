@@ -303,3 +303,18 @@ def test_ready_made_keys_in_csv_and_json(tmp_path: Path) -> None:
     (tmp_path / "g").write_text('{"y": 1, "a": "7"}\n')
     with pytest.raises(BadRowError, match="column 'a': value of a wrong kind"):
         read(JsonLinesFormat(schema), str(tmp_path / "g"))
+
+
+def test_numbers_with_a_fraction_are_no_values_of_a_slot_and_may_be_a_group(tmp_path: Path) -> None:
+    schema = Schema(dense=(), slots=(Slot("a"),), label="y", group="g")
+    rows = [{"y": i % 2, "a": "x", "g": [7.0, 7.5, 8.0][i % 3]} for i in range(6)]
+    (tmp_path / "t.csv").write_text("y,a,g\n" + "".join(f"{row['y']},{row['a']},{row['g']}\n" for row in rows))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    pq.write_table(pa.Table.from_pylist([{**row, "a": 7.0} for row in rows]), tmp_path / "slot.parquet")
+    for name, kind in (("t.csv", "csv"), ("t.jsonl", "jsonl"), ("t.parquet", "parquet")):
+        groups = read(format_for(kind, schema), str(tmp_path / name)).groups
+        assert groups is not None
+        assert [groups.tolist().index(group) for group in groups.tolist()] == [0, 1, 2, 0, 1, 2], "the same samples"
+    with pytest.raises(BadRowError, match=r"column 'a': value of a wrong kind: '7\.0'"):
+        read(format_for("parquet", schema), str(tmp_path / "slot.parquet"))

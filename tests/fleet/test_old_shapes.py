@@ -304,16 +304,62 @@ def test_what_is_not_in_fluid_says_what_to_write():
         (lambda: fluid.DataFeeder, "sf.Feeder"),
         (lambda: fluid.ParamAttr, "SparseEmbedding"),
         (lambda: fluid.optimizer.Momentum, "choose SGD, Adagrad"),
+        (lambda: fluid.regularizer.L2Decay(0.1), r"weight_decay=c\): c of L2Decay\(c\) where the loss was a sum"),
+        (lambda: fluid.clip.GradientClipByGlobalNorm(1.0), r"DistributedStrategy\(clip_norm=…\)"),
+        (lambda: fluid.layers.exponential_decay(0.1, 10, 0.9), r"schedule=sf\.optim\.schedule\.ExponentialDecay\("),
         (lambda: fluid.Executor("cpu"), r"write Executor\(CPUPlace\(\)\)"),
     ):
         with pytest.raises(ConfigError, match=message):
             look()
     assert not hasattr(fluid, "no_such_name")
     assert fluid.layers.data("C1", [1], "int64", 1).name == fluid.data("C1").name == "C1"
-    assert fluid.optimizer.SGDOptimizer is sf.optim.SGD
+    assert fluid.optimizer.SGDOptimizer(0.5) == sf.optim.SGD(0.5)
     assert (fluid.initializer.Uniform().numbers, fluid.initializer.Normal(scale=2.0).numbers) == ((-1, 1), (0, 2))
     for name in dir(fluid):
         assert getattr(fluid, name) is not None
+
+
+def test_optimizers_with_fluids_arguments(caplog):
+    fluid, optim = sf.fluid, sf.optim
+    nothing = {"parameter_list": None, "regularization": None, "grad_clip": None, "name": None}
+    assert fluid.optimizer.SGD(0.1, **nothing) == optim.SGD(0.1)
+    assert fluid.optimizer.Adagrad(0.1, 1e-6, **nothing) == optim.Adagrad(0.1, 1e-6)
+    assert fluid.optimizer.Adam(0.1, 0.8, 0.99, 1e-6, **nothing) == optim.Adam(0.1, 0.8, 0.99, 1e-6)
+    assert fluid.optimizer.Ftrl(learning_rate=0.1, l1=0.2, l2=0.3, **nothing) == optim.FTRL(0.1, 0.2, 0.3)
+    assert fluid.optimizer.Adam(0.1, weight_decay=0.5, exact=True) == optim.Adam(0.1, weight_decay=0.5, exact=True)
+    assert caplog.text == "", "nothing to note"
+
+    for made, same, noted in (
+        (
+            fluid.optimizer.Adam(0.1, lazy_mode=True),
+            optim.Adam(0.1),
+            "Adam(lazy_mode=True) is not needed: a step moves only",
+        ),
+        (fluid.optimizer.AdamOptimizer(0.1, name="adam"), optim.Adam(0.1), "fluid.optimizer.Adam needs no name"),
+        (
+            fluid.optimizer.Adagrad(0.1, initial_accumulator_value=0.5),
+            optim.Adagrad(0.1, initial_accumulator=0.5),
+            "the setting is called initial_accumulator here",
+        ),
+        (fluid.optimizer.Ftrl(0.1, lr_power=-0.5), optim.FTRL(0.1), "Ftrl(lr_power=-0.5) is not needed"),
+    ):
+        assert made == same
+        assert noted in caplog.text
+    for rule, given, settings, message in (
+        ("Adam", (), {"lazy_mode": False}, r"lazy_mode=False; .* write exact=True"),
+        ("Adam", (), {"lazy_mode": True, "exact": True}, "contradict each other"),
+        ("Adam", (), {"regularization": 0.1}, r"write weight_decay=c for L2Decay\(c\)"),
+        ("Ftrl", (), {"regularization": 0.1}, "l1 and l2 of its own"),
+        ("SGD", (), {"parameter_list": []}, r"leave it out, and call parameter\.requires_grad_\(False\)"),
+        ("Adagrad", (), {"grad_clip": 1}, r"DistributedStrategy\(clip_norm=…\)"),
+        ("Ftrl", (), {"lr_power": -0.4}, "lr_power=-0.4; here rates fall with the root"),
+        ("Adagrad", (), {"initial_accumulator_value": 1.0, "initial_accumulator": 1.0}, "mean the same thing"),
+        ("Adam", (1e-3, 0.9, 0.99, 1e-8, None), {}, "5 arguments by position; give those after epsilon by name"),
+        ("SGD", (1e-3,), {"learning_rate": 1.0}, "learning_rate is given twice"),
+        ("SGD", (), {"momentum": 0.9}, "no setting momentum; there are learning_rate, schedule, exact, weight_decay"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            getattr(fluid.optimizer, rule)(*given, **settings)
 
 
 def test_inputs_of_a_dataset_declared_with_layers_data():

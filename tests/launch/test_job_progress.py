@@ -27,6 +27,10 @@ def test_the_line():
     assert described(both) == "epoch 1/2, step 1,500 to 1,700, 3,000 rows/s, auc 0.76000, 1:06:40 left"
     lost = {"0": worker(), "1": worker(state="lost"), "2": worker(doing="saving", auc=None, seconds_left=None)}
     assert described(lost) == "epoch 1/2, step 1,500, 4,000 rows/s, auc 0.75000, 1:15 left, saving"
+    begun = worker(rows_per_s=None, auc=None, seconds_left=None)
+    assert described({"0": begun}) == "epoch 1/2, step 1,500", "no speed is known yet"
+    assert described({"0": begun, "1": worker()}) == "epoch 1/2, step 1,500, 2,000 rows/s, auc 0.75000, 1:15 left"
+    assert described({"0": {**begun, "rows_per_s": 0.0}}) == "epoch 1/2, step 1,500, 0 rows/s", "a real 0"
 
 
 def test_a_running_job_is_asked():

@@ -35,9 +35,9 @@ def test_of_a_trainer_by_the_name_of_its_actor() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    early = {**TRAINER, "auc": None, "loss": None, "seconds_left": None}
+    early = {**TRAINER, "rows_per_s": None, "auc": None, "loss": None, "seconds_left": None}
     named = {name for name, _, _ in figures_of_trainers({"workers": {"0": early}})}
-    assert named == {"samples_per_second", "step", "epoch", "staleness_steps"}
+    assert named == {"step", "epoch", "staleness_steps"}
 
 
 def test_a_trainer_that_is_not_there_any_more_tells_nothing() -> None:

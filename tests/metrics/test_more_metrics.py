@@ -14,7 +14,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import Schema, Slot
 from sparsefleet.kernels.text import feature_key
-from sparsefleet.metrics import Calibration, ClickMetrics, GroupAUC, LabelMetrics, Segments
+from sparsefleet.metrics import Calibration, ClickMetrics, GroupAUC, LabelMetrics, MetricSet, Segments
 from sparsefleet.metrics.grouped import GroupedClicks
 from sparsefleet.scoring.measuring import metrics_of
 
@@ -151,6 +151,18 @@ def test_segments_by_value_of_a_slot():
         assert line["click_ratio"] == pytest.approx(p.sum() / labels.sum(), rel=1e-4)
         assert line["logloss"] == pytest.approx(-np.log(np.where(labels == 1, p, 1 - p)).mean(), rel=1e-4)
     assert metric.values()["segment_ad_values"] == 7
+    assert metric.unmet() == []
+
+
+def test_named_values_that_no_sample_has():
+    batch, outputs = drawn()
+    metric = counted(Segments("ad", {99: "gone", 5: "five", 2**64 - 1: "never"}), [(batch, outputs)])
+    assert metric.unmet() == ["gone", "never"]
+    few = counted(Segments("ad", {key: str(key) for key in range(7)}, most=1), [(batch, outputs)])
+    assert few.values()["segment_ad_values"] < 7, "some are left out"
+    assert few.unmet() == [], "which does not mean that no sample has them"
+    whole = MetricSet(ClickMetrics(), [Segments("ad", {99: "gone"}), Segments("user")])
+    assert whole.unmet_segments() == {"ad": ["gone"]}
 
 
 def test_weights():

@@ -41,6 +41,14 @@ def test_every_setting_is_explained_and_makes_a_model_from_text(name):
         assert {key: getattr(model.settings, key) for key in text} == SETTINGS[name]
 
 
+@pytest.mark.parametrize("name", ["mmoe", "shared_bottom", "dnn"])
+def test_a_model_for_several_labels_with_one_is_trained_and_told(cli, clicks, name):
+    done = cli("train", "--data", clicks / "test", "--model", name, "--embedding-size", 4, "--set", "hidden=8", *SMALL)
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.stderr.split()).count(f"{name} is made for several labels, and the schema has one, label: ")
+    assert told == (name != "dnn")
+
+
 @pytest.mark.parametrize("spelling", ["deepfm", "DeepFM", "deep-fm"])
 def test_spellings(spelling):
     assert choosing.choose(spelling) is DeepFM

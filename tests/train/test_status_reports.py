@@ -63,7 +63,28 @@ def test_epochs_shorter_than_a_report_have_a_speed_too(monkeypatch: pytest.Monke
         reports.resting("scoring")
         now += 10.0
     assert [heard["rows_per_s"] for heard in store.heard[1:]] == pytest.approx([2000.0] * 39, rel=0.01)
-    assert store.heard[0]["rows_per_s"] == 0.0, "nothing trained yet"
+    assert store.heard[0]["rows_per_s"] is None, "nothing trained yet"
+
+
+def test_a_speed_that_is_not_known_yet_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(status.time, "monotonic", lambda: now)
+    monkeypatch.setattr(status.time, "perf_counter", lambda: now)
+    store, progress = Listening(), Progress(epochs=1)
+    progress.step = 1500  # of an earlier pass
+    reports = StatusReports(store, progress)
+    reports.resting("waiting for the others")
+    progress.start_clock()
+    now += 0.01
+    reports.tick()
+    assert [heard["rows_per_s"] for heard in store.heard] == [None, None]
+    now += 5.0
+    reports.tick()
+    assert store.heard[-1]["rows_per_s"] == 0.0, "in five seconds not one row"
+    progress.rows += 1000
+    now += 5.0
+    reports.tick()
+    assert store.heard[-1]["rows_per_s"] == pytest.approx(200, rel=0.01), "of the last five seconds"
 
 
 def test_the_loss_is_of_the_samples_since_the_report_before() -> None:

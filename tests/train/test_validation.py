@@ -183,6 +183,24 @@ def test_real_metrics(clicks, tmp_path):
         trainer().fit(network(), rows_of(clicks), validation=Validation())
 
 
+def test_a_metric_that_nobody_has_is_refused_beside_metrics_of_ones_own(clicks):
+    job = scripted(0.5)
+    with pytest.raises(ConfigError, match=r"no metric 'scirpt' to go by; it has auc, .*, script "):
+        fit(job, clicks, validation=Validation("scirpt"))
+    assert not any(table["rows"] for table in job.store.stats()["tables"].values()), "before an epoch is trained"
+
+
+def test_a_metric_that_names_its_values_late_is_looked_for_after_the_epoch(clicks):
+    class Late(Script):
+        def values(self):
+            return {} if math.isnan(self.value) else {"late": self.value}
+
+    Script.values_to_come = [0.5, 0.6]
+    assert fit(trainer(metrics=[Late()]), clicks, 1, validation=Validation("late")).best["value"] == 0.5
+    with pytest.raises(ConfigError, match=r"no metric 'laet' to go by; it has auc, .*, late "):
+        fit(trainer(metrics=[Late()]), clicks, 1, validation=Validation("laet"))
+
+
 @pytest.mark.parametrize("mode", ["sync", "async", "geo"])
 def test_all_trainers_of_a_job_decide_alike(tmp_path, mode):
     """Two servers and two trainers: one best checkpoint, one end, one learning rate; and a resumed job has it again."""

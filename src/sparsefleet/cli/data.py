@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparsefleet.cli.console import add_figures, console, errors_to_exit, figures, progress
+from sparsefleet.cli.reading import SCHEMA
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.formats import file_formats
@@ -137,7 +138,8 @@ def prepare_command(
     schema: Annotated[
         Path | None,
         typer.Option(
-            help="Schema of CSV, JSON lines, libsvm, libffm, MultiSlot or Parquet files, as data inspect writes it."
+            help="Schema (JSON or TOML) of CSV, JSON lines, libsvm, libffm, MultiSlot or Parquet files, as data "
+            "inspect writes it."
         ),
     ] = None,
     split: Annotated[
@@ -271,7 +273,7 @@ def show_command(
     ] = None,
     schema: Annotated[
         Path | None,
-        typer.Option(help="Schema file. [default: schema.json or schema.toml beside the file, else Criteo's]"),
+        typer.Option(help=SCHEMA),
     ] = None,
     on_bad_row: BadRowPolicy = OnBadRow.error,
 ) -> None:

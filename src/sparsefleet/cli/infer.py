@@ -109,6 +109,8 @@ def infer(
         say(f"{where}:  {describe_metrics(values)}")
         if details := metrics.details():
             console.print(_segments_table(details))
+        for slot, names in metrics.unmet_segments().items():
+            say(f"[yellow]--segment {escape(slot)}[/]: no row has the value {escape(', '.join(names))}")
     if output:
         say(f"[bold]predictions[/] {escape(str(output))}")
     if json_output:

@@ -11,6 +11,8 @@ from sparsefleet.cli.console import say
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.beside import schema_beside
 
+SCHEMA = "Schema file, JSON or TOML; default: schema.json or schema.toml beside the data, else Criteo's."
+
 SAME_INPUTS = "Rows are read otherwise than in training: you vouch that this gives the same keys and numbers."
 
 OWN_MODEL = (

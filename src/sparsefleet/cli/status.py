@@ -254,7 +254,7 @@ def _trainers(report: Report) -> Table:
             Text(state, style="red" if trainer["state"] in ("lost", "dropped") else ""),
             str(trainer["epoch"] + 1) if "epoch" in trainer else "-",
             _count(trainer["step"]) if "step" in trainer else "-",
-            _count(trainer["rows_per_s"]) if "rows_per_s" in trainer else "-",
+            "-" if trainer.get("rows_per_s") is None else _count(trainer["rows_per_s"]),
             _count(trainer["staleness"]) if "staleness" in trainer else "-",
             Text(f"{seen:.1f} s ago", style="yellow" if late else ""),
             str(trainer["about"]).removeprefix("process "),

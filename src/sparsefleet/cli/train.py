@@ -23,6 +23,7 @@ from sparsefleet.cli.console import (
     say,
 )
 from sparsefleet.cli.presets import preset_help, use_preset
+from sparsefleet.cli.reading import SCHEMA
 from sparsefleet.cli.run_config import leave_config, read_config
 from sparsefleet.cli.server_role import log_to_stderr, serve
 from sparsefleet.core.elastic import Elastic
@@ -65,7 +66,7 @@ def train(
         str | None,
         _data("Rows to score after each epoch, and to decide by: which checkpoint is the best one, when to stop."),
     ] = None,
-    schema: Annotated[str | None, _data("Schema file; default: schema.json beside the data, else Criteo's.")] = None,
+    schema: Annotated[str | None, _data(SCHEMA)] = None,
     reader: Annotated[str, _data("queue, memory, pyreader or feeder.")] = "queue",
     format: Annotated[str, _data(format_help())] = "auto",
     shuffle: Annotated[
@@ -327,6 +328,8 @@ def train(
     job = fleet.distributed_optimizer(rule, strategy)
     rows = schema_for(data, schema, sparse_feature_dim)
     measured = metrics_of(rows)
+    if validation is not None:
+        validation.check(measured)  # here, not in the processes of a job, nor once the data is in memory
     trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile, metrics=measured)
     torch.manual_seed(seed)
     model = train_parts.network(rows, preset, embedding_size, hidden, init_range, model_name, settings or ())
@@ -336,6 +339,8 @@ def train(
     train_checks.check_start(start_from, fresh_optimizer, resume, save)
     if resume == "auto" and not save:
         raise ConfigError("--resume auto goes on from the checkpoints in the --save folder: give --save FOLDER")
+    if role.is_first_worker and not launched:  # who started the job has said it
+        train_checks.look_at_labels(model_name, model, rows.labels)
     if role.is_first_worker:
         begins_from = train_checks.goes_on_from(resume, save)
         if begins_from:

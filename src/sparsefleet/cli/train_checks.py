@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +229,20 @@ def goes_on_from(resume: str | None, save: str | None) -> str | None:
     if found is not None:
         say(f"[bold]goes on[/] from {escape(str(found))}")
     return None if found is None else str(found)
+
+
+def look_at_labels(name: str, model: object, labels: Sequence[str]) -> None:
+    """Say that a model of ours which is made for several labels is given one.
+
+    Of a user's own model, `many_labels` says only that it can take several.
+    """
+    from sparsefleet.models import registry
+
+    if len(labels) == 1 and type(model) in registry.SHELF.values() and getattr(model, "many_labels", False):
+        say(
+            f"[yellow]{escape(name)} is made for several labels[/], and the schema has one, {escape(labels[0])}: name "
+            "the others as more_labels there; or choose a model for one label (`sparsefleet models`)"
+        )
 
 
 def look_at_used_folder(save: str, resumed: str | None = None) -> None:

@@ -46,6 +46,10 @@ _INSTEAD = {
     "model.named_parameters()",
     "scope_guard": "there are no scopes; a trainer's store holds the parameters",
     "embedding": "sf.nn.SparseEmbedding(name, dim, slots)",
+    "regularizer": "L2 is the optimizer's, fluid.optimizer.Adam(rate, weight_decay=c): c of L2Decay(c) where the loss "
+    "was a sum over the batch, c times the batch size where it was a mean; L1 is fluid.optimizer.Ftrl(rate, l1=c)",
+    "clip": "gradients are clipped by their global norm: fleet.distributed_optimizer(optimizer, "
+    "fleet.DistributedStrategy(clip_norm=…))",
     "Program": "there are no programs; a model is a torch.nn.Module",
     "program_guard": "there are no programs; a model is a torch.nn.Module",
 }

@@ -16,6 +16,15 @@ _INSTEAD = {
     "reduce_sum": "nothing: a batch's loss is a sum over its samples",
     "mean": "nothing: a batch's loss is a sum over its samples",
     "accuracy": "fetch_list=['accuracy']; every run counts it",
+    **{
+        name: f"the optimizer's schedule: fluid.optimizer.Adam(rate, schedule=sf.optim.schedule.{schedule}(…))"
+        for name, schedule in (
+            ("exponential_decay", "ExponentialDecay"),
+            ("inverse_time_decay", "InverseTimeDecay"),
+            ("polynomial_decay", "PolynomialDecay"),
+            ("linear_lr_warmup", "LinearWarmup"),
+        )
+    },
     "auc": "fetch_list=['auc', 'batch_auc']; every run counts them, Trainer(num_thresholds=…, slide_steps=…) says how",
 }
 

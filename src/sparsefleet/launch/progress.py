@@ -68,8 +68,10 @@ def described(workers: Mapping[str, Mapping[str, Any]]) -> str | None:
     parts = [
         f"epoch {int(at_work[0]['epoch']) + 1}" + (f"/{at_work[0]['epochs']}" if at_work[0].get("epochs") else ""),
         f"step {steps[0]:,}" + (f" to {steps[-1]:,}" if len(steps) > 1 else ""),
-        f"{sum(one['rows_per_s'] for one in at_work):,.0f} rows/s",
     ]
+    speeds = [one["rows_per_s"] for one in at_work if one.get("rows_per_s") is not None]
+    if speeds:  # trainers that have just begun a pass do not know theirs yet
+        parts.append(f"{sum(speeds):,.0f} rows/s")
     aucs = [one["auc"] for one in at_work if isinstance(one.get("auc"), float) and math.isfinite(one["auc"])]
     if aucs:
         parts.append(f"auc {sum(aucs) / len(aucs):.5f}")

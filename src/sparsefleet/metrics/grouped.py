@@ -132,6 +132,10 @@ class GroupedClicks:
         if self._pending:
             self._sum_up()
 
+    def counts(self, groups: U64) -> npt.NDArray[np.bool_]:
+        """Whether samples of these groups are counted, or left out to bound memory."""
+        return _kept(groups, self.halvings) if self.halvings else np.ones(len(groups), np.bool_)
+
     def by_group(self) -> GroupTable:
         """What each group came to, in the order of the groups."""
         self._sum_up()

@@ -82,6 +82,12 @@ class MetricSet:
             told = (metric.details() for metric in self._own.values() if isinstance(metric, Segments))
             return [line for lines in told for line in lines]
 
+    def unmet_segments(self) -> dict[str, Sequence[str]]:
+        """Of each slot that is measured by value, the named values that no sample had; without slots that have none."""
+        with self._lock:
+            segments = [metric for metric in self._own.values() if isinstance(metric, Segments)]
+            return {metric.slot: names for metric in segments if (names := metric.unmet())}
+
     def _own_values(self) -> dict[str, float]:
         return {name: value for metric in self._own.values() for name, value in metric.values().items()}
 

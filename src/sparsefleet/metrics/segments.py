@@ -80,6 +80,13 @@ class Segments(Metric):
             )
         return told
 
+    def unmet(self) -> Sequence[str]:
+        """The names of values that no sample had."""
+        groups = self._sums.by_group().groups
+        keys = np.array(list(self._names), np.uint64)
+        unmet = ~np.isin(keys, groups) & self._sums.counts(keys)
+        return [name for name, missing in zip(self._names.values(), unmet.tolist(), strict=True) if missing]
+
 
 def _plain(number: float) -> int | float:
     """Of samples without weights, a whole number."""

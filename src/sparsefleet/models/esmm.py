@@ -33,7 +33,8 @@ class ESMM(SchemaModel):
         super().__init__(inputs, settings)
         if len(inputs.labels) != 2:
             raise ConfigError(
-                f"ESMM learns two labels, the click and what follows on it; the schema has {', '.join(inputs.labels)}"
+                "ESMM learns two labels, the click and what follows on it; the schema has "
+                f"{', '.join(inputs.labels)}: label names the click, and more_labels the one other"
             )
         self.embedding = vectors_of(inputs, self.settings, weights=False)
         width = deep_width(inputs, self.settings)

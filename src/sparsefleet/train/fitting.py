@@ -211,7 +211,7 @@ class Fit:
         for other in filter(None, (test, valid)):
             models.trained_on.check(other)  # now, not after an epoch
         if valid is not None:
-            self._check_watched(asked.validation or Validation())
+            (asked.validation or Validation()).check(self._config.metrics)
         data.seek(state.position)
         crew.begin_run(leased=leased)
         run = Run(
@@ -272,14 +272,6 @@ class Fit:
         data the judge has seen to it.)"""
         if self._asked.valid is None and run.epochs_done > until - self._asked.epochs:
             run.save_epoch()
-
-    def _check_watched(self, validation: Validation) -> None:
-        """Refuse a metric that nothing measures before an epoch is trained for it. Only metrics of our own are known
-        to name their values before they have counted anything.
-        """
-        own = self._config.metrics
-        if all(type(metric).__module__.startswith("sparsefleet.metrics.") for metric in own):
-            validation.value_of(MetricSet(ClickMetrics(self._config.num_thresholds), own).values())
 
     def _begin(self, until: int) -> None:
         if self._begun:

@@ -41,16 +41,19 @@ class StatusReports:
         self._next = 0.0
         self._tell(doing, self._speed(), 0)
 
-    def _speed(self) -> float:
+    def _speed(self) -> float | None:
+        """None: not known yet. A run that has just begun has trained nothing, which does not make it a slow one."""
         # Over the ends of epochs: there are epochs shorter than the time between two reports.
         now, rows = self._progress.seconds, self._progress.rows
         self._counted.append((now, rows))
         while now - self._counted[0][0] > SPEED_SECONDS and len(self._counted) > 2:
             self._counted.popleft()
         since, before = self._counted[0]
-        return (rows - before) / (now - since) if now > since else 0.0
+        if now <= since or (rows == before and now - since < PERIOD_SECONDS):
+            return None
+        return (rows - before) / (now - since)
 
-    def _tell(self, doing: str, rows_per_s: float, staleness: int) -> None:
+    def _tell(self, doing: str, rows_per_s: float | None, staleness: int) -> None:
         progress = self._progress
         auc, left = progress.metrics.click_values()["auc"], progress.seconds_left(self.share())
         loss = progress.quick_numbers(self._window)["loss"]
@@ -64,7 +67,7 @@ class StatusReports:
                 "seconds_left": None if left is None else round(left, 1),
                 "step": progress.step,
                 "rows": progress.rows,
-                "rows_per_s": round(rows_per_s, 1),
+                "rows_per_s": None if rows_per_s is None else round(rows_per_s, 1),
                 "staleness": staleness,
                 **({"trained_again": self.again} if self.again else {}),
             }

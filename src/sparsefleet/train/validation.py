@@ -8,11 +8,12 @@ All trainers of a job see the same metrics, summed over all of them, and so deci
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from sparsefleet.core.errors import CheckpointError, ConfigError
+from sparsefleet.metrics import ClickMetrics, Metric, MetricSet
 
 LOWER_IS_BETTER = ("logloss", "normalized_entropy", "loss")
 """Metrics by the end of their names; of all others more is better, unless `lower_is_better` says otherwise."""
@@ -67,6 +68,15 @@ class Validation:
                 " (--watch, Validation(metric=…))"
             )
         return float(values[self.metric])
+
+    def check(self, own: Sequence[Metric]) -> None:
+        """Refuse a metric that nothing measures before an epoch is trained for it; own: those of the trainer.
+
+        A metric that names no values before it has counted anything may still name this one: whether it does,
+        `value_of` finds out after the first epoch.
+        """
+        if all(metric.values() for metric in own):
+            self.value_of(MetricSet(ClickMetrics(), own).values())
 
 
 @dataclass(frozen=True)
