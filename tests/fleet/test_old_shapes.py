@@ -325,7 +325,9 @@ def test_optimizers_with_fluids_arguments(caplog):
     assert fluid.optimizer.SGD(0.1, **nothing) == optim.SGD(0.1)
     assert fluid.optimizer.Adagrad(0.1, 1e-6, **nothing) == optim.Adagrad(0.1, 1e-6)
     assert fluid.optimizer.Adam(0.1, 0.8, 0.99, 1e-6, **nothing) == optim.Adam(0.1, 0.8, 0.99, 1e-6)
-    assert fluid.optimizer.Ftrl(learning_rate=0.1, l1=0.2, l2=0.3, **nothing) == optim.FTRL(0.1, 0.2, 0.3)
+    assert fluid.optimizer.Ftrl(learning_rate=0.1, l1=0.2, l2=0.3, **nothing) == optim.FTRL(0.1, 0.2, 0.6, beta=0.0)
+    assert fluid.optimizer.Adam() == optim.Adam(1e-3), "what is left out is as in Fluid"
+    assert fluid.optimizer.Adagrad(0.1) == optim.Adagrad(0.1, 1e-6)
     assert fluid.optimizer.Adam(0.1, weight_decay=0.5, exact=True) == optim.Adam(0.1, weight_decay=0.5, exact=True)
     assert caplog.text == "", "nothing to note"
 
@@ -338,10 +340,10 @@ def test_optimizers_with_fluids_arguments(caplog):
         (fluid.optimizer.AdamOptimizer(0.1, name="adam"), optim.Adam(0.1), "fluid.optimizer.Adam needs no name"),
         (
             fluid.optimizer.Adagrad(0.1, initial_accumulator_value=0.5),
-            optim.Adagrad(0.1, initial_accumulator=0.5),
+            optim.Adagrad(0.1, 1e-6, initial_accumulator=0.5),
             "the setting is called initial_accumulator here",
         ),
-        (fluid.optimizer.Ftrl(0.1, lr_power=-0.5), optim.FTRL(0.1), "Ftrl(lr_power=-0.5) is not needed"),
+        (fluid.optimizer.Ftrl(0.1, lr_power=-0.5), optim.FTRL(0.1, beta=0.0), "Ftrl(lr_power=-0.5) is not needed"),
     ):
         assert made == same
         assert noted in caplog.text

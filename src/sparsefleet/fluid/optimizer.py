@@ -1,13 +1,14 @@
 """fluid.optimizer: the update rules under Fluid's names, with Fluid's arguments.
 
 Of these, the ones that are not needed here are noted in the log, and those that mean something else are refused with
-what to write. Whatever our own rules take (`schedule`, `weight_decay`, `exact`) is taken too.
+what to write. What a script leaves out is as in Fluid, not as in `sparsefleet.optim`. Whatever our own rules take
+(`schedule`, `weight_decay`, `exact`) is taken too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from sparsefleet import optim
@@ -47,7 +48,7 @@ def Adagrad(*given: Any, **settings: Any) -> optim.Adagrad:
             )
         note("Adagrad(initial_accumulator_value=…): the setting is called initial_accumulator here, and means the same")
         settings["initial_accumulator"] = start
-    return _made(optim.Adagrad, "Adagrad", 2, given, settings)
+    return _made(optim.Adagrad, "Adagrad", 2, given, settings, epsilon=1e-6)
 
 
 def Adam(*given: Any, **settings: Any) -> optim.Adam:
@@ -62,7 +63,7 @@ def Adam(*given: Any, **settings: Any) -> optim.Adam:
             f"fluid.optimizer.Adam: lazy_mode={lazy!r:.60}; where every step is to move every row of a table, write "
             "exact=True (docs/exact.md); where only the rows of its batch, leave lazy_mode out"
         )
-    return _made(optim.Adam, "Adam", 4, given, settings)
+    return _made(optim.Adam, "Adam", 4, given, settings, learning_rate=1e-3)
 
 
 def Ftrl(*given: Any, **settings: Any) -> optim.FTRL:
@@ -75,7 +76,8 @@ def Ftrl(*given: Any, **settings: Any) -> optim.FTRL:
                 "which is lr_power=-0.5: leave it out"
             )
         note("Ftrl(lr_power=-0.5) is not needed: rates fall so anyway")
-    return _made(optim.FTRL, "Ftrl", 3, given, settings)
+    made = _made(optim.FTRL, "Ftrl", 3, given, settings, beta=0.0)
+    return replace(made, l2=2 * made.l2)  # Fluid's formula has it twice
 
 
 AdamOptimizer, AdagradOptimizer, SGDOptimizer, FtrlOptimizer = Adam, Adagrad, SGD, Ftrl
@@ -84,9 +86,11 @@ _OF_ALL = ("parameter_list", "regularization", "grad_clip", "name")
 """Arguments that each of Fluid's optimizers has; None, their default, means the same here."""
 
 
-def _made(rule: type[Rule], name: str, shared: int, given: tuple[Any, ...], settings: Mapping[str, Any]) -> Rule:
+def _made(
+    rule: type[Rule], name: str, shared: int, given: tuple[Any, ...], settings: Mapping[str, Any], **defaults: float
+) -> Rule:
     """shared: how many of Fluid's arguments, from the first, are the rule's own; what comes behind them is not the same
-    in all releases of Fluid."""
+    in all releases of Fluid. defaults: Fluid's, where the rule has others."""
     call = f"fluid.optimizer.{name}"
     known = [field.name for field in fields(rule)]
     # `schedule` and `exact` are of all rules and by name only: dataclasses put them behind the others.
@@ -106,7 +110,7 @@ def _made(rule: type[Rule], name: str, shared: int, given: tuple[Any, ...], sett
             raise ConfigError(f"{call}: there is no setting {setting}; there are {', '.join(known)}")
         elif value is not None:
             _leave_out(call, rule, setting)
-    return rule(**own)
+    return rule(**{**defaults, **own})
 
 
 def _leave_out(call: str, rule: type[UpdateRule], setting: str) -> None:
