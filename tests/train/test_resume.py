@@ -23,6 +23,7 @@ from fit_jobs import (
 from torch import nn
 
 from sparsefleet.checkpoint import Checkpoint, latest
+from sparsefleet.communicator.direct import _DirectLane as DirectLane
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data import Feeder, PyReader
@@ -30,6 +31,7 @@ from sparsefleet.metrics import ClickMetrics
 from sparsefleet.models import CTRDNN
 from sparsefleet.optim import SGD, Adagrad, Adam
 from sparsefleet.train import FetchHandler, SavePolicy, Trainer
+from sparsefleet.train.threads import JOIN_SECONDS
 
 READERS = {
     "queue": lambda clicks: rows_of(clicks),
@@ -238,6 +240,32 @@ def test_an_interrupt_before_the_first_step(clicks, tmp_path):
     whole.fit(network(), rows_of(clicks, "feeder"))
     job.fit(network(1), rows_of(clicks, "feeder"), resume=str(tmp_path))
     assert_same_bits(whole, job)
+
+
+def test_an_interrupt_waits_for_a_thread_that_leaves(clicks, tmp_path, monkeypatch):
+    """It may have been between two steps when the gate was quiet, and leaves inside the gate."""
+    between, interrupted = threading.Event(), threading.Event()
+
+    class Stop(FetchHandler):
+        def handler(self, fetched):
+            between.set()
+            interrupted.wait(20)
+            threading.Event().wait(JOIN_SECONDS / 2)  # until it was seen that nobody is within a step
+
+        def tick(self, fetch):
+            if between.is_set():
+                interrupted.set()
+                raise KeyboardInterrupt
+
+    def leave_late(lane):
+        threading.Event().wait(JOIN_SECONDS + 0.5)  # as long as a server's answer takes on a busy machine
+
+    monkeypatch.setattr(DirectLane, "leave", leave_late)
+    with pytest.raises(KeyboardInterrupt):
+        trainer().fit(
+            network(), rows_of(clicks), save=SavePolicy(str(tmp_path)), fetch=[Stop(["step"], period_batches=1)]
+        )
+    assert state_of(latest(tmp_path)).step == 1
 
 
 def test_not_asked_to_save_it_does_not(clicks, tmp_path):

@@ -51,6 +51,8 @@ logger = logging.getLogger("sparsefleet.train")
 
 INTERRUPTED_SECONDS = 10.0
 """Trainers that are interrupted together end their steps within so much of each other."""
+LEAVE_SECONDS = 5.0
+"""A training thread may take so long to leave, once its last step is over: it waits for answers of servers."""
 
 
 @dataclass(frozen=True)
@@ -403,7 +405,8 @@ class Run:
         """The user wants to stop: save, if asked to. Of several trainers all must have been interrupted."""
         if self.save_policy is None or not self.save_policy.on_interrupt:
             return
-        quiet = self.member.gate.quiet
+        # Not only a look: a thread that was between two steps, or with a handler, comes in once more to leave.
+        quiet = self.member.gate.wait_until_quiet(LEAVE_SECONDS)
         if self.crew.size > 1:
             try:
                 parts = self.crew.reduce("interrupted", {"quiet": quiet}, INTERRUPTED_SECONDS)
