@@ -95,7 +95,7 @@ class Training:
             finally:
                 link.client.close()
         at_work = [one for one in newest.values() if one.get("doing") == "training" and one["state"] == "present"]
-        return float(sum(one.get("rows_per_s", 0.0) for one in at_work))
+        return float(sum(one.get("rows_per_s") or 0.0 for one in at_work))  # None: not known yet
 
 
 def picture(
