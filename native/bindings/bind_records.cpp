@@ -100,10 +100,11 @@ struct Shape {
 using Weights = std::optional<Out<float, 1>>;
 using Groups = std::optional<Out<std::uint64_t, 1>>;
 using Times = std::optional<Out<std::int64_t, 1>>;
+using Numbers = std::optional<Out<double, 2>>;
 
 Columns columns_of(const Shape& shape, Out<float, 2>& labels, Out<float, 2>& dense,
                    Out<std::uint64_t, 1>& keys, Out<std::int64_t, 1>& offsets, const Weights& weights,
-                   const Groups& groups, const Times& times, std::size_t sample) {
+                   const Groups& groups, const Times& times, const Numbers& numbers, std::size_t sample) {
     const std::size_t capacity = labels.shape(0);
     expect(sample <= capacity, "first sample out of the arrays");
     expect(labels.shape(1) == shape.labels, "labels is not [capacity, L]");
@@ -117,6 +118,8 @@ Columns columns_of(const Shape& shape, Out<float, 2>& labels, Out<float, 2>& den
            "groups is not [capacity]");
     expect(times.has_value() == shape.time && (!times || times->shape(0) == capacity),
            "times is not [capacity]");
+    expect(!numbers || (numbers->shape(0) == capacity && numbers->shape(1) == shape.dense),
+           "numbers is not [capacity, n]");
     Columns out{};
     out.labels = labels.data();
     out.dense = dense.data();
@@ -128,17 +131,18 @@ Columns columns_of(const Shape& shape, Out<float, 2>& labels, Out<float, 2>& den
     out.weights = weights ? weights->data() : nullptr;
     out.groups = groups ? groups->data() : nullptr;
     out.times = times ? times->data() : nullptr;
+    out.numbers = numbers ? numbers->data() : nullptr;
     return out;
 }
 
 nb::tuple parse(LineParser& parser, const Shape& shape, In<std::uint8_t, 1> data, std::size_t begin,
                 std::size_t size, std::size_t stop, bool final, bool open, bool skip, Out<float, 2> labels,
                 Out<float, 2> dense, Out<std::uint64_t, 1> keys, Out<std::int64_t, 1> offsets,
-                const Weights& weights, const Groups& groups, const Times& times, Out<std::int64_t, 1> lines,
-                Out<std::int64_t, 1> ends, Out<std::int64_t, 1> counts, std::size_t sample,
-                std::int64_t line_base, std::int64_t byte_base) {
+                const Weights& weights, const Groups& groups, const Times& times, const Numbers& numbers,
+                Out<std::int64_t, 1> lines, Out<std::int64_t, 1> ends, Out<std::int64_t, 1> counts,
+                std::size_t sample, std::int64_t line_base, std::int64_t byte_base) {
     expect(begin <= size && size <= data.shape(0), "text block out of its buffer");
-    Columns out = columns_of(shape, labels, dense, keys, offsets, weights, groups, times, sample);
+    Columns out = columns_of(shape, labels, dense, keys, offsets, weights, groups, times, numbers, sample);
     expect(lines.shape(0) == out.capacity && ends.shape(0) == out.capacity,
            "lines or ends is not [capacity]");
     expect(counts.shape(0) == kReasons, "counts has not one entry per reason");
@@ -173,14 +177,15 @@ void bind_parse(nb::class_<Bound<Parser>>& bound) {
         [](Bound<Parser>& self, In<std::uint8_t, 1> data, std::size_t begin, std::size_t size,
            std::size_t stop, bool final, bool open, bool skip, Out<float, 2> labels, Out<float, 2> dense,
            Out<std::uint64_t, 1> keys, Out<std::int64_t, 1> offsets, const Weights& weights,
-           const Groups& groups, const Times& times, Out<std::int64_t, 1> lines, Out<std::int64_t, 1> ends,
-           Out<std::int64_t, 1> counts, std::size_t sample, std::int64_t line_base, std::int64_t byte_base) {
+           const Groups& groups, const Times& times, const Numbers& numbers, Out<std::int64_t, 1> lines,
+           Out<std::int64_t, 1> ends, Out<std::int64_t, 1> counts, std::size_t sample, std::int64_t line_base,
+           std::int64_t byte_base) {
             return parse(self.parser, self.shape, data, begin, size, stop, final, open, skip, labels, dense,
-                         keys, offsets, weights, groups, times, lines, ends, counts, sample, line_base,
-                         byte_base);
+                         keys, offsets, weights, groups, times, numbers, lines, ends, counts, sample,
+                         line_base, byte_base);
         },
         text, other, other, other, other, other, other, other, other, other, other, maybe, maybe, maybe,
-        other, other, other, other, other, other);
+        maybe, other, other, other, other, other, other);
 }
 
 // One column of a table: texts, which of them belong to a row, and what they are.
@@ -268,9 +273,9 @@ void bind_records(nb::module_& m) {
                                             In<std::uint8_t, 1>, In<std::uint8_t, 1>>>& table,
                Out<float, 2> labels, Out<float, 2> dense, Out<std::uint64_t, 1> keys,
                Out<std::int64_t, 1> offsets, const Weights& weights, const Groups& groups, const Times& times,
-               Out<std::uint8_t, 1> reasons, Out<std::int64_t, 1> fields) {
+               const Numbers& numbers, Out<std::uint8_t, 1> reasons, Out<std::int64_t, 1> fields) {
                 const Columns out =
-                    columns_of(self.shape, labels, dense, keys, offsets, weights, groups, times, 0);
+                    columns_of(self.shape, labels, dense, keys, offsets, weights, groups, times, numbers, 0);
                 const std::size_t rows = out.capacity;
                 expect(table.size() == self.parser.plan().fields, "not one column per field");
                 expect(reasons.shape(0) == rows && fields.shape(0) == rows,
@@ -319,7 +324,7 @@ void bind_records(nb::module_& m) {
                 }
                 return nb::make_tuple(filled, full);
             },
-            other, other, other, other, other, maybe, maybe, maybe, other, other);
+            other, other, other, other, other, maybe, maybe, maybe, maybe, other, other);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -124,6 +124,11 @@ inline double apply(int function, double x) {
     return function == kLn2 ? ln2(x) : x;
 }
 
+inline double before_scaling(const DensePlan& plan, double x) {
+    x = x < plan.low ? plan.low : x > plan.high ? plan.high : x;
+    return plan.function == kIdentity ? x : apply(plan.function, x);
+}
+
 // Eight bytes at once: A to Z become a to z.
 inline std::uint64_t lower8(std::uint64_t word) {
     constexpr std::uint64_t kOnes = 0x0101010101010101ull, kHigh = 0x8080808080808080ull;
@@ -374,14 +379,21 @@ bool Assembler::dense(const Field* fields, std::size_t index, float* out) {
         if (field.list || value.kind == kTruth) return refuse(kValueKind, plan.field, &value);
         if (!parse_number(value.data, value.size, &x)) return refuse(kNumber, plan.field, &value);
     }
-    const double as_read = x;
-    x = x < plan.low ? plan.low : x > plan.high ? plan.high : x;
-    if (plan.function != kIdentity) x = apply(plan.function, x);
-    *out = static_cast<float>((x - plan.minimum) / plan.diff);
+    *out = static_cast<float>((before_scaling(plan, x) - plan.minimum) / plan.diff);
     if (!(std::fabs(*out) <= kLargest))
         return refuse(kRange, plan.field, field.count ? field.values : nullptr);
-    numbers_[index] = as_read;
+    numbers_[index] = x;
     return true;
+}
+
+void Assembler::tell_numbers(const Field* fields, double* out) const {
+    for (std::size_t i = 0; i < plan_.dense.size(); ++i) {
+        const DensePlan& plan = plan_.dense[i];
+        const Field& field = fields[plan.field];
+        const bool none = field.count == 0 || (field.count == 1 && field.values[0].size == 0);
+        const double x = none ? plan.missing : numbers_[i];
+        out[i] = std::isnan(x) ? x : before_scaling(plan, x);
+    }
 }
 
 void Assembler::text_value(const char* p, std::size_t size, std::size_t index) {
@@ -566,6 +578,8 @@ Refusal Assembler::assemble(const Field* fields, const Columns& out, std::size_t
         if (__builtin_expect(!dense(fields, i, out.dense + sample * plan_.dense.size() + i), 0))
             return refusal_;
     }
+    if (__builtin_expect(out.numbers != nullptr, 0))
+        tell_numbers(fields, out.numbers + sample * plan_.dense.size());
     if (out.weights) {
         const auto at = static_cast<std::size_t>(plan_.weight);
         const Field& field = fields[at];

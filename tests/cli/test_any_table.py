@@ -119,3 +119,67 @@ def test_from_multislot_to_a_served_score(shell: CommandLine, tmp_path: Path) ->
         wrong = server.post("/v1/predict", {"rows": [{**asked[0], "slot4": "text"}]})
         assert wrong.status_code == 400
         assert "slot4" in wrong.text
+
+
+MEASURED = """format = "sparsefleet-schema"
+version = 2
+label = "click"
+sparse_feature_dim = 0
+dense = [
+  { name = "price", measure = "min-max", function = "log1p" },  # in euros
+  { name = "age", measure = "standard" },
+]
+slots = [
+  { name = "site" },
+  { name = "price_range", column = "price", quantiles = 10 },
+]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_measured_settings_are_numbers_typed_by_hand(shell: CommandLine, tmp_path: Path) -> None:
+    """Prepared, trained, scored, exported, verified and served: the same to the last digit."""
+    write_table(tmp_path / "f.csv", 3000)
+    (tmp_path / "schema.toml").write_text(MEASURED)
+    early = shell.run("train", "--data", "f.csv", "--schema", "schema.toml", "--save", "early", *SMALL)
+    assert early.returncode != 0
+    assert "slot 'price_range': quantiles = 10 is not measured yet: run `sparsefleet data prepare" in " ".join(
+        early.stderr.split()
+    )
+    split = shell.run("data", "prepare", "f.csv", "--schema", "schema.toml", "--out", "data", "--parts", "2")
+    assert split.returncode == 0, split.stderr
+    assert "buckets        10 of price_range, bounds " in split.stdout
+    assert "normalisation  age: (x - " in split.stdout
+    measured = Schema.load(tmp_path / "data" / "schema.toml")
+    assert "# in euros" in (tmp_path / "data" / "schema.toml").read_text()
+    typed = json.loads(json.dumps(measured.to_dict()))
+    for part in (*typed["dense"], *typed["slots"]):
+        part.pop("measure", None)
+        part.pop("quantiles", None)
+    (tmp_path / "typed.json").write_text(json.dumps(typed))
+    assert Schema.load(tmp_path / "typed.json").to_dict() != measured.to_dict()
+
+    scores = {}
+    for name, schema in (("model", "data/schema.toml"), ("typed", "typed.json")):
+        # One thread: the same bits.
+        trained = shell.run(
+            *("train", "--data", "data/train", "--schema", schema, "--save", name, "--threads", "1", *SMALL)
+        )
+        assert trained.returncode == 0, trained.stderr
+        shell.result("infer", name, "--data", "data/test", "--output", f"{name}.csv")
+        scores[name] = (tmp_path / f"{name}.csv").read_text()
+    assert scores["model"] == scores["typed"]
+    exported = shell.run("export", "model", "--out", "bundle")
+    assert exported.returncode == 0, exported.stderr
+    wanted = [float(line["probability"]) for line in csv.DictReader((tmp_path / "typed.csv").open())]
+    rows = list(csv.DictReader(next((tmp_path / "data" / "test").iterdir()).open()))
+    with serving(tmp_path / "bundle") as server:
+        asked = [{name: row[name] for name in measured.fields} for row in rows]
+        answer = server.post("/v1/predict", {"rows": asked})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["scores"] == pytest.approx(wanted, abs=1e-5)
+        verified = shell.run(
+            "verify", "--checkpoint", "model", "--bundle", "bundle", "--data", "data/test", "--url", server.url
+        )
+    assert verified.returncode == 0, verified.stdout + verified.stderr

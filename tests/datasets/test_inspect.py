@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -81,6 +82,59 @@ def test_the_same_rows_in_other_formats(events: Path, tmp_path: Path) -> None:
         found = inspect(tmp_path / name)
         assert kinds(found) == kinds(wanted)
         assert found.schema.slots == wanted.schema.slots
+
+
+def gzipped(data: bytes) -> bytes:
+    return gzip.compress(data)
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, "zstd", asbytes=True))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "libsvm", "libffm", "multislot"])
+def test_packed_files_and_uris_look_like_the_plain_ones(events: Path, tmp_path: Path, kind: str) -> None:
+    rows = list(csv.DictReader((events / "train" / "part-0.csv").open()))
+    lines = {
+        "csv": [",".join(rows[0]), *(",".join(row.values()) for row in rows)],
+        "jsonl": [json.dumps(row) for row in rows],
+        "libsvm": [f"{n % 2} {1 + n % 7}:1 {8 + n % 5}:1" for n in range(300)],
+        "libffm": [f"{n % 2} 0:{n % 7}:1 1:{n % 5}:1" for n in range(300)],
+        "multislot": [f"1 {n % 2} 2 {n % 7} {n % 5} 1 {n % 3}" for n in range(300)],
+    }[kind]
+    data = "".join(line + "\n" for line in lines).encode()
+    plain = tmp_path / "plain"
+    plain.write_bytes(data)
+    label = "slot1" if kind == "multislot" else None
+    wanted = inspect(plain, label=label)
+    assert wanted.table.format == kind
+    assert wanted.table.whole
+    for name, pack in (("f.gz", gzipped), ("f.zst", zstd), ("packed by gzip", gzipped), ("packed by zstd", zstd)):
+        packed = tmp_path / name
+        packed.write_bytes(pack(data))
+        for place in (packed, f"file://{packed}"):
+            found = inspect(place, label=label)
+            assert (found.table, found.columns, found.schema) == (wanted.table, wanted.columns, wanted.schema)
+    assert inspect(f"file://{plain}", label=label).columns == wanted.columns
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(gzipped(data)[:-20])
+    with pytest.raises(DataError, match=rf"{cut}: .*(cannot be read|damaged)"):
+        inspect(cut, label=label)
+
+
+def test_the_command_on_packed_files_behind_a_uri(cli: Any, events: Path, tmp_path: Path) -> None:
+    told = []
+    for name, pack in (("plain", bytes), ("gzip", gzipped), ("zstd", zstd)):
+        folder = tmp_path / name
+        folder.mkdir()
+        for part in (events / "train").glob("*.csv"):
+            (folder / part.name).write_bytes(pack(part.read_bytes()))
+        schema = tmp_path / f"{name}.toml"
+        done = cli("data", "inspect", f"file://{folder}", "--out", schema)
+        assert done.exit_code == 0, done.output
+        told.append((done.stdout.replace(str(schema), ""), schema.read_text()))
+    assert "3 files: csv" in told[0][0]
+    assert told[0] == told[1] == told[2]
 
 
 def test_columns_of_all_kinds(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ NAMES = list(PLAN.fields)
 
 
 def run(parser: Any, plan: RecordPlan, data: bytes, skip: bool = True) -> tuple[RecordColumns, Parsed]:
-    out = RecordColumns.for_plan(plan, 100, 4000)
+    out = RecordColumns.for_plan(plan, 100, 4000, numbers=True)
     buffer = np.frombuffer(data, np.uint8).copy()
     done = parser.parse(Block(buffer, 0, len(data), len(data) + 1, final=True, skip=skip), out)
     return out, done
@@ -66,6 +66,9 @@ def same(one: RecordColumns, other: RecordColumns) -> None:
     for name in ("labels", "weights", "groups", "times", "lines", "ends"):
         np.testing.assert_array_equal(getattr(one, name)[:n], getattr(other, name)[:n], err_msg=name)
     np.testing.assert_allclose(one.dense[:n], other.dense[:n], rtol=1e-6)
+    assert one.numbers is not None
+    assert other.numbers is not None
+    np.testing.assert_allclose(one.numbers[:n], other.numbers[:n], rtol=1e-12)
     assert one.offsets is not None
     assert other.offsets is not None
     ends = one.offsets[: n * slots + 1]

@@ -114,6 +114,8 @@ class Assembler {
     bool refuse(int reason, std::size_t field, const Value* value = nullptr);
     bool label(const Field& field, float* out) const;
     bool dense(const Field* fields, std::size_t index, float* out);
+    // Of each dense feature the number that is about to be scaled; NaN where it is missing.
+    void tell_numbers(const Field* fields, double* out) const;
     bool slot(const Field* fields, std::size_t index);
     bool text_values(const Field& field, std::size_t index);
     void text_value(const char* p, std::size_t size, std::size_t index);

@@ -67,8 +67,8 @@ struct Columns {
     std::size_t filled, capacity, key_capacity;
     std::int64_t line_base, byte_base;
     std::int64_t* counts;  // [kReasons] refused samples, added to
-    double* numbers =
-        nullptr;  // Criteo, where wanted: [capacity, n] numbers as they stand in the text; blank: NaN
+    // Criteo and records, where wanted: [capacity, n] numbers before they are scaled; missing: NaN.
+    double* numbers = nullptr;
     // Records only. `labels` is then [capacity, L]; the others are null where the schema names no such
     // column.
     float* weights = nullptr;

@@ -161,7 +161,7 @@ def prepare_command(
     """Check rows and split them into train and test parts.
 
     Measures on the way what the schema needs: of raw Criteo rows the normalisation, else the values that a min_count
-    keeps.
+    keeps, the bounds of quantiles, and minimum and diff of a measure.
     """
     from sparsefleet.datasets.prepare import PrepareReport, PrepareSpec, prepare
 
@@ -222,6 +222,13 @@ def _split_table(
         print(f"skipped        {count:,}: {reason}")
     for slot, count in report.kept.items():
         print(f"kept values    {count:,} of {slot}")
+    for slot, bounds in report.buckets.items():
+        shown = f", bounds {bounds[0]:g} to {bounds[-1]:g}" if bounds else ""
+        print(f"buckets        {len(bounds) + 1} of {slot}{shown}")
+    for feature, (minimum, diff) in report.scales.items():
+        print(f"normalisation  {feature}: (x - {minimum:g}) / {diff:g}")
+    for remark in report.remarks:
+        print(f"note           {remark}")
     print(f"schema         {out / 'schema.toml'}")
 
 

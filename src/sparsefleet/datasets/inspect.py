@@ -477,10 +477,12 @@ def _comments(found: Inspection) -> dict[str, str]:
     comments = {
         "": f"Made by `sparsefleet data inspect` of {seen} {table.rows:,} rows; {100 * found.label_rate:.2f} % of them "
         f"have {found.schema.label} = 1.\nEdit it: take lines out, or add settings. Commands take it by --schema.",
-        "dense": 'Numbers: clip = [low, high], function = "log1p" or "ln2", then (x - minimum) / diff; missing = x.',
+        "dense": 'Numbers: clip = [low, high], function = "log1p" or "ln2", then (x - minimum) / diff; missing = x.\n'
+        'measure = "min-max" or "standard" in place of minimum and diff (data prepare measures).',
         "slots": 'Categories: lower = true, length = n, split = "|", first = n, missing = "x", keys = true;\n'
         'min_count = n, rare = "x" (data prepare counts);\n'
-        'also { name = "a_b", cross = ["a", "b"] }, { name = "price_range", column = "price", buckets = [1, 10] }.',
+        'also { name = "a_b", cross = ["a", "b"] }, { name = "price_range", column = "price", buckets = [1, 10] },\n'
+        "or quantiles = 10 in place of buckets (data prepare measures).",
         "group": "group AUC is measured within it",
         "time_format": "auto: ISO 8601, or seconds since 1970; UTC",
     }

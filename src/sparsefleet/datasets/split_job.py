@@ -6,13 +6,15 @@ and nothing of the items before it, so items can be done in any order and anywhe
     item-3.train-0 …   item-3.test-0 …      rows of the item, by part; only where there are some
     item-3.times.npy                        by time, before the split: when its rows happened
     counts-…                                see `value_counts.py`
+
+What is measured of numbers (`measures.py`): moments, which an item's answer holds, and counts as of values.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,12 +25,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsefleet.core.batch import Batch
-from sparsefleet.core.schema import Schema
+from sparsefleet.core.schema import DenseFeature, Schema
 from sparsefleet.data.files import file_size, is_packed
 from sparsefleet.data.formats import format_for
-from sparsefleet.data.formats.base import BadSamples, Unit
+from sparsefleet.data.formats.base import F64, BadSamples, Unit
 from sparsefleet.data.formats.parquet import ParquetFormat, open_parquet
 from sparsefleet.data.formats.text import TextFormat
+from sparsefleet.datasets.measures import Moments, codes_of
 from sparsefleet.datasets.planted import mix64
 from sparsefleet.datasets.prepare import PrepareSpec, is_test_sample
 from sparsefleet.datasets.value_counts import ValueCounts
@@ -53,6 +56,10 @@ class SplitJob:
     split: str
     counted: list[int]
     """Numbers of the slots whose values are counted."""
+    scaled: list[int]
+    """Numbers of the dense features whose moments are measured."""
+    ranged: list[list[int]]
+    """Slots whose numbers are counted: the slot, and the dense feature that `counting_schema` made for it."""
     from_time: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,6 +78,8 @@ class Done:
     train: int
     test: int
     skipped: dict[str, int]
+    moments: Sequence[Sequence[float]] = ()
+    """Of the training rows, for each dense feature that is measured: the fields of `Moments`."""
 
 
 def cut_into_items(files: Sequence[str], format: Any, item_bytes: int = ITEM_BYTES) -> list[list[Piece]]:
@@ -104,8 +113,10 @@ class Worker:
         schema = Schema.from_dict(job.schema)
         found = format_for(job.format, schema)
         assert isinstance(found, TextFormat | ParquetFormat)
+        if isinstance(found, ParquetFormat):
+            found.numbers = bool(job.scaled or job.ranged)
         self._format: TextFormat | ParquetFormat = found
-        self._counts = ValueCounts(folder, job.counted, tag)
+        self._counts = ValueCounts(folder, [*job.counted, *(slot for slot, _ in job.ranged)], tag)
 
     def times(self, item: int) -> Done:
         """When the rows of an item happened, into a file."""
@@ -122,6 +133,7 @@ class Worker:
         train = _Parts(self._folder / f"item-{item}.train", self._spec.parts)
         test = _Parts(self._folder / f"item-{item}.test", self._spec.test_parts)
         spec = replace(self._spec, seed=_seed_of(self._spec.seed, item))
+        moments = [Moments()] * len(self._job.scaled)
         seen = before = 0
         try:
             for piece in self._job.items[item]:
@@ -129,6 +141,8 @@ class Worker:
                     held = self._held_out(batch, seen, spec)
                     seen += len(batch)
                     self._count(batch, ~held)
+                    if rows.numbers is not None:
+                        moments = self._measure(rows.numbers[~held], moments)
                     train.deal(rows, ~held)
                     test.deal(rows, held)
                     tell(before + done)
@@ -136,7 +150,7 @@ class Worker:
         finally:
             train.close()
             test.close()
-        return Done(train.rows, test.rows, dict(bad.counts))
+        return Done(train.rows, test.rows, dict(bad.counts), [astuple(one) for one in moments])
 
     def finish(self) -> None:
         """After the last item: what was counted goes to files."""
@@ -156,6 +170,14 @@ class Worker:
             places = np.arange(ends[-1]) - np.repeat(ends - length, length) + np.repeat(first, length)
             self._counts.add(slot, batch.keys[places])
 
+    def _measure(self, numbers: F64, moments: list[Moments]) -> list[Moments]:
+        """Moments with those of a chunk's numbers more; the numbers that make buckets are counted."""
+        for slot, place in self._job.ranged:
+            of_slot = numbers[:, place]
+            self._counts.add(slot, codes_of(of_slot[~np.isnan(of_slot)]))
+        columns = [numbers[:, place] for place in self._job.scaled]
+        return [before.plus(Moments.of(x[~np.isnan(x)])) for before, x in zip(moments, columns, strict=True)]
+
     def _rows(self, unit: Unit, bad: BadSamples) -> Iterator[tuple[Batch, _Rows, int]]:
         """Batches with their rows, and how many bytes of the unit are read."""
         if isinstance(self._format, ParquetFormat):
@@ -165,7 +187,7 @@ class Worker:
         for chunk in self._format.read_raw_unit(unit, bad):
             assert chunk.text is not None
             done = int(chunk.ends[-1]) - unit.start if chunk.ends is not None else 0
-            yield chunk.batch, _Rows(chunk.text), min(done, size - unit.start)
+            yield chunk.batch, _Rows(chunk.text, numbers=chunk.numbers), min(done, size - unit.start)
 
     def _held_out(self, batch: Batch, seen: int, spec: PrepareSpec) -> Mask:
         """`spec`: with the item's own seed, by which rows are drawn at random; groups are drawn alike in all items."""
@@ -190,10 +212,10 @@ def _seed_of(seed: int, item: int) -> int:
 
 
 class _Rows:
-    """Rows as they stand in a file: lines, or a table."""
+    """Rows as they stand in a file: lines, or a table; and their numbers, where they are wanted (`Chunk.numbers`)."""
 
-    def __init__(self, lines: Sequence[bytes] = (), table: Any = None) -> None:
-        self.lines, self.table = lines, table
+    def __init__(self, lines: Sequence[bytes] = (), table: Any = None, numbers: F64 | None = None) -> None:
+        self.lines, self.table, self.numbers = lines, table, numbers
 
 
 def _parquet_rows(file: str, format: ParquetFormat, bad: BadSamples) -> Iterator[tuple[Batch, _Rows, int]]:
@@ -211,7 +233,7 @@ def _parquet_rows(file: str, format: ParquetFormat, bad: BadSamples) -> Iterator
             read = last
             keep = table.slice(last - start)
             waiting, start = keep.to_batches(), last
-            yield chunk.batch, _Rows(table=taken), size * read // max(count, 1)
+            yield chunk.batch, _Rows(table=taken, numbers=chunk.numbers), size * read // max(count, 1)
 
 
 class _Parts:
@@ -261,6 +283,35 @@ class _Parts:
 
 
 def counting_schema(schema: Schema) -> Schema:
-    """The schema by which rows are read to count their values: hashes whole, and no value rare yet."""
-    slots = tuple(replace(slot, min_count=None, rare=None, kept=None) for slot in schema.slots)
-    return replace(schema, slots=slots, sparse_feature_dim=0)
+    """The schema by which rows are read to count and measure: hashes whole, no value rare, every number allowed.
+
+    Slots of quantiles are of two buckets, so that what is no number is refused; for each there is a dense feature
+    more, in their order, which holds its number.
+    """
+    slots = tuple(
+        replace(slot, min_count=None, rare=None, kept=None, quantiles=None)
+        if slot.quantiles is None
+        else replace(slot, quantiles=None, buckets=(0.0,))
+        for slot in schema.slots
+    )
+    dense = [feature if feature.measure is None else _unscaled(feature) for feature in schema.dense]
+    taken = {*schema.dense_names, *schema.slot_names, *schema.labels}
+    for slot in schema.slots:
+        if slot.quantiles is not None:
+            name = f"number of {slot.name}"
+            while name in taken:
+                name += "'"
+            taken.add(name)
+            dense.append(_unscaled(DenseFeature(name, column=slot.source)))
+    return replace(schema, dense=tuple(dense), slots=slots, sparse_feature_dim=0)
+
+
+def _unscaled(feature: DenseFeature) -> DenseFeature:
+    """With a scale by which every number fits float32."""
+    return replace(feature, minimum=0.0, diff=1e300, measure=None)
+
+
+def ranged_slots(schema: Schema) -> list[list[int]]:
+    """Slots of quantiles, each with the dense feature that `counting_schema` makes for it."""
+    slots = [at for at, slot in enumerate(schema.slots) if slot.quantiles is not None]
+    return [[slot, len(schema.dense) + number] for number, slot in enumerate(slots)]

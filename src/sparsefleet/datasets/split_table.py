@@ -9,9 +9,11 @@ they came; CSV parts get the header of their file. Rows are dealt to the parts i
 - time: the latest rows. This reads the files twice;
 - group: whole groups (all rows of a user), drawn by a hash of the group.
 
-For slots with a `min_count`, the values of the training rows are counted on the way (`value_counts.py`), and the schema
-that is written says which ones are kept. The input is split in items (`split_job.py`), by as many processes as are
-asked for (`split_workers.py`); the result depends on the input and the seed, not on them.
+On the way the training rows are measured, and the schema that is written has what came out: which values a `min_count`
+keeps (`value_counts.py`), the bounds of `quantiles`, and minimum and diff of a `measure` (`measures.py`).
+
+The input is split in items (`split_job.py`), by as many processes as are asked for (`split_workers.py`); the result
+depends on the input and the seed, not on them.
 """
 
 from __future__ import annotations
@@ -31,15 +33,16 @@ import pyarrow.parquet as pq
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.core.schema import TOML_NAME, Schema
 from sparsefleet.core.schema.kept_values import MOST, kept_text
-from sparsefleet.core.schema.text import kept_section, schema_text, without_kept
+from sparsefleet.core.schema.text import kept_section, schema_text, with_measured, without_kept
 from sparsefleet.data.files import file_size, list_files
 from sparsefleet.data.formats import format_for, guess_format
 from sparsefleet.data.formats.csv import CsvFormat
 from sparsefleet.data.formats.records import BOM
 from sparsefleet.data.formats.source import open_source
+from sparsefleet.datasets.measures import Moments, bounds_of, scale
 from sparsefleet.datasets.prepare import PREPARE_FILE, PrepareSpec
 from sparsefleet.datasets.progress import OnProgress, ignore_progress
-from sparsefleet.datasets.split_job import ITEM_BYTES, SplitJob, counting_schema, cut_into_items
+from sparsefleet.datasets.split_job import ITEM_BYTES, SplitJob, counting_schema, cut_into_items, ranged_slots
 from sparsefleet.datasets.split_workers import SplitWorkers
 from sparsefleet.datasets.staging import check_space, staged
 from sparsefleet.datasets.value_counts import frequent_values
@@ -70,6 +73,12 @@ class SplitReport:
     skipped: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     """Of each slot with a min_count, how many different values occur so often in the training rows."""
+    buckets: dict[str, list[float]] = field(default_factory=dict)
+    """Of each slot with quantiles, the bounds."""
+    scales: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of each dense feature with a measure, minimum and diff."""
+    remarks: list[str] = field(default_factory=list)
+    """What is measured and not as one would expect, such as numbers that are all equal."""
 
 
 def split_table(
@@ -97,7 +106,7 @@ def split_table(
         raise ConfigError(f"--workers {workers} must be 1 or above")
     files = list_files(raw)
     counting = counting_schema(schema)
-    name = guess_format(files[0], counting) if format_name == "auto" else format_name
+    name = guess_format(files[0], schema) if format_name == "auto" else format_name
     if name not in SUFFIXES:
         raise ConfigError(
             f"{files[0]}: read by this schema, it is of format {name}; with --schema, data prepare splits CSV, JSON "
@@ -114,7 +123,8 @@ def split_table(
     head = _head_of(files, format)
     items = cut_into_items(files, format, item_bytes)
     counted = [at for at, slot in enumerate(schema.slots) if slot.min_count is not None]
-    job = SplitJob(items, counting.to_dict(), name, asdict(spec), split, counted)
+    scaled = [at for at, feature in enumerate(schema.dense) if feature.measure is not None]
+    job = SplitJob(items, counting.to_dict(), name, asdict(spec), split, counted, scaled, ranged_slots(schema))
     total = sum(file_size(file) for file in files)
     check_space(out, total)
     progress = _Progress(on_progress, total * (2 if split == "time" else 1), len(items))
@@ -126,6 +136,7 @@ def split_table(
             job = replace(job, from_time=_time_of_the_split(split_workers, job, work, spec, progress.next_pass()))
         tell = progress.next_pass()
         train, test, skipped = 0, 0, Counter[str]()
+        moments = [Moments()] * len(scaled)
         with ExitStack() as stack:
             parts = {
                 "train": _Parts(stage / "train", spec.parts, SUFFIXES[name], head, stack),
@@ -134,6 +145,8 @@ def split_table(
             for item, done in split_workers.each(job, "split", tell):
                 train, test = train + done.train, test + done.test
                 skipped.update(done.skipped)
+                more = map(Moments.from_plain, done.moments)
+                moments = [one.plus(other) for one, other in zip(moments, more, strict=True)]
                 for side, to in parts.items():
                     to.take(work / f"item-{item}.{side}")
         if not train + test:
@@ -142,7 +155,13 @@ def split_table(
             raise DataError("all rows went to the test set; ask for a smaller --test-share")
         measured = _with_kept(schema, counted, work)
         kept = {schema.slots[at].name: _kept_values(measured, at) for at in counted}
-        report = SplitReport(len(files), train, test, split, spec.seed, job.from_time, dict(skipped), kept)
+        measured, remarks = _with_numbers(measured, job, moments, work)
+        report = SplitReport(
+            *(len(files), train, test, split, spec.seed, job.from_time, dict(skipped), kept),
+            buckets={slot.name: list(slot.buckets or ()) for slot in measured.slots if slot.quantiles is not None},
+            scales={one.name: (one.minimum, one.diff) for one in measured.dense if one.measure is not None},
+            remarks=remarks,
+        )
         (stage / PREPARE_FILE).write_text(json.dumps(asdict(report), indent=1) + "\n")
         (stage / TOML_NAME).write_text(_schema_text(schema_file, measured))
     return report
@@ -157,6 +176,17 @@ def _check_multislot(schema: Schema, split: str) -> None:
             raise ConfigError(
                 f"slot {slot.name!r}: min_count is for values of text, and MultiSlot lines hold ready-made keys: take "
                 "it out, and leave rare values out where the lines are written"
+            )
+        if slot.quantiles is not None:
+            raise ConfigError(
+                f"slot {slot.name!r}: quantiles are of numbers, and MultiSlot lines hold ready-made keys: take it out, "
+                "and make the buckets where the lines are written"
+            )
+    for feature in schema.dense:
+        if feature.measure is not None:
+            raise ConfigError(
+                f"dense feature {feature.name!r}: numbers in MultiSlot lines are taken as they are, so nothing is "
+                "measured: take measure out, and scale them where the lines are written"
             )
 
 
@@ -215,6 +245,22 @@ def _with_kept(schema: Schema, counted: Sequence[int], work: Path) -> Schema:
     return replace(schema, slots=tuple(slots))
 
 
+def _with_numbers(schema: Schema, job: SplitJob, moments: Sequence[Moments], work: Path) -> tuple[Schema, list[str]]:
+    """The schema with bounds, minima and diffs, and what is to be remarked of them."""
+    slots, dense, remarks = list(schema.slots), list(schema.dense), []
+    for at, _ in job.ranged:
+        slot = slots[at]
+        assert slot.quantiles is not None
+        bounds, remark = bounds_of(work, at, slot.quantiles, slot.name)
+        slots[at] = replace(slot, buckets=bounds)
+        remarks.append(remark)
+    for at, of_feature in zip(job.scaled, moments, strict=True):
+        minimum, diff, remark = scale(dense[at], of_feature)
+        dense[at] = replace(dense[at], minimum=minimum, diff=diff)
+        remarks.append(remark)
+    return replace(schema, slots=tuple(slots), dense=tuple(dense)), [remark for remark in remarks if remark]
+
+
 def _kept_values(schema: Schema, at: int) -> int:
     from sparsefleet.core.schema.kept_values import kept_hashes
 
@@ -225,8 +271,11 @@ def _kept_values(schema: Schema, at: int) -> int:
 def _schema_text(schema_file: str | Path | None, measured: Schema) -> str:
     if schema_file is None or not str(schema_file).endswith(".toml"):
         return schema_text(measured, toml=True)
-    text = without_kept(Path(str(schema_file)).read_text())
-    return text + kept_section({slot.name: slot.kept for slot in measured.slots if slot.kept is not None})
+    text = with_measured(without_kept(Path(str(schema_file)).read_text()), measured)
+    text += kept_section({slot.name: slot.kept for slot in measured.slots if slot.kept is not None})
+    if Schema.from_text(text, TOML_NAME).to_dict() != measured.to_dict():
+        return schema_text(measured, toml=True)  # written in a way that nobody foresaw: better without its comments
+    return text
 
 
 class _Progress:

@@ -1,14 +1,14 @@
-"""Counting the values of slots exactly, in bounded memory: what `min_count` needs.
+"""Counting the values of slots exactly, in bounded memory: what `min_count` and `quantiles` need.
 
 Values are counted by their 64-bit hashes. What has come together is sorted and merged now and then; a merged table that
 grows beyond `MOST_HELD` goes to a file, and a new one is begun. At the end the files of all processes are merged, one
-range of hashes after the other, so that memory holds a few ranges and the values that are kept. Sums do not depend on
+stretch of values after the other, so that memory holds a stretch and the values that are kept. Sums do not depend on
 who counted what: any number of processes gives the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,8 @@ MOST_WAITING = 1 << 20
 """Values that wait to be sorted, of all slots together."""
 MOST_HELD = 1 << 21
 """Different values held in memory, of all slots together: 32 MB."""
-RANGES = 64
+TOGETHER = 1 << 21
+"""About how many values of all files are merged at a time."""
 
 
 class ValueCounts:
@@ -65,21 +66,35 @@ class ValueCounts:
 
 def frequent_values(folder: Path, slot: int, min_count: int) -> U64:
     """Hashes of the values that occurred so often, rising; of all the files in the folder."""
+    _, tables = counted_values(folder, slot)
+    return np.concatenate([np.empty(0, np.uint64), *(values[counts >= min_count] for values, counts in tables)])
+
+
+def counted_values(folder: Path, slot: int) -> tuple[int, Iterator[tuple[U64, I64]]]:
+    """How many values there are, and the different ones with their counts, rising, part by part; of all the files."""
     tables = []
     for file in sorted(folder.glob(f"counts-{slot}-*.values.npy")):
         beside = file.with_name(file.name.replace(".values.", ".counts."))
         tables.append((np.load(file, mmap_mode="r"), np.load(beside, mmap_mode="r")))
-    bounds = [np.uint64(at * (2**64 // RANGES)) for at in range(1, RANGES)]
-    places = [[0, *np.searchsorted(values, bounds).tolist(), len(values)] for values, _ in tables]
-    kept = [np.empty(0, np.uint64)]
-    for at in range(RANGES):
-        parts = [
-            (np.asarray(values[ends[at] : ends[at + 1]]), np.asarray(counts[ends[at] : ends[at + 1]]))
-            for (values, counts), ends in zip(tables, places, strict=True)
-        ]
-        values, counts = summed(parts)
-        kept.append(values[counts >= min_count])
-    return np.concatenate(kept)
+    return sum(int(counts.sum()) for _, counts in tables), _merged(tables)
+
+
+def _merged(tables: Sequence[tuple[U64, I64]]) -> Iterator[tuple[U64, I64]]:
+    # Cut where every so many values of a table end: between two cuts no table has more, however the values lie.
+    every = max(1, TOGETHER // max(1, len(tables)))
+    cuts = np.unique(np.concatenate([np.empty(0, np.uint64), *(values[every::every] for values, _ in tables)]))
+    places = [[0, *np.searchsorted(values, cuts).tolist(), len(values)] for values, _ in tables]
+    waiting: list[tuple[U64, I64]] = []
+    size = 0
+    for at in range(len(cuts) + 1):
+        for (values, counts), ends in zip(tables, places, strict=True):
+            if ends[at] < ends[at + 1]:
+                part = slice(ends[at], ends[at + 1])
+                waiting.append((np.asarray(values[part]), np.asarray(counts[part])))
+                size += ends[at + 1] - ends[at]
+        if size >= TOGETHER or at == len(cuts):
+            yield summed(waiting)
+            waiting, size = [], 0
 
 
 def summed(parts: Sequence[tuple[U64, I64]]) -> tuple[U64, I64]:

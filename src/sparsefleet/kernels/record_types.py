@@ -143,7 +143,7 @@ class RecordColumns(Columns):
     times: I64 | None = None
 
     @staticmethod
-    def for_plan(plan: RecordPlan, capacity: int, key_capacity: int) -> RecordColumns:
+    def for_plan(plan: RecordPlan, capacity: int, key_capacity: int, *, numbers: bool = False) -> RecordColumns:
         offsets = np.empty(capacity * len(plan.slots) + 1, np.int64)
         offsets[0] = 0
         return RecordColumns(
@@ -154,6 +154,7 @@ class RecordColumns(Columns):
             lines=np.empty(capacity, np.int64),
             ends=np.empty(capacity, np.int64),
             counts=np.zeros(len(Reason), np.int64),
+            numbers=np.empty((capacity, len(plan.dense)), np.float64) if numbers else None,
             weights=np.empty(capacity, np.float32) if plan.weight >= 0 else None,
             groups=np.empty(capacity, np.uint64) if plan.group >= 0 else None,
             times=np.empty(capacity, np.int64) if plan.time >= 0 else None,

@@ -23,7 +23,7 @@ class _Parser:
             *self._native.parse(
                 *(b.data, b.begin, b.size, b.stop, b.final, b.open, b.skip),
                 *(out.labels, out.dense, out.keys, out.offsets, out.weights, out.groups, out.times),
-                *(out.lines, out.ends, out.counts, out.filled, b.line_base, b.byte_base),
+                *(out.numbers, out.lines, out.ends, out.counts, out.filled, b.line_base, b.byte_base),
             )
         )
         out.filled = done.filled
@@ -73,18 +73,21 @@ class Assembler:
         self.plan = plan
         self._native = _native.Assembler(plan.native())
 
-    def rows(self, table: Sequence[TextColumn], rows: int) -> tuple[RecordColumns, Any, Any]:
-        """The samples, and for each row the reason why it was refused (0: it was not) and the field's number."""
+    def rows(self, table: Sequence[TextColumn], rows: int, *, numbers: bool = False) -> tuple[RecordColumns, Any, Any]:
+        """The samples, and for each row the reason why it was refused (0: it was not) and the field's number.
+
+        `numbers`: those before they are scaled are wanted, too.
+        """
         values = sum(len(column.kinds) for column in table)
         room = max(1024, 4 * (rows * len(self.plan.slots) + values))
         columns = [(c.data, c.ends, c.bags, c.kinds, c.lists) for c in table]
         while True:
-            out = RecordColumns.for_plan(self.plan, rows, room)
+            out = RecordColumns.for_plan(self.plan, rows, room, numbers=numbers)
             reasons, fields = np.zeros(rows, np.uint8), np.zeros(rows, np.int64)
             out.filled, full = self._native.rows(
                 columns,
                 *(out.labels, out.dense, out.keys, out.offsets, out.weights, out.groups, out.times),
-                *(reasons, fields),
+                *(out.numbers, reasons, fields),
             )
             if not full:
                 return out, reasons, fields

@@ -126,7 +126,7 @@ class Columns:
     counts: I64
     """[len(Reason)] refused samples, added to."""
     numbers: F64 | None = None
-    """Criteo, where wanted: [capacity, n] numbers as they stand in the text; NaN where blank."""
+    """Criteo and records, where wanted: [capacity, n] numbers before they are scaled; NaN where missing."""
     filled: int = 0
 
     @staticmethod

@@ -36,6 +36,9 @@ def to_document(schema: Schema) -> dict[str, Any]:
     kept_values = {slot.name: slot.kept for slot in schema.slots if slot.kept is not None}
     for part in document["slots"]:
         part.pop("kept", None)
+    for part, feature in zip(document["dense"], schema.dense, strict=True):
+        if not feature.measured:
+            del part["minimum"], part["diff"]
     document["more_labels"] = [_as_plain(extra, ("name",)) for extra in schema.more_labels]
     if not schema.more_labels:
         del document["more_labels"]

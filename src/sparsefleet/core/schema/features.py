@@ -10,6 +10,9 @@ from sparsefleet.core.schema.kept_values import kept_hashes
 
 FUNCTIONS = ("log1p", "ln2")
 """Of a number: log1p is sign(x) ln(1 + |x|); ln2 is floor(ln(x)²) above 2, else x as a whole number (Criteo's)."""
+MEASURES = ("min-max", "standard")
+"""By what `sparsefleet data prepare` measures minimum and diff: least and greatest number, or mean and deviation."""
+MOST_QUANTILES = 10_000
 DERIVED = ("hour", "weekday", "ln2")
 """What a slot can be of a timestamp (0 to 23; Monday is 0; UTC), or of a number."""
 
@@ -22,8 +25,10 @@ class DenseFeature:
     """
 
     name: str
-    minimum: float = 0.0
-    diff: float = 1.0
+    minimum: float = None  # type: ignore[assignment]  # once built, a number
+    """0.0 where none is given."""
+    diff: float = None  # type: ignore[assignment]
+    """1.0 where none is given; but 0.0 where there is a `measure`: nobody has measured yet."""
     column: str | None = None
     """The column of the data, where it has another name."""
     clip: tuple[float, float] | None = None
@@ -32,13 +37,27 @@ class DenseFeature:
     """log1p or ln2, of the clipped number."""
     missing: float | None = None
     """The number that stands for a missing one; None: 0.0 after normalisation."""
+    measure: str | None = field(default=None, compare=False)
+    """min-max or standard: `sparsefleet data prepare` measures minimum and diff. Once they are there, they alone count:
+    features that differ in nothing but this are equal."""
 
     def __post_init__(self) -> None:
         what = f"dense feature {self.name!r}"
         require_text("dense feature: name", self.name)
+        if self.measure is not None:
+            require_choice(f"{what}: measure", self.measure, MEASURES)
+            if (self.minimum is None) != (self.diff is None):
+                raise ConfigError(
+                    f"{what}: it has a measure and {'diff' if self.minimum is None else 'minimum'}; give both minimum "
+                    "and diff, or none of them, and `sparsefleet data prepare` measures them"
+                )
+        if self.minimum is None:
+            object.__setattr__(self, "minimum", 0.0)
+        if self.diff is None:
+            object.__setattr__(self, "diff", 1.0 if self.measure is None else 0.0)
         require_finite(f"{what}: minimum", self.minimum)
         require_finite(f"{what}: diff", self.diff)
-        if not self.diff > 0:
+        if not self.diff > 0 and self.measured:
             raise ConfigError(f"{what}: diff={self.diff} must be above 0")
         if self.column is not None:
             require_text(f"{what}: column", self.column)
@@ -60,9 +79,15 @@ class DenseFeature:
         return self.name if self.column is None else self.column
 
     @property
+    def measured(self) -> bool:
+        """Whether minimum and diff are known: given, or measured."""
+        return self.measure is None or self.diff != 0
+
+    @property
     def plain(self) -> bool:
         """Whether it is (x - minimum) / diff of the column of its name, and nothing more."""
-        return self.column is None and self.clip is None and self.function is None and self.missing is None
+        given = (self.column, self.clip, self.function, self.missing)
+        return self.measured and all(one is None for one in given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +123,9 @@ class Slot:
     """The value that stands for all rare ones; None: a rare value is missing."""
     kept: str | None = field(default=None, repr=False)
     """The values that are not rare, as `core/schema/kept_values.py` writes them; None: nobody has counted yet."""
+    quantiles: int | None = field(default=None, compare=False)
+    """About so many buckets of about equally many training rows: `sparsefleet data prepare` measures `buckets`. Once
+    they are there, they alone count: slots that differ in nothing but this are equal."""
 
     def __post_init__(self) -> None:
         require_text("slot: name", self.name)
@@ -119,13 +147,20 @@ class Slot:
                 raise ConfigError(f"{what}: {limit}={value!r} must be a whole number, 1 or above")
         if self.missing is not None:
             require_text(f"{what}: missing", self.missing)
+        if self.quantiles is not None:
+            _require_quantiles(what, self.quantiles)
         if self.buckets is not None:
-            if not isinstance(self.buckets, tuple) or not self.buckets:
+            if not isinstance(self.buckets, tuple) or (not self.buckets and self.quantiles is None):
                 raise ConfigError(f"{what}: buckets={self.buckets!r} must be a list of rising numbers")
             for bound in self.buckets:
                 require_finite(f"{what}: buckets", bound)
             if any(a >= b for a, b in zip(self.buckets, self.buckets[1:], strict=False)):
                 raise ConfigError(f"{what}: buckets={list(self.buckets)} must rise")
+            if self.quantiles is not None and len(self.buckets) >= self.quantiles:
+                raise ConfigError(
+                    f"{what}: {len(self.buckets)} bounds under buckets are too many for quantiles={self.quantiles}, of "
+                    "which there are at most one fewer; take buckets out, and `sparsefleet data prepare` measures them"
+                )
         if self.derive is not None:
             require_choice(f"{what}: derive", self.derive, DERIVED)
         if self.cross is not None:
@@ -141,11 +176,12 @@ class Slot:
             kept_hashes(self.kept, what)
 
     def _check_together(self, what: str) -> None:
-        numeric = [name for name in ("buckets", "derive", "cross", "keys") if getattr(self, name)]
+        ranges = "buckets" if self.quantiles is None else "quantiles"
+        numeric = [name for name in (ranges, "derive", "cross", "keys") if getattr(self, name)]
         if len(numeric) > 1:
             raise ConfigError(f"{what}: {' and '.join(numeric)} do not go together; choose one")
         textual = [name for name in ("lower", "split", "first", "length") if getattr(self, name)]
-        if self.buckets or self.derive or self.cross:
+        if self.number or self.derive or self.cross:
             given = textual + (["missing", "column"] if self.cross else [])
             given = [name for name in given if getattr(self, name) not in (None, False)]
             if given:
@@ -170,16 +206,29 @@ class Slot:
         return self.name if self.column is None else self.column
 
     @property
+    def number(self) -> bool:
+        """Whether it is made of the buckets that a number falls into."""
+        return self.buckets is not None or self.quantiles is not None
+
+    @property
     def plain(self) -> bool:
         """Whether the values of the column of its name are hashed (or are keys), and nothing more."""
-        return self == Slot(self.name, self.hash_prefix, self.keys)
+        return self == Slot(self.name, self.hash_prefix, self.keys) and not self.number
 
     def made_by(self) -> str:
-        """Its transforms in words; which values are kept is not one of them."""
-        left_out = ("name", "hash_prefix", "kept")
+        """Its transforms in words; which values are kept, and how bounds were found, are none of them."""
+        left_out = ("name", "hash_prefix", "kept", "quantiles")
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
         words = [f"{name} {value}" for name, value in told.items() if value is not None and value is not False]
         return ", ".join(words) or "no transforms"
+
+
+def _require_quantiles(what: str, quantiles: object) -> None:
+    if isinstance(quantiles, bool) or not isinstance(quantiles, int) or not 2 <= quantiles <= MOST_QUANTILES:
+        raise ConfigError(
+            f"{what}: quantiles={quantiles!r} must be a whole number of buckets, 2 to {MOST_QUANTILES:,}; their bounds "
+            "are measured, or given as buckets"
+        )
 
 
 @dataclass(frozen=True, slots=True)

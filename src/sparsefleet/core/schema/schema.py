@@ -93,8 +93,9 @@ class Schema:
             raise ConfigError(f"version={self.version!r} must be 1 or {VERSION}")
         if self.version == 1 and not (self.plain and self._has_only_version_1()):
             raise ConfigError(
-                "a schema of version 1 has no transforms, keys, further labels, weight, group, time, csv or multislot; "
-                f"make it version {VERSION} (a whole number in a slot is then hashed as text, unless keys is true)"
+                "a schema of version 1 has no transforms, measure, keys, further labels, weight, group, time, csv or "
+                f"multislot; make it version {VERSION} (a whole number in a slot is then hashed as text, unless keys "
+                "is true)"
             )
 
     def _check_multislot(self) -> None:
@@ -114,7 +115,8 @@ class Schema:
 
     def _has_only_version_1(self) -> bool:
         more = (self.more_labels, self.weight, self.group, self.time, self.csv, self.multislot)
-        return not any(more) and self.time_format == "auto" and not any(slot.keys for slot in self.slots)
+        keys, measured = any(slot.keys for slot in self.slots), any(feature.measure for feature in self.dense)
+        return not any(more) and self.time_format == "auto" and not keys and not measured
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -144,7 +146,7 @@ class Schema:
     @property
     def number_fields(self) -> frozenset[str]:
         """Those of `fields` that hold numbers."""
-        numeric = [slot.source for slot in self.slots if slot.buckets or slot.derive == "ln2"]
+        numeric = [slot.source for slot in self.slots if slot.number or slot.derive == "ln2"]
         return frozenset([*(feature.source for feature in self.dense), *numeric])
 
     @property
@@ -156,6 +158,26 @@ class Schema:
     def uncounted(self) -> tuple[str, ...]:
         """Slots with a min_count whose values nobody has counted yet."""
         return tuple(slot.name for slot in self.slots if slot.min_count is not None and slot.kept is None)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Which quantiles, and minima and diffs, nobody has measured yet, in words."""
+        slots = [f"slot {s.name!r}: quantiles = {s.quantiles}" for s in self.slots if s.number and s.buckets is None]
+        dense = [f'dense feature {f.name!r}: measure = "{f.measure}"' for f in self.dense if not f.measured]
+        return (*slots, *dense)
+
+    def require_measured(self) -> None:
+        """Refuse to read samples by settings that only data can complete."""
+        if self.uncounted:
+            raise ConfigError(
+                f"slot {self.uncounted[0]!r} has a min_count, and its values are not counted yet: `sparsefleet data "
+                "prepare FILES --schema SCHEMA --out DIR` counts them and writes a schema that says which ones are kept"
+            )
+        if self.unmeasured:
+            raise ConfigError(
+                f"{self.unmeasured[0]} is not measured yet: run `sparsefleet data prepare FILES --schema SCHEMA --out "
+                "DIR`, which measures it on the training rows and writes a schema that has the numbers"
+            )
 
     @property
     def simple(self) -> bool:

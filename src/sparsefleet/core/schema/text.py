@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.schema.toml_edit import with_settings
 
 if TYPE_CHECKING:
     from sparsefleet.core.schema.schema import Schema
@@ -70,6 +71,21 @@ def kept_section(kept: Mapping[str, str]) -> str:
         return ""
     lines = [f"{_value(name)} = {_value(text)}" for name, text in kept.items()]
     return "\n".join(["", _COUNTED, "[kept]", *lines, ""])
+
+
+def with_measured(text: str, schema: Schema) -> str:
+    """A TOML schema with what was measured, beside the settings that ask for it."""
+    found = {
+        slot.name: {"buckets": _value(slot.buckets)}
+        for slot in schema.slots
+        if slot.quantiles is not None and slot.buckets is not None
+    }
+    found |= {
+        feature.name: {"minimum": _value(feature.minimum), "diff": _value(feature.diff)}
+        for feature in schema.dense
+        if feature.measure is not None and feature.measured
+    }
+    return with_settings(text, found, ("quantiles", "measure")) if found else text
 
 
 def without_kept(text: str) -> str:

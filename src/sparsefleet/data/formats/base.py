@@ -52,7 +52,7 @@ class Chunk:
     text: list[bytes] | None = None
     """[B] the lines themselves, without their ends; only where raw samples were asked for."""
     numbers: F64 | None = None
-    """[B, n] the numbers as they stand in the text, NaN where blank; only where raw samples were asked for."""
+    """[B, n] the numbers before they are scaled, NaN where missing; only where raw samples were asked for."""
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ class CriteoFormat(TextFormat):
     def __init__(self, schema: Schema = CRITEO, *, labelled: bool = True, max_line: int = MAX_LINE) -> None:
         """With labelled=False the lines have no first field, and labels are NaN."""
         super().__init__(schema, max_line)
+        schema.require_measured()
         if not schema.simple:
             raise ConfigError(
                 "format criteo has one label and plain numbers and categories; the schema has more (transforms, "

@@ -115,6 +115,11 @@ class MultiSlotFormat(TextFormat):
                 f"slot {schema.uncounted[0]!r} has a min_count, and its values are not counted; MultiSlot lines hold "
                 "ready-made keys, of which none is left out here: take min_count out of the schema"
             )
+        if schema.unmeasured:
+            raise ConfigError(
+                f"{schema.unmeasured[0]} is not measured, and MultiSlot lines hold ready-made keys and numbers, of "
+                "which nothing is measured: take it out of the schema"
+            )
         self.layout = tuple(layout) if layout is not None else tuple(default_layout(schema, labelled))
         self._entries = slot_entries(self.layout, schema)
 

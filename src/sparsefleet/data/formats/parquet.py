@@ -40,6 +40,8 @@ class ParquetFormat(Format):
 
     def __init__(self, schema: Schema, *, labelled: bool = True) -> None:
         self.schema, self.labelled = schema, labelled
+        self.numbers = False
+        """Whether chunks have `Chunk.numbers`."""
 
     @classmethod
     def create(cls, schema: Schema, options: FormatOptions) -> Self:
@@ -94,7 +96,7 @@ class ParquetFormat(Format):
 
     def _chunks(self, file: pq.ParquetFile, unit: Unit, bad_samples: BadSamples, consumed: int) -> Iterator[Chunk]:
         assembler: TableAssembler | None = None
-        if self.schema.simple:
+        if self.schema.simple and not self.numbers:
             labelled = check_types(file.schema_arrow, self.schema, self.labelled, unit.file)
             names = [*self.schema.dense_names, *self.schema.slot_names]
             names += [self.schema.label] if labelled else []
@@ -120,7 +122,7 @@ class ParquetFormat(Format):
                         if assembler is None:
                             yield from self.samples(table, unit.file, bad_samples, *at)
                         else:
-                            yield from _assembled(table, assembler, unit.file, bad_samples, *at)
+                            yield from _assembled(table, assembler, unit.file, bad_samples, *at, self.numbers)
                         skip += len(table)
                 samples += size
             sample += size
@@ -169,18 +171,20 @@ def _assembled(
     bad_samples: BadSamples,
     before: int,
     file_before: int,
+    numbers: bool,
 ) -> Iterator[Chunk]:
     """The same by the schema's transforms."""
     columns = dict(zip(table.schema.names, table.columns, strict=True))
     try:
-        made = assembler.arrow(columns, len(table))
+        made = assembler.arrow(columns, len(table), numbers=numbers)
     except DataError as refused:
         raise DataError(f"{file}: {refused}") from None
     lines: npt.NDArray[np.int64] = np.arange(before + 1, before + len(table) + 1)
     bad = made.first_bad
     if bad is not None and bad_samples.policy == "error":
         if bad:
-            yield Chunk(made.batch.samples(0, bad), lines[:bad])
+            before_it = None if made.numbers is None else made.numbers[:bad]
+            yield Chunk(made.batch.samples(0, bad), lines[:bad], numbers=before_it)
         name, reason = made.column(bad), made.reason(bad).text
         shown = str(columns[name][bad].as_py())[:60]
         error = BadRowError(file, file_before + bad + 1, None, f"column {name!r}: {reason}", shown)
@@ -189,7 +193,7 @@ def _assembled(
     for code, count in zip(*np.unique(made.reasons[made.reasons != 0], return_counts=True), strict=True):
         bad_samples.add(Reason(int(code)).text, int(count))
     if len(made.batch):
-        yield Chunk(made.batch, lines[made.good])
+        yield Chunk(made.batch, lines[made.good], numbers=made.numbers)
 
 
 def open_parquet(path: str) -> pq.ParquetFile:

@@ -53,12 +53,7 @@ def record_plan(
             "the schema is of version 1, where a whole number in a slot is a feature key: for CSV, JSON lines and "
             "transforms make it version 2, where it is hashed as text unless the slot has keys = true"
         )
-    if schema.uncounted:
-        name = schema.uncounted[0]
-        raise ConfigError(
-            f"slot {name!r} has a min_count, and its values are not counted yet: `sparsefleet data prepare FILES "
-            "--schema SCHEMA --out DIR` counts them and writes a schema that says which ones are kept"
-        )
+    schema.require_measured()
     names = list(schema.fields)
     if not features_only:
         for name in beside_features(schema):

@@ -24,7 +24,7 @@ from sparsefleet.data.formats.columns import is_whole, without_view
 from sparsefleet.data.formats.record_plan import record_plan
 from sparsefleet.kernels.record_types import RecordColumns, RecordPlan, TextColumn, ValueKind
 from sparsefleet.kernels.records import Assembler
-from sparsefleet.kernels.text_types import U8, Reason
+from sparsefleet.kernels.text_types import F64, U8, Reason
 
 _PADDING = 64
 
@@ -38,6 +38,8 @@ class Assembled:
     fields: I64
     """[B] the number of the column that is wrong, in `plan.fields`."""
     plan: RecordPlan
+    numbers: F64 | None = None
+    """[good samples, n] numbers before they are scaled, NaN where missing; only where they were asked for."""
 
     @property
     def good(self) -> I64:
@@ -74,16 +76,17 @@ class TableAssembler:
         slots = [slot.source for slot in schema.slots if slot.derive is None and slot.cross is None]
         self._taken_as_they_are = {*slots, *(feature.source for feature in schema.dense)}
 
-    def arrow(self, columns: Mapping[str, pa.Array], rows: int) -> Assembled:
-        return self._made([self._of_arrow(columns[name], name) for name in self.plan.fields], rows)
+    def arrow(self, columns: Mapping[str, pa.Array], rows: int, *, numbers: bool = False) -> Assembled:
+        return self._made([self._of_arrow(columns[name], name) for name in self.plan.fields], rows, numbers)
 
     def objects(self, columns: Mapping[str, Sequence[Any]], rows: int) -> Assembled:
         """Columns of Python values: one for each sample, or a list of them, or None."""
         return self._made([_of_objects(columns[name], name) for name in self.plan.fields], rows)
 
-    def _made(self, table: list[TextColumn], rows: int) -> Assembled:
-        out, reasons, fields = self._assembler.rows(table, rows)
-        return Assembled(batch_of_columns(out, self.schema), reasons, fields, self.plan)
+    def _made(self, table: list[TextColumn], rows: int, numbers: bool = False) -> Assembled:
+        out, reasons, fields = self._assembler.rows(table, rows, numbers=numbers)
+        told = None if out.numbers is None else out.numbers[: out.filled]
+        return Assembled(batch_of_columns(out, self.schema), reasons, fields, self.plan, told)
 
     def _of_arrow(self, column: pa.Array, name: str) -> TextColumn:
         kind = column.type

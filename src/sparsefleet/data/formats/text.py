@@ -109,7 +109,7 @@ class TextFormat(Format):
             source.close()
 
     def read_raw(self, source: ByteSource, bad_samples: BadSamples, file: str) -> Iterator[Chunk]:
-        """All samples of an open file with `Chunk.text` and (Criteo) `Chunk.numbers`; closes the source.
+        """All samples of an open file with `Chunk.text` and `Chunk.numbers`; closes the source.
 
         Whoever works on raw lines takes them from here: there is one opinion on what a good line is.
         """

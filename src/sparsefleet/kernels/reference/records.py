@@ -106,7 +106,10 @@ class Assembler:
                 raise self.refuse(Reason.LABEL, label.field)
             labels[index] = number
         for index, dense in enumerate(plan.dense):
-            out.dense[sample, index] = self.number(record[dense.field], dense)
+            x = self.before_scaling(record[dense.field], dense)
+            out.dense[sample, index] = self.scaled(x, dense)
+            if out.numbers is not None:
+                out.numbers[sample, index] = math.nan if x is None else x
         if out.weights is not None:
             values = record[plan.weight][0]
             weight = parse_decimal(values[0][0]) if len(values) == 1 else None
@@ -124,11 +127,12 @@ class Assembler:
             out.times[sample] = seconds
         self.put_keys(record, out)
 
-    def number(self, field: Field, plan: DensePlan) -> np.float32:
+    def before_scaling(self, field: Field, plan: DensePlan) -> float | None:
+        """None: it is missing."""
         value = one_text(field)
         if value is None:
             if math.isnan(plan.missing):
-                return np.float32(0.0)
+                return None
             x: float | None = plan.missing
         else:
             if field[1] or value[1] == ValueKind.TRUTH:
@@ -141,6 +145,11 @@ class Assembler:
             x = math.copysign(math.log1p(abs(x)), x)
         elif plan.function == Function.LN2:
             x = ln2(x)
+        return x
+
+    def scaled(self, x: float | None, plan: DensePlan) -> np.float32:
+        if x is None:
+            return np.float32(0.0)
         with np.errstate(over="ignore"):
             made = np.float32((np.float64(x) - plan.minimum) / plan.diff)
         if not np.isfinite(made):
@@ -229,8 +238,8 @@ class Assembler:
             raise self.refuse(Reason.KEY_OVERFLOW, slot.field)
         return int(text)
 
-    def rows(self, table: Sequence[TextColumn], rows: int) -> tuple[RecordColumns, Any, Any]:
-        out = RecordColumns.for_plan(self.plan, rows, max(1024, rows * 1024))
+    def rows(self, table: Sequence[TextColumn], rows: int, *, numbers: bool = False) -> tuple[RecordColumns, Any, Any]:
+        out = RecordColumns.for_plan(self.plan, rows, max(1024, rows * 1024), numbers=numbers)
         reasons, fields = np.zeros(rows, np.uint8), np.zeros(rows, np.int64)
         for row in range(rows):
             record: list[Field] = []
