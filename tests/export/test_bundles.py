@@ -1,6 +1,8 @@
 """Export: what is in a bundle, that it computes what the checkpoint does, and what is refused."""
 
+import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -116,6 +118,29 @@ def test_the_command(trained, tmp_path):
     refused = CliRunner().invoke(app, ["export", str(tmp_path / "nowhere"), "--out", str(tmp_path / "c")])
     assert refused.exit_code == 1
     assert "no checkpoint" in refused.output
+
+
+def test_the_command_says_what_the_bundle_comes_from(trained, tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+
+    def exported(name, *options):
+        result = CliRunner().invoke(app, ["export", str(trained.run), "--out", name, *options])
+        assert result.exit_code == 0, result.output
+        lineage = json.loads((tmp_path / name / "manifest.json").read_text())["lineage"]
+        assert Bundle.open(tmp_path / name).manifest.lineage.to_dict() == lineage
+        return lineage["data"], lineage["commit"]
+
+    assert exported("without") == (None, None)
+    me = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+    git = functools.partial(subprocess.run, check=True, capture_output=True, text=True, timeout=60)
+    git(["git", "init", "--quiet", "."])
+    git(["git", *me, "commit", "--quiet", "--allow-empty", "--message", "first"])
+    commit = git(["git", "rev-parse", "HEAD"]).stdout.strip()
+    data = str(trained.data / "test")
+    assert exported("with", "--test-data", data) == (data, commit)
 
 
 # -- a user's own model with several tables ----------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import typer.main
 from typer.testing import CliRunner
 
 from sparsefleet.cli.app import app
-from sparsefleet.serving.config import PREDICT_TOKEN, TOKEN, ServeConfig
+from sparsefleet.core.tokens import PREDICT_TOKEN
+from sparsefleet.serving.config import TOKEN, ServeConfig
 
 yaml = pytest.importorskip("yaml", reason="no PyYAML: manifests are not checked")
 FOLDER = Path(__file__).parents[2] / "deploy" / "serving"

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import http.client
 import itertools
 import json
@@ -11,7 +12,6 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 import zlib
@@ -20,6 +20,7 @@ from datetime import datetime
 import httpx
 import numpy as np
 import pytest
+from certificates import certificate_and_key
 from http_server import Served, serving
 from waiting import wait_until
 
@@ -189,6 +190,43 @@ def test_a_request_whose_time_is_up_is_told_so(trained):
                 assert int(found.result().headers["retry-after"]) >= 1
 
 
+@pytest.mark.parametrize("path", ["/v1/predict", "/v1/predict?"])
+def test_a_request_that_names_no_time_has_that_of_the_server(trained, store, path):
+    """Redis stands still, and with it the one scoring thread: under way or waiting, nobody waits for longer."""
+    published(store, trained.bundles[0])
+    body = {"rows": trained.rows[:5]}
+    options = ("--sparse", f"{store.url}?cache_mb=0&timeout=300", "--threads", "1", "--deadline", "1")
+    with serving(trained.bundles[0], *options) as server:
+
+        def ask():
+            started = time.monotonic()
+            with httpx.Client(base_url=server.url, timeout=60) as client:
+                return client.post(path, json=body), time.monotonic() - started
+
+        store.signal(signal.SIGSTOP)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            for found in [pool.submit(ask) for _ in range(2)]:
+                answer, seconds = found.result()
+                assert answer.status_code == 503
+                assert "not scored in its time" in answer.json()["error"]
+                assert answer.headers["retry-after"] == "1"
+                assert 1 <= seconds < 20  # by default it would be 30
+        counted = 'sparsefleet_requests_total{path="/v1/predict",status="503"} 2\n'
+        store.signal(signal.SIGCONT)
+        wait_until(lambda: counted in server.client.get("/metrics").text, 20, "two requests counted")
+        assert _metric(server, "waiting_rows") == 0
+        assert server.post(path, body).status_code == 200
+        assert _metric(server, "rows_total") <= 10  # what was under way, and the last: the other was not scored
+
+
+def test_long_requests_go_in_pieces_of_batch_rows(trained):
+    rows = trained.rows[:120]
+    with serving(trained.bundles[0], "--threads", "1", "--batch-rows", "50") as server:
+        answer = server.post("/v1/predict", {"rows": rows})
+        assert len(answer.json()["scores"]) == 120
+        assert (_metric(server, "rows_total"), _metric(server, "batches_total")) == (120, 3)
+
+
 @pytest.mark.slow
 def test_a_full_queue_refuses_at_the_door_and_short_requests_go_first(trained):
     """Ten clients keep the queue full of long requests; short ones are answered all the same, and before them."""
@@ -319,6 +357,61 @@ def test_one_client_holds_only_so_many_idle_connections(trained):
         assert "holds more than 5 connections without a request" in log_of(server)
 
 
+def test_so_many_connections_and_no_more(trained):
+    """One more takes the place of the one that was idle longest; where all have requests under way, it is refused."""
+    with serving(trained.bundles[0], "--max-connections", "3") as server, contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        body = json.dumps({"rows": trained.rows[:2]}).encode()
+        head = b"POST /v1/predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(body)
+
+        def connect():
+            return stack.enter_context(socket.create_connection(address, timeout=20))
+
+        def scored(raw, sent=head + b"\r\n" + body):
+            raw.sendall(sent)
+            return raw.recv(4096).startswith(b"HTTP/1.1 200")
+
+        first, second, third = connect(), connect(), connect()
+        assert scored(second)
+        assert scored(third)
+        assert scored(first)
+        fourth = connect()
+        assert scored(fourth)
+        with contextlib.suppress(ConnectionResetError):
+            assert second.recv(10) == b""
+        for raw in (first, third, fourth):
+            raw.sendall(head + b"expect: 100-continue\r\n\r\n")
+            assert raw.recv(100).startswith(b"HTTP/1.1 100")  # under way
+        refused = connect()
+        assert refused.recv(100).startswith(b"HTTP/1.1 503")
+        assert scored(first, body)
+        assert scored(connect())  # in its place
+        assert scored(third, body)
+        assert scored(fourth, body)
+        said = log_of(server)
+    assert "3 connections are open, as many as may be (--max-connections" in said
+
+
+@pytest.mark.slow
+def test_what_does_not_come_to_its_end_is_left(trained, store):
+    """Redis stands still: a request under way gets --drain-timeout, and then the server ends without it."""
+    published(store, trained.bundles[0])
+    sparse = f"{store.url}?cache_mb=0&timeout=300"
+    options = ("--sparse", sparse, "--threads", "1", "--linger", "0", "--drain-timeout", "1", "--deadline", "300")
+    ask = functools.partial(httpx.post, json={"rows": trained.rows[:5]}, timeout=60)
+    with serving(trained.bundles[0], *options) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        store.signal(signal.SIGSTOP)
+        asked = [pool.submit(ask, f"{server.url}/v1/predict") for _ in range(2)]
+        wait_until(lambda: _metric(server, "waiting_rows") == 5, 20, "one request under way, and one behind it")
+        started = time.monotonic()
+        server.process.terminate()
+        assert server.process.wait(timeout=40) == 0
+        assert 1 <= time.monotonic() - started < 9
+        for found in asked:
+            with pytest.raises(httpx.TransportError):
+                found.result(timeout=20)
+
+
 def test_the_end_is_answered_to_everybody(trained):
     """Clients with kept connections under load, and SIGTERM: no request is lost, and each is told to go elsewhere."""
     body = json.dumps({"rows": trained.rows[:5]})
@@ -389,12 +482,7 @@ def test_extra_fields_and_ids_of_requests(trained):
 
 @pytest.mark.slow
 def test_tokens_and_tls(trained, tmp_path):
-    if not shutil.which("openssl"):
-        pytest.skip("there is no openssl on this machine")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"]
-    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True, timeout=60)
+    certificate, key = certificate_and_key(tmp_path)
     options = ("--tls-cert", str(certificate), "--tls-key", str(key))
     env = {"SPARSEFLEET_PREDICT_TOKEN": "open-sesame", "SPARSEFLEET_TOKEN": "admin"}
     body = {"rows": trained.rows[:3]}

@@ -16,10 +16,12 @@ from sparsefleet.data import PyReader
 from sparsefleet.data.open import open_reader
 from sparsefleet.export import Bundle, export_checkpoint
 from sparsefleet.export import profile as profiles
+from sparsefleet.export.manifest import SCORE_BOUNDS
 from sparsefleet.export.profile import key_bins, make_profile, parse_profile
 from sparsefleet.kernels.reference.table import mix64
 from sparsefleet.serving import Predictor
-from sparsefleet.serving.predictor import COUNTED
+from sparsefleet.serving.metrics import Metrics
+from sparsefleet.serving.predictor import COUNTED, Scores
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +87,27 @@ def test_only_what_changed_drifts(trained, bundle):
     assert found["number_drift"]["I1"] == pytest.approx(calm["number_drift"]["I1"], abs=0.02)
     count(predictor, trained.rows, 900)  # and what has been is forgotten
     assert told(predictor)["slot_unknown_share"]["C3"] == pytest.approx(calm["slot_unknown_share"]["C3"], abs=0.02)
+
+
+def test_drift_of_scores_is_that_of_the_last_ones_and_not_of_chance():
+    metrics = Metrics()
+    reference = [0] * (len(SCORE_BOUNDS) - 2) + [100, 100]
+    low, high = np.full(500, 0.85, np.float32), np.full(500, 0.95, np.float32)
+
+    def scored(*scores):
+        found = np.concatenate(scores)
+        metrics.scored("v1", (), 1, Scores(found, 0, 0))
+        text = metrics.text("v1", 0, {}, reference)
+        told = re.search(r"^sparsefleet_score_drift{.*} (\S+)$", text, re.M)
+        return told and float(told[1])
+
+    assert scored(low[:60]) is None
+    assert scored(high[:60]) == 0
+    for _ in range(1000):  # a million as they should be, in the weeks before
+        assert scored(low, high) < 0.01
+    for _ in range(100):
+        index = scored(low, low)
+    assert index > 0.25
 
 
 def test_long_data_is_thinned_evenly(trained, bundle, monkeypatch):

@@ -1,17 +1,22 @@
 """gRPC with the KServe v2 protocol: a client of the protocol's own fields, and Triton's where it is installed."""
 
 import json
-import struct
+import re
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bundle_fixtures import NAMES
+from certificates import certificate_and_key
 from http_server import serving
+from waiting import wait_until
 
 from sparsefleet.serving import Predictor
 
 grpc = pytest.importorskip("grpc", reason="no grpcio: pip install 'sparsefleet[grpc]'")
+from kserve_client import calls_of  # noqa: E402  (needs grpcio)
+
 README_ROWS = Path(__file__).parents[2] / "examples" / "rows.json"
 
 
@@ -23,47 +28,15 @@ def server(trained):
 
 @pytest.fixture(scope="module")
 def stub(server):
-    from sparsefleet.serving.kserve.messages import METHODS, SERVICE, messages
-
-    types = messages()
-    with grpc.insecure_channel(server.about["grpc"]) as channel:
-
-        def call(method, metadata=(), timeout=20, **fields):
-            asked, answered = (types[name] for name in METHODS[method])
-            ask = channel.unary_unary(f"/{SERVICE}/{method}", asked.SerializeToString, answered.FromString)
-            return ask(asked(**fields), timeout=timeout, metadata=metadata)
-
-        call.types = types
+    with calls_of(server) as call:
         yield call
-
-
-def tensors(stub, rows, raw=False):
-    """One tensor a field."""
-    tensor, contents = stub.types["InferTensor"], stub.types["InferTensorContents"]
-    inputs, raws = [], []
-    for name in NAMES:
-        values = [row[name] for row in rows]
-        dense = name.startswith("I")
-        if dense:
-            numbers = np.array([np.nan if value is None else value for value in values], np.float32)
-            held, data = contents(fp32_contents=numbers.tolist()), numbers.tobytes()
-        else:
-            texts = [str(value).encode() for value in values]
-            held = contents(bytes_contents=texts)
-            data = b"".join(struct.pack("<I", len(text)) + text for text in texts)
-        made = tensor(name=name, datatype="FP32" if dense else "BYTES", shape=[len(rows)])
-        if not raw:
-            made.contents.CopyFrom(held)
-        inputs.append(made)
-        raws.append(data)
-    return {"inputs": inputs, "raw_input_contents": raws if raw else []}
 
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("count", [1, 300])
 def test_scores_are_those_of_the_bundle(trained, stub, raw, count):
     rows = trained.rows[:count]
-    answer = stub("ModelInfer", model_name="ctr", id="r-1", **tensors(stub, rows, raw))
+    answer = stub("ModelInfer", model_name="ctr", id="r-1", **stub.tensors(rows, raw))
     (output,) = answer.outputs
     assert (answer.model_version, answer.id, output.name, list(output.shape)) == ("v1", "r-1", "scores", [count])
     scores = np.frombuffer(answer.raw_output_contents[0], "<f4")
@@ -84,7 +57,7 @@ def test_what_does_not_fit_is_refused(trained, stub):
     rows = trained.rows[:2]
 
     def change(**edits):
-        fields = tensors(stub, rows)
+        fields = stub.tensors(rows)
         for name, value in edits.items():
             tensor = fields["inputs"][NAMES.index(name)]
             if isinstance(value, dict):
@@ -113,7 +86,7 @@ def test_what_does_not_fit_is_refused(trained, stub):
         with pytest.raises(grpc.RpcError) as refused:
             stub("ModelInfer", model_name=name, **fields)
         assert (refused.value.code(), words in refused.value.details()) == (status, True), refused.value.details()
-    assert len(stub("ModelInfer", model_name="ctr", **tensors(stub, rows)).outputs) == 1
+    assert len(stub("ModelInfer", model_name="ctr", **stub.tensors(rows)).outputs) == 1
 
 
 @pytest.mark.slow
@@ -131,6 +104,75 @@ def test_tokens(trained):
             found = ask(asked(name="model"), timeout=20, metadata=(("authorization", "Bearer s3same"),))
             assert found.name == "model"
         assert server.terminate() == 0
+
+
+@pytest.mark.slow
+def test_tls(trained, tmp_path):
+    certificate, key = certificate_and_key(tmp_path)
+    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+    known = grpc.ssl_channel_credentials(certificate.read_bytes())
+    with serving(trained.bundles[0], "--grpc-port", "0", *tls) as server:
+        with calls_of(server, known) as call:
+            answer = call("ModelInfer", model_name="model", **call.tensors(trained.rows[:9]))
+            scores = np.frombuffer(answer.raw_output_contents[0], "<f4")
+            np.testing.assert_allclose(scores, Predictor(trained.bundles[0]).predict(trained.rows[:9]), atol=1e-6)
+        for other in (None, grpc.ssl_channel_credentials()):  # in plain text; and one who does not know the certificate
+            with calls_of(server, other) as call, pytest.raises(grpc.RpcError) as refused:
+                call("ServerLive")
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_version_that_is_asked_for_answers_and_no_other(trained):
+    expected = {path.name: Predictor(path).predict(trained.rows[:2]) for path in trained.bundles[:2]}
+    canary = ("--canary", str(trained.bundles[1]), "--canary-share", "0.5")
+    with serving(trained.bundles[0], "--grpc-port", "0", *canary) as server, calls_of(server) as call:
+        asked = {"model_name": "model", **call.tensors(trained.rows[:2])}
+        for version in ("v1", "v2"):
+            for _ in range(10):
+                answer = call("ModelInfer", model_version=version, **asked)
+                assert answer.model_version == version
+                scores = np.frombuffer(answer.raw_output_contents[0], "<f4")
+                np.testing.assert_allclose(scores, expected[version], atol=1e-6)
+            assert call("ModelReady", name="model", version=version).ready
+        assert {call("ModelInfer", **asked).model_version for _ in range(40)} == {"v1", "v2"}
+        assert list(call("ModelMetadata", name="model").versions) == ["v1", "v2"]
+        with pytest.raises(grpc.RpcError) as refused:
+            call("ModelInfer", model_version="v3", **asked)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        assert "these do: v1, v2" in refused.value.details()
+
+
+def test_what_is_asked_over_grpc_is_counted_and_the_shadow_scores_along(trained):
+    shadow = ("--shadow", str(trained.bundles[2]))
+    with serving(trained.bundles[0], "--grpc-port", "0", *shadow) as server, calls_of(server) as call:
+
+        def told(name):
+            found = re.search(rf"^sparsefleet_{name} (\S+)$", server.client.get("/metrics").text, re.M)
+            return float(found[1]) if found else 0.0
+
+        call("ModelInfer", model_name="model", **call.tensors(trained.rows[:7]))
+        with pytest.raises(grpc.RpcError):
+            call("ModelInfer", model_name="model", inputs=[])
+        path = "/inference.GRPCInferenceService/ModelInfer"
+        for status in (200, 400):
+            name = f'requests_total{{path="{path}",status="{status}"}}'
+            wait_until(lambda name=name: told(re.escape(name)) == 1, 20, name)
+        assert told("predict_seconds_count") == 2
+        wait_until(lambda: told(r"shadow_rows_total\S*") + told("shadow_skipped_rows_total") == 7, 20, "the shadow")
+
+
+@pytest.mark.slow
+def test_requests_are_taken_for_a_while_after_sigterm(trained):
+    """A server cannot see who is connected over gRPC: it lingers for all of its time, and says that it is not ready."""
+    options = ("--grpc-port", "0", "--linger", "60")
+    with serving(trained.bundles[0], *options) as server, calls_of(server) as call:
+        asked = {"model_name": "model", **call.tensors(trained.rows[:1])}
+        call("ModelInfer", **asked)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not call("ServerReady").ready, 20, "the server to say that it ends")
+        assert call("ModelInfer", **asked).model_version == "v1"
+        server.process.send_signal(signal.SIGINT)  # waits no longer
+        server.process.wait(timeout=20)
 
 
 def test_tritons_client_scores_the_readmes_rows(trained, server):

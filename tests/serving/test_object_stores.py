@@ -103,6 +103,14 @@ def test_keys_are_not_shown():
     assert shown("s3://key:secret@bucket/models/v1?region=eu&endpoint_override=x") == "s3://bucket/models/v1"
 
 
+def test_nothing_is_published_where_the_thin_bundle_could_not_be_written(trained, store, cli, tmp_path):
+    place = f"{store.url}?prefix=thin-first"
+    refused = cli("publish", trained.bundles[0], place, "--thin", tmp_path)
+    assert (refused.exit_code, "it exists" in " ".join(refused.output.split())) == (1, True)
+    assert cli("publish", place, "--rollback").exit_code == 1
+    assert "was there" not in cli("publish", trained.bundles[0], place).output
+
+
 @pytest.mark.slow
 def test_a_thin_bundle_is_served_from_redis_only(trained, store, cli, tmp_path):
     assert cli("publish", trained.bundles[0], store.url, "--thin", tmp_path / "thin").exit_code == 0

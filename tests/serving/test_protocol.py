@@ -174,3 +174,24 @@ def test_a_body_that_does_not_come_and_the_end_of_idle_connections(trained):
                 assert process.wait(timeout=20) == 0
         finally:
             process.kill()
+
+
+def test_headers_mean_the_same_whichever_way_a_request_takes(trained):
+    """`Connection: close` sends a request the long way."""
+    body = body_of(trained.rows[:1])
+    with serving(trained.bundles[0], env={"SPARSEFLEET_PREDICT_TOKEN": "s3same"}) as server:
+        right = "Authorization: Bearer s3same"
+        for headers, status in (
+            (("Authorization: Bearer wrong", right), 401),
+            ((right, "Authorization: Bearer wrong"), 200),
+            ((right, "X-Timeout-Ms: 20000", "X-Timeout-Ms: soon"), 200),
+            ((right, "X-Timeout-Ms: soon", "X-Timeout-Ms: 20000"), 400),
+            ((right, "X-Timeout-Ms: 20000 \t"), 200),
+            ((right, "Content-Type: Application/VND.apache.arrow.stream"), 400),
+        ):
+            for more in ((), ("Connection: close",)):
+                with connected(server.url) as (raw, answers):
+                    raw.sendall(request(body, *headers, *more))
+                    found, _, text = read(answers)
+                assert found == status, (headers, more, text)
+                assert found != 400 or b"is not JSON" not in text

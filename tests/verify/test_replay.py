@@ -78,6 +78,20 @@ def test_a_replay_leaves_the_servers_log_alone(trained, cli, tmp_path):
         assert not log.with_name("log.1").exists()
 
 
+def test_a_server_that_asks_for_a_token_gets_it_from_the_variable(trained, logged, cli, monkeypatch):
+    with serving(trained.bundles[0], env={"SPARSEFLEET_PREDICT_TOKEN": "s3same"}) as server:
+        refused = cli("replay", logged, "--url", server.url)
+        assert refused.exit_code == 1
+        assert "set the variable SPARSEFLEET_PREDICT_TOKEN" in " ".join(refused.output.split())
+        monkeypatch.setenv("SPARSEFLEET_PREDICT_TOKEN", "s3same")
+        assert cli("replay", logged, "--url", server.url).exit_code == 0
+        verified = cli(
+            *("verify", "--checkpoint", trained.checkpoint(1), "--bundle", trained.bundles[0], "--url", server.url),
+            *("--data", trained.data / "test", "--rows", "20"),
+        )
+        assert verified.exit_code == 0, verified.output
+
+
 def test_another_model_does_not(trained, logged, cli):
     with serving(trained.bundles[1]) as server:
         done = cli("replay", logged, "--url", server.url, "--json")

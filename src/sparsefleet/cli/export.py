@@ -21,6 +21,7 @@ from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.core.inputs import pipe_advice
 from sparsefleet.data.base import Reader
 from sparsefleet.data.formats import format_help
+from sparsefleet.export.gate import Requirement
 from sparsefleet.export.gate import require as require_metrics
 from sparsefleet.export.manifest import SCORE_BOUNDS, Lineage
 
@@ -93,6 +94,8 @@ def export(
         raise SparseFleetError(f"exporting needs more packages ({error}): pip install 'sparsefleet[serve]'") from error
     if require and test_data is None:
         raise ConfigError("--require compares metrics of --test-data: give that, too")
+    for text in require or ():
+        Requirement.parse(text)  # before the test data are scored, which may take long
     checkpoint = str(checkpoint_of(checkpoint, which))
     kept = None if outputs is None else [name.strip() for name in outputs.split(",")]
     lineage = _lineage(checkpoint, own_model, test_data, format, pipe_command, same_inputs, kept)

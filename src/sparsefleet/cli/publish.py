@@ -34,7 +34,7 @@ def publish(
 ) -> None:
     """Publish a bundle's rows to Redis, for `serve --sparse redis://…`. The previous version stays for roll-back."""
     from sparsefleet.export.bundle import Bundle
-    from sparsefleet.export.thin import write_thin
+    from sparsefleet.export.thin import check_thin, write_thin
     from sparsefleet.serving.redis import RedisAddress
     from sparsefleet.serving.redis import publish as run
     from sparsefleet.serving.redis import roll_back as back
@@ -50,6 +50,8 @@ def publish(
         if rollback:
             done = back(address, timeout=timeout)
         else:
+            if thin is not None:
+                check_thin(thin)  # before servers could see what is published
             opened = Bundle.open(bundle, full=True)
             with progress(f"publishing {opened.name}") as report:
                 done = run(opened, address, progress=report, timeout=timeout)

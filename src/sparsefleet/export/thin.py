@@ -14,18 +14,25 @@ from sparsefleet.core.errors import BundleError
 from sparsefleet.export import manifest as manifests
 from sparsefleet.export.bundle import Bundle, is_remote, local_path
 from sparsefleet.export.manifest import BundleFile
-from sparsefleet.export.remote import check_free, put_bundle
+from sparsefleet.export.remote import RemoteFolder, check_free, put_bundle
+
+
+def check_thin(out: str) -> None:
+    """BundleError where something has that name already, for whoever has much to do before `write_thin`."""
+    if is_remote(out):
+        check_free(out)
+    elif (target := local_path(out)).exists():
+        raise BundleError(f"cannot write a thin bundle to {target}: it exists; give it a name of its own")
 
 
 def write_thin(bundle: Bundle, out: str) -> None:
     """Write a bundle without its rows to a folder (or a URI) that does not exist yet."""
+    check_thin(out)
     files = thin_files(bundle)
     if is_remote(out):
-        put_bundle(bundle.path, check_free(out), files, lambda what: None)
+        put_bundle(bundle.path, RemoteFolder(out), files, lambda what: None)
         return
     target = local_path(out)
-    if target.exists():
-        raise BundleError(f"cannot write a thin bundle to {target}: it exists; give it a name of its own")
     draft = target.with_name(f".{target.name}.tmp-{uuid.uuid4().hex[:12]}")
     try:
         draft.mkdir(parents=True)

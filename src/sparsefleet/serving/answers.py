@@ -37,10 +37,14 @@ def answer_bytes(version: str, scores: Scores, request_id: str | int | None = No
     return b'{"version": ' + json.dumps(version).encode() + b', "scores": ' + text + echoed + b"}"
 
 
+def no_number(version: str) -> HttpError:
+    return HttpError(503, f"version {version} gave a score that is not a number", version=version)
+
+
 def _numbers(version: str, scores: F32) -> bytes:
     text = format_floats(scores)
     if text is None:
-        raise HttpError(503, f"version {version} gave a score that is not a number", version=version)
+        raise no_number(version)
     return text
 
 

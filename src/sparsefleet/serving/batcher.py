@@ -40,6 +40,8 @@ SMALL_TURNS = 8
 """Groups of short requests that are taken before a long one gets its turn."""
 RESERVED_SECONDS = 0.2
 """So long after a short request, one thread takes no long ones."""
+END_SECONDS = 2.0
+"""What the threads get, all together, to end. Requests have had their time before."""
 IDLE_SECONDS = 60.0
 """How often a thread without work wakes to look whether there is some."""
 
@@ -99,6 +101,8 @@ class MicroBatcher:
         """Of one thread, for one sample: a moving mean of the last groups."""
         self._changed = threading.Condition()
         self._closing = False
+        self.follow: Callable[[Predictor, Batch, Scores], None] | None = None
+        """Called by the scoring threads with all that was scored for answers: the shadow's."""
         self._loop = asyncio.get_running_loop()
         self._threads = [
             threading.Thread(target=self._work, name=f"score-{index}", daemon=True) for index in range(threads)
@@ -165,6 +169,17 @@ class MicroBatcher:
         self._metrics.dropped(task.samples)
         return True
 
+    def scored(self, predictor: Predictor, batch: Batch, requests: int, scores: Scores) -> None:
+        """Count what was scored for answers, whichever way its requests came."""
+        self._metrics.scored(predictor.version, batch.slots, requests, scores)
+        if scores.by_slot is not None and predictor.drift is not None:
+            predictor.drift.add(batch, scores.by_slot)
+
+    def answered(self, predictor: Predictor, batch: Batch, scores: Scores) -> None:
+        """What was scored has been told: now the shadow may score along."""
+        if self.follow is not None:
+            self.follow(predictor, batch, scores)
+
     def check_room(self, samples: int, deadline: float) -> None:
         """OverloadedError where a request of so many samples should not wait."""
         # Short requests do not wait for long ones, so these keep none of them out.
@@ -182,12 +197,13 @@ class MicroBatcher:
             )
 
     def close(self) -> None:
-        """End the threads once nothing waits; one that does not end within 10 seconds is left to the process's end."""
+        """End the threads once nothing waits; those that have not ended by then are left to the process's end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        until = time.monotonic() + END_SECONDS
         for thread in self._threads:
-            thread.join(timeout=10)
+            thread.join(timeout=max(0.0, until - time.monotonic()))
 
     # -- queues --------------------------------------------------------------------------------------------------------
 
@@ -312,12 +328,11 @@ class MicroBatcher:
             self._tell(_fail, [piece.answer for piece in group], error)
         else:
             predictor = group[0].predictor
-            self._metrics.scored(predictor.version, batch.slots, len(group), scores)
-            if scores.by_slot is not None and predictor.drift is not None:
-                predictor.drift.add(batch, scores.by_slot)
+            self.scored(predictor, batch, len(group), scores)
             stops = np.cumsum([len(piece.batch) for piece in group]).tolist()
             parts = [scores.part(a, b) for a, b in zip([0, *stops[:-1]], stops, strict=True)]
             self._tell(_succeed, [piece.answer for piece in group], parts)
+            self.answered(predictor, batch, scores)
 
     def _tell(self, what: Callable[..., None], answers: list[asyncio.Future[Any]], outcome: object) -> None:
         try:

@@ -21,7 +21,6 @@ from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.predictor import Predictor, Scores
 from sparsefleet.serving.request_log import RequestLog
 from sparsefleet.serving.samples import RequestError, split_request_id
-from sparsefleet.serving.shadow import Shadow
 from sparsefleet.serving.source import SourceError
 from sparsefleet.serving.versions import Versions
 
@@ -55,6 +54,8 @@ class DirectRequest:
     request_id: str | int | None = None
     batch: Batch | None = None
     answer: Answer | None = None
+    given_up: bool = False
+    """Its time was up: it has been answered, and counted."""
 
 
 class DirectRequests:
@@ -64,7 +65,6 @@ class DirectRequests:
         self, versions: Versions, batcher: MicroBatcher, metrics: Metrics, log: RequestLog | None = None
     ) -> None:
         self._versions, self._batcher, self._metrics, self._log = versions, batcher, metrics, log
-        self._shadow = Shadow(versions, batcher, metrics)
         self._loop = asyncio.get_running_loop()
 
     def ask(
@@ -88,6 +88,20 @@ class DirectRequests:
         if request.task is not None and self._batcher.drop(request.task):
             self._metrics.answered("/v1/predict", 499, time.perf_counter() - request.came)
 
+    def give_up(self, request: DirectRequest) -> Answer | None:
+        """The answer to a request whose time is up; None where it has just been answered otherwise.
+
+        A thread that works on it already works for nobody.
+        """
+        if request.answer is not None:
+            return None
+        if request.task is not None:
+            self._batcher.drop(request.task)
+        request.given_up, request.done = True, _to_nobody
+        self._refuse([request], LateError("the request was not scored in its time; try again later"))
+        self._metrics.answered("/v1/predict", 503, time.perf_counter() - request.came)
+        return request.answer
+
     def too_slow(self, seconds: float, what: str = "body") -> Answer:
         """The answer to a request whose body (or head) did not come within `seconds`."""
         body = b'{"error":"the %b did not come within %g seconds"}' % (what.encode(), seconds)
@@ -105,7 +119,7 @@ class DirectRequests:
         except Exception as error:  # a bug of ours: whoever asked must hear of it
             self._refuse([request for request in requests if request.answer is None], error)
         for request in requests:
-            if request.answer is not None:
+            if request.answer is not None and not request.given_up:
                 self._metrics.answered("/v1/predict", request.answer[0], time.perf_counter() - request.came)
         try:
             self._loop.call_soon_threadsafe(self._deliver, requests)
@@ -150,15 +164,13 @@ class DirectRequests:
         except Exception as error:
             self._refuse(requests, error)
             return
-        self._metrics.scored(predictor.version, batch.slots, len(requests), scores)
-        if scores.by_slot is not None and predictor.drift is not None:
-            predictor.drift.add(batch, scores.by_slot)
-        self._shadow.follow(predictor, batch, scores)
+        self._batcher.scored(predictor, batch, len(requests), scores)
         start = 0
         for request in requests:
             stop = start + (len(request.batch) if request.batch is not None else 0)
             self._tell(predictor, request, scores.part(start, stop))
             start = stop
+        self._batcher.answered(predictor, batch, scores)
 
     def _tell(self, predictor: Predictor, request: DirectRequest, scores: Scores) -> None:
         try:
@@ -184,3 +196,7 @@ class DirectRequests:
         for request in requests:
             if request.answer is not None:
                 request.done(request.answer)
+
+
+def _to_nobody(answer: Answer) -> None:
+    """Where the answer to a request goes that was given up."""

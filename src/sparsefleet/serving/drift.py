@@ -73,13 +73,35 @@ class InputDrift:
                 yield name, f"Which part of a slot's values, {of}, has no row.", "slot", shares
 
 
+class ScoreDrift:
+    """The same of a version's scores, all of which are counted. Not for several threads at once."""
+
+    def __init__(self, bins: int) -> None:
+        self._recent = np.zeros(bins)
+        self._samples = 0.0
+
+    def add(self, counts: I64, samples: int) -> None:
+        self._recent += counts
+        self._samples += samples
+        if self._samples > WINDOW:
+            self._recent /= 2
+            self._samples /= 2
+
+    def index(self, reference: Sequence[int]) -> float | None:
+        """None: there are too few scores to tell chance from change."""
+        return _index(np.asarray(reference, np.float64), self._recent)
+
+
 def _indices(names: Sequence[str], before: F64, now: F64) -> list[tuple[str, float]]:
-    found = []
-    for place, name in enumerate(names):
-        used = (before[place] > 0) | (now[place] > 0)
-        if now[place].sum() >= ENOUGH * max(1, int(used.sum())):
-            found.append((name, round(stability_index(before[place][used], now[place][used]), 6)))
-    return found
+    found = ((name, _index(before[place], now[place])) for place, name in enumerate(names))
+    return [(name, index) for name, index in found if index is not None]
+
+
+def _index(before: F64, now: F64) -> float | None:
+    used = (before > 0) | (now > 0)
+    if now.sum() < ENOUGH * max(1, int(used.sum())):
+        return None
+    return round(stability_index(before[used], now[used]), 6)
 
 
 def stability_index(reference: Sequence[int] | F64, found: F64 | I64) -> float:

@@ -7,19 +7,22 @@ import contextlib
 import functools
 import hmac
 import ipaddress
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.serving import arrow_body
-from sparsefleet.serving.answers import HttpError, answer_bytes, refusal, told
+from sparsefleet.serving.answers import HttpError, answer_bytes, no_number, refusal, told
 from sparsefleet.serving.batcher import MicroBatcher
 from sparsefleet.serving.config import ServeConfig
 from sparsefleet.serving.connections import Connections
@@ -32,6 +35,7 @@ from sparsefleet.serving.pointer import Pointer, follow
 from sparsefleet.serving.predictor import Predictor, Scores
 from sparsefleet.serving.request_log import UNLOGGED, RequestLog
 from sparsefleet.serving.samples import parse_json, split_request_id
+from sparsefleet.serving.shadow import Shadow
 from sparsefleet.serving.versions import Versions
 
 T = TypeVar("T")
@@ -55,16 +59,18 @@ class Service:
     def __init__(self, config: ServeConfig, first: Predictor, pointer: Pointer | None = None, serves: str = "") -> None:
         """`pointer`: followed. `serves`: what it names now."""
         self.config, self.metrics = config, Metrics()
+        self._log = (
+            RequestLog(config.log_requests, config.log_max_bytes, self.metrics, tell) if config.log_requests else None
+        )
         self.versions = Versions(config, self.metrics, first)
         self.batcher = MicroBatcher(config.scoring_threads, config.batch_rows, config.queue_rows, self.metrics)
+        self.batcher.follow = Shadow(self.versions, self.batcher, self.metrics).follow
         self.connections = Connections(config.max_connections, config.client_connections)
         self.draining = False
         """The server was told to end: it still answers, and every answer closes its connection."""
         self._readiness = asyncio.Lock()
-        self._trouble, self._tried_at = "", time.monotonic()
-        self._log = (
-            RequestLog(config.log_requests, config.log_max_bytes, self.metrics, tell) if config.log_requests else None
-        )
+        self._tried = {first.version: (time.monotonic(), "")}
+        """When each version that answers was last tried, and why it could not score."""
         self.direct = DirectRequests(self.versions, self.batcher, self.metrics, self._log)
         self._tasks = [asyncio.create_task(self._look())]
         if pointer is not None:
@@ -90,7 +96,7 @@ class Service:
         """The answer's body. This speaks ASGI itself: `Request` and `Response` would cost a tenth of a prediction."""
         deadline = time.monotonic() + seconds_of(_header(scope, b"x-timeout-ms"), self.config.deadline)
         body = await self._body(scope, receive, self.config.max_body)
-        arrow = _header(scope, b"content-type").partition(b";")[0].strip() == ARROW
+        arrow = _header(scope, b"content-type").lower().partition(b";")[0].strip() == ARROW
         # Before it is parsed: whoever will not be served should cost nothing.
         samples = len(body) // ARROW_SAMPLE_BYTES if arrow else most_samples(body)
         self.batcher.check_room(samples, deadline)
@@ -107,19 +113,27 @@ class Service:
             await asyncio.gather(work, gone, return_exceptions=True)
             # An error's traceback holds this frame: without these two, the frame does not hold the error in turn.
             del work, gone, task
-        if self._log is not None and not arrow and _header(scope, b"x-log").strip().lower() != UNLOGGED:
+        if self._log is not None and not arrow and _header(scope, b"x-log").lower() != UNLOGGED:
             self._log.add(answer, body)
         return answer
 
     async def scored_rows(
-        self, rows: list[dict[str, Any]], request_id: str | None, seconds: float
+        self, rows: list[dict[str, Any]], request_id: str | None, seconds: float, version: str = ""
     ) -> tuple[str, Scores]:
-        """Version and scores of samples that are no JSON text: another protocol's."""
+        """Version and scores of samples that are no JSON text: another protocol's.
+
+        `version`: the one that is to answer, and no other.
+        """
         deadline = time.monotonic() + seconds
         self.batcher.check_room(len(rows), deadline)
-        with self.versions.hold(self.versions.chooses_canary(request_id)) as predictor:
+        canary = self.versions.is_canary(version) if version else self.versions.chooses_canary(request_id)
+        with self.versions.hold(canary) as predictor:
+            if version and predictor.version != version:  # the server has switched since it was looked for
+                raise HttpError(404, f"version {version!r:.80} answers no more; {predictor.version!r} does")
             batch = await self.batcher.call(predictor.parser.samples, rows, samples=len(rows), deadline=deadline)
             scores = await self.batcher.score(predictor, batch, deadline)
+            if not all(np.isfinite(of).all() for of in (scores.probabilities, *scores.by_label.values())):
+                raise no_number(predictor.version)
             self.metrics.predicted(predictor.version)
             return predictor.version, scores
 
@@ -156,17 +170,25 @@ class Service:
             return JSONResponse(document, 503, {"retry-after": "1"})
         return JSONResponse({"status": "ready", "version": version})
 
-    async def trouble(self) -> str:
-        """Why the version that answers cannot score; empty where it can. It is tried once in READY_SECONDS at most."""
+    async def trouble(self, canary: bool = False) -> str:
+        """Why the version that answers (or the canary) cannot score; empty where it can.
+
+        One that can is tried once in READY_SECONDS at most.
+        """
         async with self._readiness:
-            if time.monotonic() - self._tried_at >= READY_SECONDS or self._trouble:
-                with self.versions.hold() as predictor:
-                    self._trouble = await asyncio.to_thread(predictor.trouble)
-                self._tried_at = time.monotonic()
-                self.metrics.ready(not self._trouble)
-                if self._trouble:
-                    tell_seldom("not ready", f"version {predictor.version} is not ready: {self._trouble}")
-            return self._trouble
+            with self.versions.hold(canary) as predictor:
+                name = predictor.version
+                tried_at, trouble = self._tried.get(name, (-math.inf, ""))
+                if time.monotonic() - tried_at >= READY_SECONDS or trouble:
+                    trouble = await asyncio.to_thread(predictor.trouble)
+                    answering = self.versions.answering()
+                    found = {**self._tried, name: (time.monotonic(), trouble)}
+                    self._tried = {version: one for version, one in found.items() if version in answering}
+                    if not canary:
+                        self.metrics.ready(not trouble)
+                    if trouble:
+                        tell_seldom("not ready", f"version {name} is not ready: {trouble}")
+            return trouble
 
     async def _look(self) -> None:
         """From time to time: are the rows of both versions what they were?"""
@@ -337,15 +359,21 @@ def application(config: ServeConfig, first: Predictor, pointer: Pointer | None =
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, Any]]:
-        services.append(Service(config, opened.pop(), pointer, serves))
-        if config.canary is not None:
-            await services[-1].versions.set_canary(config.canary, config.canary_share)
-        if config.shadow is not None:
-            await services[-1].versions.set_shadow(config.shadow)
+        refused = None
         try:
-            yield {"service": services[-1]}  # for `protocol.PredictionConnection`
+            services.append(Service(config, opened.pop(), pointer, serves))
+            if config.canary is not None:
+                await services[-1].versions.set_canary(config.canary, config.canary_share)
+            if config.shadow is not None:
+                await services[-1].versions.set_shadow(config.shadow)
+        except SparseFleetError as error:  # raised here, uvicorn would print a traceback
+            refused = error
+        try:
+            # For `protocol.PredictionConnection`; and for `server`, which ends where a bundle was refused.
+            yield {"service": services[-1] if services else None, "refused": refused}
         finally:
-            await services.pop().close()
+            while services:
+                await services.pop().close()
 
     def route(path: str, method: str, handler: Callable[[Service, Request], Awaitable[Response]]) -> Route:
         async def asked(service: Service, request: Request) -> Response:
@@ -443,8 +471,8 @@ async def _answer(service: Service, work: Awaitable[T]) -> T | Response:
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
-    """A header's value, empty if there is none. ASGI gives names in lower case."""
-    return next((value for found, value in scope["headers"] if found == name), b"")
+    """A header's first value, without blanks around it; empty if there is none. ASGI gives names in lower case."""
+    return next((value.strip() for found, value in scope["headers"] if found == name), b"")
 
 
 def _is_loopback(host: str) -> bool:

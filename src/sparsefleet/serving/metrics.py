@@ -13,13 +13,15 @@ import numpy.typing as npt
 
 from sparsefleet.core.batch import I64
 from sparsefleet.export.manifest import SCORE_BOUNDS
-from sparsefleet.serving.drift import InputDrift, stability_index
+from sparsefleet.serving.drift import InputDrift, ScoreDrift
+from sparsefleet.serving.kserve.messages import SERVICE
 from sparsefleet.serving.predictor import Scores
 
 F64 = npt.NDArray[np.float64]
 BOUNDS = np.array(SCORE_BOUNDS[:-1], np.float32)
 VERSIONS = 32
 """Versions that are told of by name; of more, those that have scored nothing for longest are forgotten."""
+PREDICTIONS = frozenset({"/v1/predict", f"/{SERVICE}/ModelInfer"})
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -38,6 +40,7 @@ class Metrics:
         self._dropped_rows = 0
         self._ready = True
         self._scores: dict[str, I64] = {}
+        self._score_drift: defaultdict[str, ScoreDrift] = defaultdict(lambda: ScoreDrift(len(SCORE_BOUNDS)))
         self._values: Counter[str] = Counter()
         self._unknown_values: Counter[str] = Counter()
         self._shadow_rows: Counter[str] = Counter()
@@ -49,7 +52,7 @@ class Metrics:
     def answered(self, path: str, status: int, seconds: float) -> None:
         with self._lock:
             self._requests[path, status] += 1
-            if path == "/v1/predict":
+            if path in PREDICTIONS:
                 self._buckets[bisect.bisect_left(SECONDS, seconds)] += 1
                 self._seconds += seconds
 
@@ -65,8 +68,10 @@ class Metrics:
             self._keys += scores.keys
             self._unknown += scores.unknown
 
+            counts = np.bincount(np.searchsorted(BOUNDS, scores.probabilities), minlength=len(SCORE_BOUNDS))
             histogram = self._histogram(version)
-            histogram += np.bincount(np.searchsorted(BOUNDS, scores.probabilities), minlength=len(SCORE_BOUNDS))
+            histogram += counts
+            self._score_drift[version].add(counts, len(scores.probabilities))
             if scores.by_slot is not None:
                 for slot, values, unknown in zip(slots, *scores.by_slot, strict=True):
                     self._values[slot] += int(values)
@@ -79,6 +84,7 @@ class Metrics:
         if len(self._scores) > VERSIONS:
             gone = next(iter(self._scores))
             del self._scores[gone], self._answers[gone]
+            self._score_drift.pop(gone, None)
         return found
 
     def shadowed(self, version: str, differences: Mapping[str, F64]) -> None:
@@ -147,7 +153,7 @@ class Metrics:
         metric(
             "requests_total",
             "counter",
-            "HTTP requests answered.",
+            "Requests answered, those over gRPC by the status that they would have over HTTP.",
             *((_labels(path=path, status=str(code)), count) for (path, code), count in sorted(self._requests.items())),
         )
         metric(
@@ -198,12 +204,13 @@ class Metrics:
             for bound, sum_so_far in zip((*SCORE_BOUNDS[:-1], "+Inf"), below, strict=True):
                 lines.append(f"sparsefleet_scores_bucket{_labels(version=name, le=str(bound))} {sum_so_far}")
             lines.append(f"sparsefleet_scores_count{_labels(version=name)} {below[-1]}")
-        if reference and version in self._scores:
+        drift = self._score_drift[version].index(reference) if reference and version in self._scores else None
+        if drift is not None:
             metric(
                 "score_drift",
                 "gauge",
-                "Population stability index of the scores against those of the bundle's test data.",
-                (_labels(version=version), round(stability_index(reference, self._scores[version]), 6)),
+                "Population stability index of the last scores against those of the bundle's test data.",
+                (_labels(version=version), drift),
             )
         metric(
             "shadow_rows_total",

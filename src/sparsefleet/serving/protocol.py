@@ -40,6 +40,10 @@ _USUAL: list[Any] = [None, b""]
 NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
 
 
+ONCE = frozenset({b"authorization", b"x-request-id", b"x-timeout-ms", b"x-log"})
+"""Headers whose values are read here."""
+
+
 class PlainHead(NamedTuple):
     length: int
     timeout: bytes = b""
@@ -58,9 +62,14 @@ def plain_head(head: bytes) -> PlainHead | None:
     length = None
     timeout = authorization = request_id = b""
     logged = True
+    seen: set[bytes] = set()
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         name = name.lower()
+        if name in ONCE:
+            if name in seen:
+                return None  # which of the two counts is for one place to say
+            seen.add(name)
         if name == b"authorization":
             authorization = value.strip()
             continue
@@ -226,9 +235,11 @@ class PredictionConnection(asyncio.Protocol):
             self._loop.call_soon(self._answer, answer)
             return
         self._request = self._service.direct.ask(body, samples, seconds, self._answer, self._head.logged)
+        self._set_timer(seconds, self._late)
 
     def _answer(self, answer: Answer) -> None:
         self._busy, self._request = False, None
+        self._stop_timer()
         if self._transport.is_closing():
             return
         status, body, headers = answer
@@ -286,9 +297,14 @@ class PredictionConnection(asyncio.Protocol):
         self._chunks = []
         self._answer(self._service.direct.too_slow(seconds))
 
+    def _late(self) -> None:
+        answer = self._service.direct.give_up(self._request) if self._request is not None else None
+        if answer is not None:
+            self._answer(answer)
+
     def _set_timer(self, seconds: float, what: Callable[[], None]) -> None:
-        """In place of the one before. A request sets two, and nearly none is ever due: so the event loop gets a timer
-        only where there is none that wakes us before."""
+        """In place of the one before. A request sets several, and nearly none is ever due: so the event loop gets a
+        timer only where there is none that wakes us before."""
         self._due, self._then = self._loop.time() + seconds, what
         if self._timer is None or self._due < self._timer_at:
             self._wake_at(self._due)

@@ -87,6 +87,7 @@ class SampleParser:
         `allow_extra`: a field that the model does not have is left out of account.
         """
         schema = schema if inputs is None else inputs.with_ready_keys(schema)
+        schema.require_measured()
         marked = [slot.name for slot in schema.slots if slot.keys]
         self._ready = frozenset(marked if inputs is None else [*marked, *inputs.ready_slots])
         self._trained_on = "ready-made keys" if inputs is None else inputs.source()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.serving.config import ServeConfig
 from sparsefleet.serving.handed import HandedConnection
 from sparsefleet.serving.http import Service, application
@@ -46,13 +46,24 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self.should_exit:
+            return
+        try:
+            self._begin()
+        except SparseFleetError:
+            await super().shutdown(sockets)
+            raise
+        print(json.dumps(self._about), flush=True)
+
+    def _begin(self) -> None:
+        if (refused := self.lifespan.state["refused"]) is not None:
+            raise refused
         service: Service = self.lifespan.state["service"]
         if service.config.grpc_port is not None:
             from sparsefleet.serving.kserve.server import KServeServer
 
             self._grpc = KServeServer(service)
             self._about["grpc"] = f"{service.config.host}:{self._grpc.port}"
-        print(json.dumps(self._about), flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         service: Service | None = self.lifespan.state.get("service")
@@ -60,7 +71,8 @@ class _Server(uvicorn.Server):
             service.draining = True
             tell(f"told to end; {len(service.connections)} connections are open")
             until = time.monotonic() + service.config.linger
-            while len(service.connections) and time.monotonic() < until and not self.force_exit:
+            # gRPC does not tell who is connected.
+            while (len(service.connections) or self._grpc) and time.monotonic() < until and not self.force_exit:
                 await asyncio.sleep(0.02)
         if self._grpc is not None:
             await self._grpc.close()

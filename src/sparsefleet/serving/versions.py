@@ -26,6 +26,7 @@ from sparsefleet.core.schema import Schema
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.gate import require
 from sparsefleet.serving.config import ServeConfig
+from sparsefleet.serving.log import tell
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.predictor import Predictor
 from sparsefleet.serving.source import SourceError, needs_files, source_opener
@@ -99,7 +100,8 @@ class Versions:
 
     @property
     def shadow(self) -> Predictor | None:
-        return self._shadow.predictor if self._shadow else None
+        shadow = self._shadow  # scoring threads look, and the event loop may end it meanwhile
+        return shadow.predictor if shadow else None
 
     def chooses_canary(self, request_id: str | int | None) -> bool:
         """Whether this request is the canary's. Requests with the same id are of the same version."""
@@ -122,6 +124,16 @@ class Versions:
             yield version.predictor
         finally:
             version.let_go()
+
+    def answering(self) -> list[str]:
+        """Names of the versions that answer: the current one, and a canary."""
+        canary = self.canary
+        return [self.current.version, *([canary[0].version] if canary else [])]
+
+    def is_canary(self, name: str) -> bool:
+        """Whether the canary has this name, and not the version that answers the other requests."""
+        canary = self.canary
+        return canary is not None and canary[0].version == name != self.current.version
 
     def hold_shadow(self) -> AbstractContextManager[Predictor | None]:
         """None where there is no shadow."""
@@ -165,9 +177,7 @@ class Versions:
         try:
             opened = await self._opened(path)
             try:
-                self._check_follows(opened.bundle, False)
-                if opened.bundle.manifest.id == self.current.bundle.manifest.id:
-                    raise BundleError(f"{opened.bundle.origin}: it is the one that serves: there is nothing to compare")
+                self._check_beside(opened.bundle)
             except BundleError:
                 opened.close()
                 raise
@@ -195,10 +205,7 @@ class Versions:
             retired, self._previous, self._current = self._previous, self._current, _Version(opened)
             self._metrics.switched("loaded")
             self._let_go(retired)
-            promoted, taken = self._canary, opened.bundle.manifest.id
-            if promoted is not None and promoted.version.predictor.bundle.manifest.id == taken:
-                self._canary = None
-                self._let_go(promoted.version)
+            self._end_misfits()
             return opened
 
     async def roll_back(self) -> Predictor:
@@ -212,7 +219,28 @@ class Versions:
             left, self._current, self._previous = self._current, self._previous, None
             self._metrics.switched("rolled_back")
             self._let_go(left)
+            self._end_misfits()
             return self.current
+
+    def _end_misfits(self) -> None:
+        """After a switch: no canary and no shadow that could not be had beside the version that answers now."""
+        if (canary := self._canary) is not None and (why := self._misfit(canary.version)):
+            self._canary = None
+            self._let_go(canary.version)
+            tell(f"no canary any more: {why}")
+        if (shadow := self._shadow) is not None and (why := self._misfit(shadow)):
+            self._shadow = None
+            self._let_go(shadow)
+            tell(f"no shadow any more: {why}")
+
+    def _misfit(self, version: _Version) -> str:
+        if version.predictor.bundle.manifest.id == self.current.bundle.manifest.id:
+            return f"{version.predictor.version} is the version that answers now"
+        try:
+            self._check_beside(version.predictor.bundle)
+        except BundleError as error:
+            return str(error)
+        return ""
 
     def _let_go(self, version: _Version | None) -> None:
         """Of a version that answers no more, and its memory soon after."""
@@ -243,6 +271,18 @@ class Versions:
             self._switching.release()
 
     def _check_follows(self, bundle: Bundle, other_schema: bool) -> None:
+        difference = self._difference(bundle)
+        if difference and not other_schema:
+            raise BundleError(f'{difference}. {{"other_schema": true}} switches all the same')
+
+    def _check_beside(self, bundle: Bundle) -> None:
+        if bundle.manifest.id == self.current.bundle.manifest.id:
+            raise BundleError(f"{bundle.origin}: it is the one that serves: there is nothing to compare")
+        if difference := self._difference(bundle):
+            raise BundleError(difference)
+
+    def _difference(self, bundle: Bundle) -> str:
+        """Why requests to the version that answers are not for this one, in words."""
         current = self.current.bundle
         if bundle.name == current.name and bundle.manifest.id != current.manifest.id:
             raise BundleError(
@@ -254,11 +294,12 @@ class Versions:
             or inputs_difference(current, bundle)
             or labels_difference(current.labels, bundle.labels)
         )
-        if difference and not other_schema:
-            raise BundleError(
-                f"{bundle.origin}: its schema differs from the one that serves: {difference}; requests would "
-                'be refused, or their values read differently. {"other_schema": true} switches all the same'
-            )
+        if not difference:
+            return ""
+        return (
+            f"{bundle.origin}: its schema differs from the one that serves: {difference}; requests would be refused, "
+            "or their values read differently"
+        )
 
 
 def open_predictor(config: ServeConfig, path: str) -> Predictor:

@@ -10,6 +10,7 @@ import http.client
 import io
 import json
 import math
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from sparsefleet.core.errors import ConfigError, SparseFleetError
+from sparsefleet.core.tokens import PREDICT_TOKEN, check_token
 
 MAX_ANSWER = 1 << 28
 ONLY = ""
@@ -36,6 +38,8 @@ class RefusedError(PlaceError):
 
 
 class HttpClient:
+    """It shows the token of the variable SPARSEFLEET_PREDICT_TOKEN, where that is set."""
+
     def __init__(self, url: str, timeout: float = 30.0) -> None:
         parts = urlsplit(url)
         try:
@@ -50,6 +54,10 @@ class HttpClient:
         self._timeout = timeout
         self._connection = kind(parts.hostname, port, timeout=timeout)
         self._timed: _Timed
+        token = os.environ.get(PREDICT_TOKEN)
+        if token:
+            check_token(PREDICT_TOKEN, token)
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def get(self, path: str) -> Any:
         return self._ask("GET", path, None)
@@ -75,14 +83,17 @@ class HttpClient:
             answer = None
         if status != 200:
             told = answer.get("error") if isinstance(answer, dict) else None
-            raise RefusedError(self.url + path, status, str(told or raw[:200].decode(errors="replace")))
+            reason = str(told or raw[:200].decode(errors="replace"))
+            if status == 401:
+                reason += f" (here: set the variable {PREDICT_TOKEN} to it)"
+            raise RefusedError(self.url + path, status, reason)
         if answer is None:
             raise PlaceError(f"{self.url}{path} answered something that is not JSON: is it a server of ours?")
         return answer
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         # Ours are no clients' requests: a server's log must not lose those for them.
-        headers = {"content-type": "application/json", "x-log": "no"} if body is not None else {}
+        headers = {**self._headers, **({"content-type": "application/json", "x-log": "no"} if body is not None else {})}
         connection = self._connection
         if connection.sock is None:
             connection.connect()

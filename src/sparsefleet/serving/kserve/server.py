@@ -1,24 +1,36 @@
-"""The gRPC server: its threads parse and answer, the scoring threads score."""
+"""The gRPC server: its threads parse and answer, the scoring threads score.
+
+Calls wait for a thread in a queue of bounded length. One whose client has gone meanwhile, or whose time is up, is
+neither parsed nor scored.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 
 import sparsefleet
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.serving.answers import HttpError, refusal, told
+from sparsefleet.serving.batcher import LateError
 from sparsefleet.serving.http import Service
 from sparsefleet.serving.kserve.messages import METHODS, SERVICE, messages
 from sparsefleet.serving.kserve.tensors import KEYS, NUMBERS, TEXT, outputs_of, ready_fields, rows_of, tensors_of
-from sparsefleet.serving.log import tell_failure
+from sparsefleet.serving.log import tell_failure, tell_seldom
 
 THREADS = 8
+CALLS = 512
+"""That are under way or wait for a thread; more are refused at once."""
+PROBES = frozenset({"ServerLive", "ServerReady", "ModelReady"})
+"""Methods that ask for no token."""
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -30,6 +42,48 @@ CODES = {
 }
 
 
+class _Call:
+    """A call, from when it comes. gRPC asks for the answer in a thread, unless the client has gone before."""
+
+    def __init__(self, server: KServeServer, name: str) -> None:
+        self._server, self.name = server, name
+        self.came = time.monotonic()
+        self._asked = False
+
+    def __call__(self, request: bytes, context: Any) -> Any:
+        self._asked = True
+        return self._server.answer(self, request, context)
+
+    def waited(self) -> float:
+        return time.monotonic() - self.came
+
+    def ended(self, done: Future[Any]) -> None:
+        if not self._asked:
+            self._server.count(self, 499)
+
+
+class _Threads(ThreadPoolExecutor):
+    """gRPC's threads. They tell each call of its end, and know how many have not come to it."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, "grpc")
+        self._lock, self.calls = threading.Lock(), 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        with self._lock:
+            self.calls += 1
+        found = super().submit(fn, *args, **kwargs)
+        found.add_done_callback(self._ended)
+        for call in args:
+            if isinstance(call, _Call):
+                found.add_done_callback(call.ended)
+        return found
+
+    def _ended(self, done: Future[Any]) -> None:
+        with self._lock:
+            self.calls -= 1
+
+
 class KServeServer:
     """Made on the event loop. `port` is where it listens."""
 
@@ -38,9 +92,9 @@ class KServeServer:
         self._types = messages()
         config = service.config
         options = [("grpc.max_receive_message_length", config.max_body), ("grpc.so_reuseport", 0)]
-        self._server = grpc.server(ThreadPoolExecutor(THREADS, "grpc"), options=options)
-        calls = {name: self._method(name, getattr(self, name)) for name in METHODS}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, calls),))
+        self._threads = _Threads(THREADS)
+        self._server = grpc.server(self._threads, options=options, maximum_concurrent_rpcs=CALLS)
+        self._server.add_generic_rpc_handlers((self,))
         host = f"[{config.host}]" if ":" in config.host else config.host
         assert config.grpc_port is not None
         place = f"{host}:{config.grpc_port}"
@@ -61,48 +115,54 @@ class KServeServer:
 
     # -- the protocol's methods ----------------------------------------------------------------------------------------
 
-    def ServerLive(self, request: Any, context: Any) -> Any:
+    def ServerLive(self, request: Any, until: float, context: Any) -> Any:
         return self._types["ServerLiveResponse"](live=True)
 
-    def ServerReady(self, request: Any, context: Any) -> Any:
+    def ServerReady(self, request: Any, until: float, context: Any) -> Any:
         return self._types["ServerReadyResponse"](ready=self._ready())
 
-    def ModelReady(self, request: Any, context: Any) -> Any:
+    def ModelReady(self, request: Any, until: float, context: Any) -> Any:
         self._check_name(request.name, request.version)
-        return self._types["ModelReadyResponse"](ready=self._ready())
+        canary = self._service.versions.is_canary(request.version)
+        return self._types["ModelReadyResponse"](ready=self._ready(canary))
 
-    def ServerMetadata(self, request: Any, context: Any) -> Any:
+    def ServerMetadata(self, request: Any, until: float, context: Any) -> Any:
         return self._types["ServerMetadataResponse"](name="sparsefleet", version=sparsefleet.__version__)
 
-    def ModelMetadata(self, request: Any, context: Any) -> Any:
+    def ModelMetadata(self, request: Any, until: float, context: Any) -> Any:
         self._check_name(request.name, request.version)
-        bundle, tensor = self._service.versions.current.bundle, self._types["TensorMetadata"]
+        versions, tensor = self._service.versions, self._types["TensorMetadata"]
+        with versions.hold(versions.is_canary(request.version)) as predictor:
+            bundle = predictor.bundle
         ready, numbers, inputs = ready_fields(bundle), bundle.schema.number_fields, []
         for name in bundle.schema.fields:
             kind = next(iter(NUMBERS if name in numbers else KEYS)) if name in ready | numbers else TEXT
             inputs.append(tensor(name=name, datatype=kind, shape=[-1] if name in numbers else [-1, -1]))
         return self._types["ModelMetadataResponse"](
             name=self._service.config.model_name,
-            versions=[bundle.name],
+            versions=versions.answering(),
             platform="sparsefleet_bundle",
             inputs=inputs,
             outputs=[tensor(name=name, datatype="FP32", shape=[-1]) for name in outputs_of(bundle)],
         )
 
-    def ModelInfer(self, request: Any, context: Any) -> Any:
+    def ModelInfer(self, request: Any, until: float, context: Any) -> Any:
         self._check_name(request.model_name, request.model_version)
         service = self._service
-        with service.versions.hold() as predictor:  # all versions that answer take the same fields
+        named = service.versions.is_canary(request.model_version)
+        with service.versions.hold(named) as predictor:  # all versions that answer take the same fields
             known = outputs_of(predictor.bundle)
             for output in request.outputs:
                 if output.name not in known:
                     has = ", ".join(known)
                     raise HttpError(400, f"the output {output.name!r:.80} is not one of the model's; it has {has}")
             rows = rows_of(request, predictor.bundle, service.config.max_rows)
-        left = context.time_remaining()
-        seconds = service.config.deadline if left is None else max(0.0, min(left, service.config.deadline))
-        work = asyncio.run_coroutine_threadsafe(service.scored_rows(rows, request.id or None, seconds), self._loop)
-        context.add_callback(work.cancel)  # the client has gone, or its time is up
+        seconds = max(0.0, until - time.monotonic())
+        work = asyncio.run_coroutine_threadsafe(
+            service.scored_rows(rows, request.id or None, seconds, request.model_version), self._loop
+        )
+        if not context.add_callback(work.cancel):  # the client has gone, or its time is up
+            work.cancel()
         version, scores = work.result(seconds + 5)
         found = tensors_of(scores)
         chosen = list(dict.fromkeys(output.name for output in request.outputs)) or list(found)
@@ -121,35 +181,65 @@ class KServeServer:
 
     # -- details -------------------------------------------------------------------------------------------------------
 
-    def _ready(self) -> bool:
+    def _ready(self, canary: bool = False) -> bool:
         if self._service.draining:
             return False
-        return not asyncio.run_coroutine_threadsafe(self._service.trouble(), self._loop).result(60)
+        return not asyncio.run_coroutine_threadsafe(self._service.trouble(canary), self._loop).result(60)
 
     def _check_name(self, name: str, version: str) -> None:
-        mine, versions = self._service.config.model_name, self._service.versions
+        mine, versions = self._service.config.model_name, self._service.versions.answering()
         if name != mine:
             raise HttpError(404, f"there is no model {name!r:.80}; this server has {mine!r} (--model-name)")
-        if version and version != versions.current.version:
-            raise HttpError(404, f"version {version!r:.80} does not answer; {versions.current.version!r} does")
+        if version and version not in versions:
+            raise HttpError(404, f"version {version!r:.80} does not answer here; these do: {', '.join(versions)}")
 
-    def _method(self, name: str, function: Callable[[Any, Any], Any]) -> Any:
-        asked, answered = (self._types[kind] for kind in METHODS[name])
-        probes = name in ("ServerLive", "ServerReady", "ModelReady")
+    def service(self, details: Any) -> Any:
+        """gRPC asks this as soon as a call comes: how is it answered? None: nobody knows its method."""
+        name = details.method.removeprefix(f"/{SERVICE}/")
+        if name not in METHODS:
+            return None
+        call = _Call(self, name)
+        if self._threads.calls >= CALLS:  # gRPC refuses it, and asks no further
+            self.count(call, 429)
+            tell_seldom("grpc", f"{CALLS} calls over gRPC are under way, as many as may be; others are refused")
+        return grpc.unary_unary_rpc_method_handler(call, None, self._types[METHODS[name][1]].SerializeToString)
 
-        def call(request: Any, context: Any) -> Any:
-            try:
-                if not probes:
-                    given = dict(context.invocation_metadata()).get("authorization", "")
-                    self._service.allow(given.encode() if isinstance(given, str) else given)
-                return function(request, context)
-            except (HttpError, SparseFleetError) as error:
-                answer = refusal(error, self._service.versions.current.version)
-                status = 500 if answer is None else told(answer)[0]
-                context.abort(CODES.get(status, grpc.StatusCode.INTERNAL), str(error))
-            except Exception as error:
-                if context.is_active():
-                    tell_failure(error)
-                context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says why")
+    def count(self, call: _Call, status: int) -> None:
+        self._service.metrics.answered(f"/{SERVICE}/{call.name}", status, call.waited())
 
-        return grpc.unary_unary_rpc_method_handler(call, asked.FromString, answered.SerializeToString)
+    def answer(self, call: _Call, body: bytes, context: Any) -> Any:
+        """In one of gRPC's threads."""
+        status = 500
+        own = self._service.config.deadline - call.waited()
+        left = context.time_remaining()  # until the client's deadline; None where it has none
+        seconds = own if left is None else min(left, own)
+        try:
+            if call.name not in PROBES:
+                given = dict(context.invocation_metadata()).get("authorization", "")
+                self._service.allow(given.encode() if isinstance(given, str) else given)
+            if seconds <= 0:
+                raise LateError("the request's time was up before it was read; try again later")
+            found = getattr(self, call.name)(self._parsed(call.name, body), time.monotonic() + seconds, context)
+            status = 200
+            return found
+        except (HttpError, SparseFleetError) as error:
+            answer = refusal(error, self._service.versions.current.version)
+            status = 500 if answer is None else told(answer)[0]
+            code = CODES.get(status, grpc.StatusCode.INTERNAL)
+            if isinstance(error, LateError) and left is not None and left <= own:  # it was the client's deadline
+                code = grpc.StatusCode.DEADLINE_EXCEEDED
+            context.abort(code, str(error))
+        except Exception as error:
+            if context.is_active():
+                tell_failure(error)
+            else:
+                status = 499
+            context.abort(grpc.StatusCode.INTERNAL, "the server failed; its log says why")
+        finally:
+            self.count(call, status)
+
+    def _parsed(self, name: str, body: bytes) -> Any:
+        try:
+            return self._types[METHODS[name][0]].FromString(body)
+        except DecodeError as error:
+            raise HttpError(400, f"the request is no {METHODS[name][0]}: {error}") from None
