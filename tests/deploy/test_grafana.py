@@ -14,6 +14,7 @@ from sparsefleet.launch.on_ray.metrics import DESCRIPTIONS, LABELS, OF_TRAINERS,
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "training.json").read_text())
 PANELS: list[dict[str, Any]] = BOARD["panels"]
 OURS = {f"ray_{PREFIX}{name}" for name in DESCRIPTIONS}
+SERIES = re.compile(r"\w*sparsefleet_\w+")
 VARIABLES = {one["name"]: one for one in BOARD["templating"]["list"]}
 
 
@@ -34,8 +35,8 @@ def test_the_shape_is_a_dashboards() -> None:
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
 def test_a_panel_asks_for_what_the_code_exports(panel: dict[str, Any]) -> None:
     [target] = panel["targets"]
-    assert set(re.findall(r"\w*sparsefleet_\w+", target["expr"])) <= OURS
-    assert re.findall(r"\w*sparsefleet_\w+", target["expr"]), "it asks for nothing of ours"
+    assert set(SERIES.findall(target["expr"])) <= OURS
+    assert SERIES.findall(target["expr"]), "it asks for nothing of ours"
     by = re.search(r" by \(([^)]*)\)", target["expr"])
     assert by is not None, "Ray's own labels (WorkerId, SessionName, …) would stand in every name"
     asked = [label.strip() for label in by[1].split(",")]
@@ -51,10 +52,20 @@ def test_a_job_is_chosen_by_a_label_that_there_is() -> None:
     assert asked[2] in LABELS
 
 
-def test_what_people_want_to_see_is_shown() -> None:
-    shown = " ".join(target["expr"] for panel in PANELS for target in panel["targets"])
-    for name in ("samples_per_second", "loss", "auc", "restarts", "memory_bytes"):
-        assert f"ray_{PREFIX}{name}{{" in shown
+def test_every_series_is_drawn_by_job_and_role() -> None:
+    by = ", ".join(LABELS)
+    drawn = [
+        name
+        for panel in PANELS
+        for target in panel["targets"]
+        if f" by ({by}) " in target["expr"]
+        for name in SERIES.findall(target["expr"])
+    ]
+    assert sorted(drawn) == sorted(OURS)
+
+
+def test_every_series_is_documented() -> None:
+    assert set(re.findall(r"ray_sparsefleet_\w+", (DEPLOY.parent / "docs" / "clusters.md").read_text())) == OURS
 
 
 def test_every_metric_is_described() -> None:

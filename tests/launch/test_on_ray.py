@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from ray_cluster import ray_cluster
 
 from sparsefleet.cli.train_roles import paths_in_full
 from sparsefleet.core.errors import ConfigError
-from sparsefleet.launch import main
+from sparsefleet.launch import command, main
 from sparsefleet.launch.on_ray import options
 from sparsefleet.launch.on_ray.actor import RoleActor, working_folder
 from sparsefleet.launch.on_ray.needs import RayNeeds, in_words, parse_memory
@@ -54,6 +56,58 @@ def test_needs_refuse_nonsense() -> None:
     assert in_words(RayNeeds(server_cpus=0.5).of("server")) == "0.5 CPU and 1.0 GiB"
 
 
+@pytest.mark.parametrize(
+    ("counts", "nodes", "why"),
+    [
+        ({"server": 1, "worker": 2}, [(2, 4), (1, 4)], None),
+        ({"server": 1, "worker": 3}, [(2, 4), (1, 4)], "it is too small for the job unless nodes join"),
+        ({"server": 3, "worker": 0}, [(8, 2)], "it is too small for the job unless nodes join"),
+        ({"server": 1, "worker": 0}, [], "it is too small for the job unless nodes join"),
+        ({"server": 0, "worker": 0}, [], None),
+    ],
+)
+def test_a_cluster_that_can_never_have_room_is_known(
+    counts: dict[str, int], nodes: list[tuple[float, int]], why: str | None
+) -> None:
+    resources = [{"CPU": cpus, "memory": float(gigas << 30)} for cpus, gigas in nodes]
+    assert RayNeeds().why_never(counts, resources) == why
+
+
+@pytest.mark.parametrize("needs", [RayNeeds(worker_cpus=3), RayNeeds(worker_memory=5 << 30)])
+def test_a_role_needs_all_its_room_on_one_node(needs: RayNeeds) -> None:
+    """The nodes together have enough of it."""
+    nodes = [{"CPU": 2.0, "memory": float(4 << 30), "node:127.0.0.2": 1.0}] * 3
+    why = needs.why_never({"server": 1, "worker": 1}, nodes)
+    assert why is not None
+    assert why.startswith(
+        "no node is large enough for a worker: ask for less (--worker-cpus, --worker-memory), or wait"
+    )
+
+
+class _Dashboard(socketserver.BaseRequestHandler):
+    """What listens at Ray's port 8265, say: no head."""
+
+    def handle(self) -> None:
+        self.request.recv(1024)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_an_address_where_something_else_listens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would try for minutes."""
+    pytest.importorskip("ray")
+    from sparsefleet.launch.on_ray.cluster import connected
+
+    with socketserver.TCPServer(("127.0.0.2", 0), _Dashboard) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        address = f"127.0.0.2:{server.server_address[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ConfigError, match=rf"no Ray cluster at '{address}' \(something else listens there") as said:
+            connected(None).__enter__()
+        thread.join(10)
+    assert "own port is 6379" in str(said.value)
+
+
 def test_paths_are_handed_on_in_full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     given = ["--data=d/train", "--save=s3://bucket/model", "--resume=/abs", "--epochs=2", "--shuffle"]
@@ -86,6 +140,20 @@ def test_without_ray_one_line_names_the_extra(
     assert main(["--on", "ray", "--server_num", "1", "--worker_num", "1", str(tmp_path / "train.py")]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line == "fleetrun: --on ray needs Ray, which is not installed: pip install 'sparsefleet[ray]'"
+
+
+def test_an_interrupt_before_the_job_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To import Ray and to connect takes seconds."""
+
+    def connecting(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_script_on_ray", connecting)
+    (tmp_path / "train.py").write_text("")
+    assert main(["--on", "ray", "--server_num", "1", "--worker_num", "1", str(tmp_path / "train.py")]) == 130
+    assert capsys.readouterr().err == "fleetrun: interrupted\n"
 
 
 def run_script(folder: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

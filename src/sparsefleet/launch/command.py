@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"fleetrun: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before the job, while Ray is imported and connects, say, or after it
+        print("fleetrun: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -30,6 +30,9 @@ TELL_EVERY = 10.0
 FIRST_TOLD = 10.0
 """Seconds; until then Ray may just be starting processes."""
 LOOK_SECONDS = 0.2
+_SETTINGS = b"\4"
+"""The kind of frame that both sides of HTTP/2 begin with; it stands behind the frame's length, three bytes."""
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" + b"\0\0\0\0"
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """What `ray job submit` tells the driver."""
 
@@ -80,12 +83,37 @@ def _check_answers(address: str) -> None:
         raise ConfigError(f"RAY_ADDRESS={address!r} would start a cluster of its own; set it to a head's host:port")
     host, _, port = found.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as connection:
+            may_be_head = _speaks_grpc(connection)
     except OSError as error:
         more = ""
         if found != address and address != "auto":
-            more = "; Ray reads a loopback address as this host's own, so start its head with that (--node-ip-address)"
+            more = (
+                f"; Ray takes the loopback address of RAY_ADDRESS={address!r} for this host's own, so start its head "
+                f"with that (--node-ip-address)"
+            )
         raise _no_cluster(found, f"{error.strerror or error}{more}") from None
+    if not may_be_head:
+        raise _no_cluster(
+            found, "something else listens there; a head's own port is 6379 unless it was started with another --port"
+        )
+
+
+def _speaks_grpc(connection: socket.socket) -> bool:
+    """Whether whoever listens answers as a head does: dashboards (8265) and others are waited for by Ray for minutes.
+
+    A head that is too busy to answer at once is left to Ray; so is one that speaks TLS.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("", "0", "false"):
+        return True
+    try:
+        connection.sendall(_HTTP2_HELLO)
+        answer = b""
+        while len(answer) < 4 and (more := connection.recv(4 - len(answer))):
+            answer += more
+    except TimeoutError:
+        return True
+    return answer[3:4] == _SETTINGS
 
 
 def _no_cluster(address: str, why: object) -> ConfigError:
@@ -93,6 +121,19 @@ def _no_cluster(address: str, why: object) -> ConfigError:
         f"there is no Ray cluster at {address!r} ({str(why).splitlines()[0]}): start one (ray start --head), or set "
         f"RAY_ADDRESS to its head's host:port"
     )
+
+
+def _most_on_one_node() -> str:
+    """What the freest of several nodes has: a role needs all of its room on one."""
+    try:
+        from ray._private.state import available_resources_per_node
+    except ImportError:  # Ray may move its private names, and the job does without
+        return ""
+    free = available_resources_per_node().values()
+    if len(free) < 2:
+        return ""
+    most = max(free, key=lambda node: (node.get("CPU", 0.0), node.get("memory", 0.0)))
+    return f" (at most {in_words(most)} on one node)"
 
 
 Seat = tuple[str, int]
@@ -211,13 +252,12 @@ class Room:
             if count:
                 many = f"{count} {kind}s of {{}} each" if count > 1 else f"{count} {kind} of {{}}"
                 asked.append(many.format(in_words(self.needs.of(kind))))
-        cpus = self.servers * self.needs.server_cpus + self.workers * self.needs.worker_cpus
-        memory = self.servers * self.needs.server_memory + self.workers * self.needs.worker_memory
-        short = cpus > total.get("CPU", 0.0) or memory > total.get("memory", 0.0)
-        then = "; it is too small for the job unless nodes join" if short else ""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        never = self.needs.why_never({"server": self.servers, "worker": self.workers}, nodes)
+        then = f"; {never}" if never else ""
         return (
             f"has waited {seconds:.0f} s for room on the cluster: still without are {' and '.join(asked)}; of its "
-            f"{in_words(total)}, free are {in_words(free)}{then} (Ctrl-C gives up)"
+            f"{in_words(total)}, free are {in_words(free)}{_most_on_one_node()}{then} (Ctrl-C gives up)"
         )
 
     def leave(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsefleet.core.errors import ConfigError
@@ -39,6 +40,33 @@ class RayNeeds:
         """Resources of a "server" or a "worker" by Ray's names."""
         return {"CPU": getattr(self, f"{kind}_cpus"), "memory": getattr(self, f"{kind}_memory")}
 
+    def why_never(self, counts: Mapping[str, int], nodes: Sequence[Mapping[str, float]]) -> str | None:
+        """Why so many roles of each kind cannot have room on nodes of such resources, though nothing else runs there.
+
+        None: nothing speaks against it. (They may still not fit together.)
+        """
+        for kind, count in counts.items():
+            asked = self.of(kind)
+            if count and nodes and not any(_has(node, asked) for node in nodes):
+                return (
+                    f"no node is large enough for a {kind}: ask for less (--{kind}-cpus, --{kind}-memory), or wait for "
+                    f"a larger node to join"
+                )
+        for name in ("CPU", "memory"):
+            if sum(count * self.of(kind)[name] for kind, count in counts.items()) > sum(
+                _of(node, name) for node in nodes
+            ):
+                return "it is too small for the job unless nodes join"
+        return None
+
+
+def _of(resources: Mapping[str, float], name: str) -> float:
+    return resources.get(name, 0.0)
+
+
+def _has(node: Mapping[str, float], asked: Mapping[str, float]) -> bool:
+    return all(_of(node, name) >= amount for name, amount in asked.items())
+
 
 def parse_memory(source: str, text: str) -> int:
     """Bytes of "512M", "2G" or "2GiB"; powers of two."""
@@ -48,5 +76,5 @@ def parse_memory(source: str, text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def in_words(resources: dict[str, float]) -> str:
+def in_words(resources: Mapping[str, float]) -> str:
     return f"{resources.get('CPU', 0.0):g} CPU and {resources.get('memory', 0.0) / (1 << 30):.1f} GiB"
