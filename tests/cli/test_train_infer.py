@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from inspect import signature
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,6 +18,8 @@ import pytest
 
 from sparsefleet.checkpoint import Checkpoint, diff, latest
 from sparsefleet.cli.app import COMMANDS
+from sparsefleet.cli.presets import PRESETS
+from sparsefleet.cli.train import train
 from sparsefleet.datasets.synth import SynthSpec, synth
 from sparsefleet.nn import precision
 from sparsefleet.nn.precision import Half
@@ -333,10 +336,35 @@ HELP = {
 }
 
 
+def test_the_preset_of_bars_is_what_bars_has_published():
+    """All of it is an option of the command, so that none is left out in silence."""
+    published = {
+        "model_name": "dnn",
+        "settings": ["dropout=0.2"],
+        "embedding_size": 16,
+        "hidden": "1000,1000,1000,1000,1000",
+        "init_range": pytest.approx(3**0.5 * 1e-4, rel=0.02),  # uniform, as spread as a normal of 1e-4
+        "batch_size": 10_000,
+        "optimizer": "adam",
+        "learning_rate": 1e-3,
+        "l2": 1e-5,
+        "exact": True,
+        "clip_norm": 10.0,
+        "threads": 1,
+        "plateau_factor": 0.1,
+        "plateau_patience": 1,
+        "patience": 2,
+        "epochs": 100,
+    }
+    assert PRESETS["bars-criteo-x4"].options == published
+    assert {*published} <= {*signature(train).parameters}
+
+
 def test_a_preset_is_a_set_of_defaults(cli, clicks, tmp_path):
     """What stands on the command line comes before it; what a checkpoint says of its rules shows the rest."""
     small = ("--hidden", "16,16", "--embedding-size", 4, "--batch-size", 100)
-    result = cli("train", "--data", clicks / "test", "--preset", "bars-criteo-x4", *small, "--save", tmp_path / "M")
+    given = ("--data", clicks / "test", "--epochs", 1, "--save", tmp_path / "M", *small)
+    result = cli("train", "--preset", "bars-criteo-x4", *given)
     assert result.exit_code == 0, result.output
     manifest = Checkpoint.open(latest(str(tmp_path / "M"))).manifest
     (table,), (block,) = manifest.tables, manifest.blocks

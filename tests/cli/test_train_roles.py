@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from sparsefleet import launch
 from sparsefleet.checkpoint import Checkpoint, diff, latest
 from sparsefleet.cli.app import app
+from sparsefleet.cli.train import tell_end
 from sparsefleet.cli.train_roles import handed_on
 from sparsefleet.fleet.roles import ROLE_VARIABLES, Role
 from sparsefleet.launch.addresses import HeldEndpoints
@@ -28,6 +29,22 @@ from sparsefleet.store.local import LocalStore
 
 def train(small_clicks: Path, *more: object) -> tuple[object, ...]:
     return ("train", "--data", small_clicks / "train", "--test-data", small_clicks / "test", *SMALL, *more)
+
+
+@pytest.mark.parametrize(
+    ("trainers", "said"), [(1, "1 trainer: 2,000 rows, 500 rows/s"), (2, "2 trainers together: 2,000 rows, 500 rows/s")]
+)
+def test_the_end_of_a_job_is_told_however_many_trainers_it_has(
+    trainers: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each trainer's own end stands in its log."""
+    tell_end({"trainers": trainers, "rows": 2000, "samples_per_s": 500.0}, "data", job=True)
+    assert said in capsys.readouterr().err
+
+
+def test_one_process_has_told_its_rows_epoch_by_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_end({"trainers": 1, "rows": 2000, "samples_per_s": 500.0}, "data", job=False)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import inspect
 from typing import Any
 
 import pytest
@@ -16,14 +19,23 @@ from sparsefleet.fleet import DistributedStrategy
         ("k_step", "did you mean k_steps?"),
         ("a_sync_config", "did you mean a_sync_configs?"),
         ("lost_trainers", "did you mean lost_trainer?"),
+        ("dense_wires", "did you mean dense_wire?"),
         ("pipeline", "there are mode, a_sync, a_sync_configs, max_merge"),
     ],
 )
 def test_a_misspelt_setting_names_the_right_one(name: str, hint: str) -> None:
     strategy = DistributedStrategy()
-    with pytest.raises(ConfigError) as caught:
-        setattr(strategy, name, 4)
-    assert str(caught.value).startswith(f"DistributedStrategy has no setting {name}; {hint}")
+    for give in (lambda: setattr(strategy, name, 4), lambda: DistributedStrategy("geo", **{name: 4})):
+        with pytest.raises(ConfigError) as caught:
+            give()
+        assert str(caught.value).startswith(f"DistributedStrategy has no setting {name}; {hint}")
+
+
+def test_the_constructor_says_what_it_takes() -> None:
+    named = [each.name for each in dataclasses.fields(DistributedStrategy)]
+    assert list(inspect.signature(DistributedStrategy).parameters) == named
+    given = DistributedStrategy("geo", k_steps=7)
+    assert given == copy.deepcopy(given) == dataclasses.replace(DistributedStrategy(mode="geo"), k_steps=7)
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ def train(
             restart=launch.RestartPolicy(restarts, cut_every=cut_every, cuts=cuts),
             elastic=bounds,
         )
-        _tell(summary, data)
+        tell_end(summary, data, job=True)
         if json_output and summary:
             print(json.dumps(summary))
         raise typer.Exit(status)
@@ -416,16 +416,17 @@ def train(
     tell_skipped(result.skipped, "the training data")
     tell_skipped(test_skipped, "the test data")
     tell_skipped(valid_rows.skipped() if valid_rows else {}, "the validation data")
-    _tell(summary, data)
+    tell_end(summary, data, job=role.kind != "single")
     if json_output:
         print(json.dumps(summary))
 
 
-def _tell(summary: Mapping[str, Any], data: str) -> None:
-    """The end of a run, for people."""
-    if summary.get("trainers", 1) > 1 and summary["rows"]:
-        speed = f"{summary['rows']:,} rows, {summary['samples_per_s']:,.0f} rows/s"
-        console.print(f"[bold]{summary['trainers']} trainers[/] together: {speed}")
+def tell_end(summary: Mapping[str, Any], data: str, *, job: bool) -> None:
+    """The end of a run, for people. job: of one with servers and trainers; one process has told its rows by epochs."""
+    if job and summary.get("rows"):
+        count = summary["trainers"]
+        who = f"[bold]{count} trainers[/] together" if count > 1 else "[bold]1 trainer[/]"
+        console.print(f"{who}: {summary['rows']:,} rows, {summary['samples_per_s']:,.0f} rows/s")
     for lost in summary.get("lost", ()):
         then = "others trained its pieces" if summary.get("leases") else "rows that it had not trained are missing"
         say(f"[yellow]without[/] {escape(lost)}: {then}")

@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.store.wire.coarse import ENCODINGS
+
+Made = TypeVar("Made")
 
 MODES = ("sync", "half_async", "async", "geo")
 LEAVING_SECONDS = 6.0
 """What a trainer may need to tell everybody that it has given a server up, and to end."""
 
 
+def _names_the_nearest(made: type[Made]) -> type[Made]:
+    """Have the constructor of a dataclass refuse unknown keywords as setting them as attributes does."""
+    given = made.__init__
+
+    @functools.wraps(given)
+    def init(self: Any, *values: Any, **settings: Any) -> None:
+        for name in settings:
+            _check_known(made, name)
+        given(self, *values, **settings)
+
+    made.__init__ = init  # type: ignore[method-assign]
+    return made
+
+
+def _check_known(made: type[Any], name: str) -> None:
+    known = [each.name for each in fields(made)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(f"{made.__name__} has no setting {name}; {hint}")
+
+
+@_names_the_nearest
 @dataclass
 class DistributedStrategy:
     """Plainly `DistributedStrategy(mode="geo")`, or as in Fleet: `strategy.a_sync = True` with `a_sync_configs`."""
@@ -52,11 +78,7 @@ class DistributedStrategy:
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        known = [each.name for each in fields(self)]
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"DistributedStrategy has no setting {name}; {hint}")
+        _check_known(DistributedStrategy, name)
         super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
