@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ import sparsefleet
 from sparsefleet import optim
 from sparsefleet.core.schema import CRITEO
 from sparsefleet.data.open import open_reader
+from sparsefleet.fleet.roles import Role
 from sparsefleet.models import CTRDNN
 from sparsefleet.table import SparseTable, TableSpec
 from sparsefleet.train import Trainer
@@ -31,6 +34,7 @@ THREADS = 2
 EPOCHS = 4
 """Of a job of many processes: enough that their start does not decide."""
 DIM, TABLE_ROWS, CALL, CALLS = 10, 400_000, 10_000, 200
+TOKEN = {"SPARSEFLEET_TOKEN": "benchmark"}
 Job = Callable[[], float]
 
 
@@ -83,30 +87,82 @@ def table_jobs() -> dict[str, Job]:
     return {"table pull": timed(table.pull), "table push, Adam": timed(lambda chosen: table.push(chosen, grads))}
 
 
-def one_by_one(data: Path, folder: Path, batch: int) -> Job:
-    """A job of a server and a trainer, both of this tree; less what starting and ending it takes."""
+def train_with_servers(samples: Path, batch: int) -> list[str]:
+    command = [sys.executable, "-m", "sparsefleet", "train", f"--data={samples}", f"--batch-size={batch}", "--json"]
+    return [*command, f"--threads={THREADS}", "--mode=async", f"--epochs={EPOCHS}"]
 
-    def run(samples: Path) -> tuple[float, int]:
-        command = [sys.executable, "-m", "sparsefleet", "train", f"--data={samples}", f"--batch-size={batch}", "--json"]
-        command += ["--servers=1", "--workers=1", f"--threads={THREADS}", "--mode=async", f"--epochs={EPOCHS}"]
-        begin = processor_seconds()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-        return processor_seconds() - begin, json.loads(done.stdout.strip().splitlines()[-1])["rows"]
 
+def rows_trained(told: str) -> int:
+    return int(json.loads(told.strip().splitlines()[-1])["rows"])
+
+
+def few_samples(data: Path, folder: Path) -> Path:
+    """A thousand of them: what a job of these takes is its start and its end."""
     few = folder / "few"
-    few.mkdir()
-    with next(iter((data / "train").iterdir())).open("rb") as lines:
-        (few / "part").write_bytes(b"".join(lines.readline() for _ in range(1000)))
-    starts = [run(few) for _ in range(3)]
-    start, started_with = sorted(starts)[1]
+    if not few.exists():
+        few.mkdir()
+        with next(iter((data / "train").iterdir())).open("rb") as lines:
+            (few / "part").write_bytes(b"".join(lines.readline() for _ in range(1000)))
+    return few
+
+
+def without_start(run: Callable[[Path], tuple[float, int]], data: Path, folder: Path) -> Job:
+    """`run`: processor seconds and samples of a job on this data; what starting and ending it takes does not count."""
+    few = few_samples(data, folder)
+    start, started_with = sorted(run(few) for _ in range(3))[1]
 
     def job() -> float:
         seconds, samples = run(data / "train")
         return (seconds - start) / (samples - started_with) * 1e6
 
     return job
+
+
+def one_by_one(data: Path, folder: Path, batch: int) -> Job:
+    """A job of a server and a trainer, both of this tree."""
+
+    def run(samples: Path) -> tuple[float, int]:
+        command = [*train_with_servers(samples, batch), "--servers=1", "--workers=1"]
+        begin = processor_seconds()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=folder)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        return processor_seconds() - begin, rows_trained(done.stdout)
+
+    return without_start(run, data, folder)
+
+
+def served(data: Path, folder: Path, batch: int) -> Job:
+    """The server's part of such a job."""
+
+    def run(samples: Path) -> tuple[float, int]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+        command = train_with_servers(samples, batch)
+        serving, training = (
+            {**os.environ, **role.environment(), **TOKEN}
+            for role in (Role.server(0, 1, [endpoint]), Role.worker(0, 1, [endpoint]))
+        )
+        with (folder / "server").open("w+b") as said:
+            server = subprocess.Popen(command, env=serving, stdout=said, stderr=said, cwd=folder)
+            limit = threading.Timer(600, server.kill)
+            limit.start()
+            try:
+                done = subprocess.run(command, env=training, capture_output=True, text=True, timeout=600, cwd=folder)
+                _, status, used = os.wait4(server.pid, 0)
+                server.returncode = os.waitstatus_to_exitcode(status)
+            finally:
+                limit.cancel()
+                server.kill()
+                server.wait()
+            if done.returncode or server.returncode:
+                said.seek(0)
+                told = f"{said.read().decode()[-2000:]}{done.stderr[-2000:]}"
+                raise RuntimeError(f"{' '.join(command)} failed:\n{told}")
+        return used.ru_utime + used.ru_stime, rows_trained(done.stdout)
+
+    return without_start(run, data, folder)
 
 
 def jobs(data: Path, folder: Path) -> dict[str, Callable[[], Job]]:
@@ -122,6 +178,7 @@ def jobs(data: Path, folder: Path) -> dict[str, Callable[[], Job]]:
         "read Criteo text": lambda: reading(data),
         **{name: table(name) for name in ("table pull", "table push, Adam")},
         "async 1 x 1, batch 1000": lambda: one_by_one(data, folder, 1000),
+        "the server of async 1 x 1, batch 100": lambda: served(data, folder, 100),
     }
 
 
