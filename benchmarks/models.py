@@ -5,6 +5,7 @@
     python benchmarks/models.py --fuxictr PYTHON      and beside FuxiCTR's loop; PYTHON: of an environment that has it
     python benchmarks/models.py --processor           one thread each, by processor time: while others use the machine
     python benchmarks/models.py lr fm --batch 100     batches of another size than 1000; several: one table each
+    python benchmarks/models.py --set hidden=64,64,64 networks of another size, where a model has that setting
     python benchmarks/models.py --quality             test AUC, group AUC and log loss of all, one process and 2 x 2
     python benchmarks/models.py --full --quick        both tables of all models, in one go
 
@@ -48,6 +49,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.base import BatchStream, Epoch, Reader
 from sparsefleet.models import CTRDNN, SHELF, ModelInputs
+from sparsefleet.models.settings import from_texts, has_setting
 from sparsefleet.nn.embedding import embeddings
 from sparsefleet.nn.tower import layer_by_layer
 from sparsefleet.optim import Adam
@@ -75,6 +77,8 @@ class Manner:
     threads: int = 2
     by_processor: bool = False
     """Samples a second of processor time. With one thread: threads of torch that wait for each other use it, too."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Of networks, as texts; a model leaves out those that it does not have."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,14 @@ class Size:
     """All that is trained besides the tables."""
 
 
-def make(name: str) -> Any:
+def make(name: str, manner: Manner) -> Any:
     kind = SHELF[name]
+    given = {key: text for key, text in manner.settings if has_setting(kind, key)}
+    settings: dict[str, Any] = from_texts(kind, given)
     if kind is CTRDNN:
-        return CTRDNN(SLOTS, DENSE)
-    settings: Mapping[str, Any] = (
-        {"history": (SLOTS[-1],), "target": (SLOTS[0],), "max_history": HISTORY} if name == "din" else {}
-    )
+        return CTRDNN.from_schema(InMemory.schema, **settings)
+    if name == "din":
+        settings |= {"history": (SLOTS[-1],), "target": (SLOTS[0],), "max_history": HISTORY}
     inputs = ModelInputs(SLOTS, DENSE, ("click", "buy") if name in MANY else ("label",))
     made: Any = kind
     return made(inputs, made.Settings(**settings))
@@ -147,15 +152,15 @@ class InMemory(Reader):
         assert not position
 
 
-def size_of(name: str) -> Size:
-    model = make(name)
+def size_of(name: str, manner: Manner) -> Size:
+    model = make(name, manner)
     tables = {module.table: module.dim for module in embeddings(model)}
     return Size(sum(tables.values()), sum(each.numel() for each in model.parameters()))
 
 
 def ours(name: str, manner: Manner) -> float:
     torch.manual_seed(0)
-    model, trainer = make(name), Trainer(Adam(1e-3), threads=manner.threads, reporters=())
+    model, trainer = make(name, manner), Trainer(Adam(1e-3), threads=manner.threads, reporters=())
     reader = InMemory(samples(name, max(STEPS, STEPS * 1000 // manner.batch), 0, manner.batch), 0.5)
     trainer.fit(model, reader)  # rows are made, buffers too
     reader.seconds = manner.seconds
@@ -178,7 +183,7 @@ def dense_replica(name: str, manner: Manner, ready: Barrier, out: Queue[float]) 
     batch = manner.batch
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    model = make(name)
+    model = make(name, manner)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)  # type: ignore[attr-defined]
     modules = embeddings(model)
     leaves = [0.1 * torch.randn(batch, module.width) for module in modules]
@@ -227,7 +232,7 @@ def plain(name: str, manner: Manner) -> float:
 
 
 def fuxictr(python: str, name: str, manner: Manner) -> tuple[float, Size]:
-    described = make(name).describe()
+    described = make(name, manner).describe()
     settings = json.dumps(described.get("settings", described))
     command = [python, str(HERE / "peers" / "fuxictr_models.py"), name, settings]
     command += map(str, (manner.seconds, manner.threads, manner.batch, DENSE))
@@ -243,14 +248,14 @@ def speeds(names: list[str], manner: Manner, turns: int, python: str | None) -> 
     how = "one thread, by processor time" if manner.by_processor else f"{manner.threads} threads"
     table = Table(
         *("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted"),
-        title=f"batch {manner.batch}, {how}",
+        title=", ".join([f"batch {manner.batch}", how, *map("=".join, manner.settings)]),
     )
     for column in ("FuxiCTR", "times as fast", "wanted", "weights", "values a key") if python else ():
         table.add_column(column)
     tell = Console(stderr=True).print
     for name in names:
         tell(f"measuring: {name}, batch {manner.batch}")
-        own_size = their_size = size_of(name)
+        own_size = their_size = size_of(name, manner)
         taken = []
         for _ in range(turns):
             mine, other, theirs = ours(name, manner), plain(name, manner), 1.0
@@ -294,6 +299,13 @@ def main() -> None:
     arguments.add_argument(
         "--processor", action="store_true", help="one thread each, samples a second of processor time"
     )
+    arguments.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of networks, as `sparsefleet train --set` takes it; models that lack it go without",
+    )
     arguments.add_argument("--fuxictr", metavar="PYTHON", help="the Python of an environment that has fuxictr")
     arguments.add_argument("--quality", action="store_true", help="how well models learn, in place of speeds alone")
     arguments.add_argument("--full", action="store_true", help="both: speeds, and how well models learn")
@@ -305,6 +317,12 @@ def main() -> None:
     given = arguments.parse_args()
     if unknown := [name for name in given.models if name not in SHELF]:
         arguments.error(f"no model {', '.join(unknown)}; choose from {', '.join(SHELF)}")
+    settings = tuple((key, value) for key, _, value in (each.partition("=") for each in given.set))
+    for key, value in settings:
+        if not value or not any(has_setting(kind, key) for kind in SHELF.values()):
+            arguments.error(f"--set {key}={value}: give NAME=VALUE with a setting of a model (sparsefleet models)")
+    if settings and (given.quality or given.full):
+        arguments.error("--set is for speeds alone: leave out --quality and --full")
     if min(given.batch) < 1:
         arguments.error(f"--batch {min(given.batch)}: a batch has at least one sample")
     names, began, tables = given.models or list(SHELF), time.perf_counter(), []
@@ -316,8 +334,7 @@ def main() -> None:
         turns, seconds = (1, 3.0) if given.quick else (3, 6.0)
         seconds = given.seconds or seconds
         manners = [
-            Manner(batch, seconds, threads=1 if given.processor else 2, by_processor=given.processor)
-            for batch in given.batch
+            Manner(batch, seconds, 1 if given.processor else 2, given.processor, settings) for batch in given.batch
         ]
         tables += [speeds(names, manner, turns, given.fuxictr) for manner in manners]
     for table in tables:
