@@ -31,6 +31,16 @@ def test_a_misspelt_setting_names_the_right_one(name: str, hint: str) -> None:
         assert str(caught.value).startswith(f"DistributedStrategy has no setting {name}; {hint}")
 
 
+def test_a_class_of_ones_own_may_have_settings_more() -> None:
+    @dataclasses.dataclass
+    class Mine(DistributedStrategy):
+        note: str = ""
+
+    assert Mine("geo", note="as last week").note == "as last week"
+    with pytest.raises(ConfigError, match=r"Mine has no setting notes; did you mean note\?"):
+        Mine().notes = "none"  # type: ignore[attr-defined]
+
+
 def test_the_constructor_says_what_it_takes() -> None:
     named = [each.name for each in dataclasses.fields(DistributedStrategy)]
     assert list(inspect.signature(DistributedStrategy).parameters) == named

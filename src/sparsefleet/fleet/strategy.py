@@ -78,7 +78,7 @@ class DistributedStrategy:
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        _check_known(DistributedStrategy, name)
+        _check_known(type(self), name)
         super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
