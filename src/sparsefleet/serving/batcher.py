@@ -190,7 +190,7 @@ class MicroBatcher:
                 f"{ahead} rows wait to be scored, {self._queue_rows} are allowed (--queue-rows); try again later",
                 expected,
             )
-        if expected > left:
+        if expected > max(left, 0.0):  # one whose time is up already has LateError, and no row to wait behind
             raise OverloadedError(
                 f"{ahead} rows wait before this request, for about {expected:.1f} seconds; it has {max(left, 0):.1f}",
                 expected,

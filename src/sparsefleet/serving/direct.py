@@ -88,19 +88,19 @@ class DirectRequests:
         if request.task is not None and self._batcher.drop(request.task):
             self._metrics.answered("/v1/predict", 499, time.perf_counter() - request.came)
 
-    def give_up(self, request: DirectRequest) -> Answer | None:
-        """The answer to a request whose time is up; None where it has just been answered otherwise.
+    def give_up(self, request: DirectRequest) -> Answer:
+        """The answer to a request whose time is up: its own, where that only waits for others of its group.
 
         A thread that works on it already works for nobody.
         """
-        if request.answer is not None:
-            return None
-        if request.task is not None:
-            self._batcher.drop(request.task)
-        request.given_up, request.done = True, _to_nobody
-        self._refuse([request], LateError("the request was not scored in its time; try again later"))
-        self._metrics.answered("/v1/predict", 503, time.perf_counter() - request.came)
-        return request.answer
+        request.done = _to_nobody
+        if (answer := request.answer) is None:
+            if request.task is not None:
+                self._batcher.drop(request.task)
+            request.given_up = True
+            answer = self._refuse([request], LateError("the request was not scored in its time; try again later"))
+            self._metrics.answered("/v1/predict", 503, time.perf_counter() - request.came)
+        return answer
 
     def too_slow(self, seconds: float, what: str = "body") -> Answer:
         """The answer to a request whose body (or head) did not come within `seconds`."""
@@ -178,18 +178,21 @@ class DirectRequests:
         except Exception as error:
             self._refuse([request], error)
             return
+        if request.given_up:
+            return
         request.answer = 200, body, JSON
         self._metrics.predicted(predictor.version)
         if self._log is not None and request.logged:
             self._log.add(body, request.body)
 
-    def _refuse(self, requests: Sequence[DirectRequest], error: Exception) -> None:
+    def _refuse(self, requests: Sequence[DirectRequest], error: Exception) -> Answer:
         answer = refusal(error, self._versions.current.version)
         if answer is None:
             tell_failure(error)
             answer = 500, b'{"error":"the server failed; its log says why"}', JSON
         for request in requests:
             request.answer = told(answer)
+        return answer
 
     @staticmethod
     def _deliver(requests: Sequence[DirectRequest]) -> None:

@@ -298,9 +298,8 @@ class PredictionConnection(asyncio.Protocol):
         self._answer(self._service.direct.too_slow(seconds))
 
     def _late(self) -> None:
-        answer = self._service.direct.give_up(self._request) if self._request is not None else None
-        if answer is not None:
-            self._answer(answer)
+        if self._request is not None:
+            self._answer(self._service.direct.give_up(self._request))
 
     def _set_timer(self, seconds: float, what: Callable[[], None]) -> None:
         """In place of the one before. A request sets several, and nearly none is ever due: so the event loop gets a
