@@ -1,12 +1,13 @@
 """The gRPC server: its threads parse and answer, the scoring threads score.
 
 Calls wait for a thread in a queue of bounded length. One whose client has gone meanwhile, or whose time is up, is
-neither parsed nor scored.
+neither parsed nor scored; one whose request does not come is ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -48,18 +49,35 @@ class _Call:
     def __init__(self, server: KServeServer, name: str) -> None:
         self._server, self.name = server, name
         self.came = time.monotonic()
-        self._asked = False
+        self._asked = self._too_slow = False
+        self._read_since: float | None = None
+        """When a thread began to wait for the request itself, of which only the head has come."""
+        self._rpc: Any = None
 
     def __call__(self, request: bytes, context: Any) -> Any:
         self._asked = True
         return self._server.answer(self, request, context)
+
+    def read(self, rpc: Any, work: Callable[[], Any]) -> Any:
+        """In a thread: gRPC's `work` waits for the request, without end. `rpc`: gRPC's own view of the call."""
+        self._rpc, self._read_since = rpc, time.monotonic()
+        return work()
+
+    def end_if_late(self, seconds: float) -> bool:
+        """Cancel it, where a thread has waited for the request for so long; whether it has."""
+        if self._asked or self._too_slow or self._read_since is None or self._rpc is None:
+            return False
+        self._too_slow = time.monotonic() - self._read_since > seconds
+        if self._too_slow:
+            self._rpc.cancel()
+        return self._too_slow
 
     def waited(self) -> float:
         return time.monotonic() - self.came
 
     def ended(self, done: Future[Any]) -> None:
         if not self._asked:
-            self._server.count(self, 499)
+            self._server.count(self, 408 if self._too_slow else 499)
 
 
 class _Threads(ThreadPoolExecutor):
@@ -68,20 +86,35 @@ class _Threads(ThreadPoolExecutor):
     def __init__(self, count: int) -> None:
         super().__init__(count, "grpc")
         self._lock, self.calls = threading.Lock(), 0
+        self._open: set[_Call] = set()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        call = next((one for one in args if isinstance(one, _Call)), None)
+        # gRPC hands over its event of the call, too, which can cancel it; there is no other way before it is read.
+        rpc = next((one.call for one in args if hasattr(one, "call_details")), None)
         with self._lock:
             self.calls += 1
-        found = super().submit(fn, *args, **kwargs)
-        found.add_done_callback(self._ended)
-        for call in args:
-            if isinstance(call, _Call):
-                found.add_done_callback(call.ended)
+            if call is not None:
+                self._open.add(call)
+        if call is None:
+            found = super().submit(fn, *args, **kwargs)
+        else:
+            found = super().submit(call.read, rpc, functools.partial(fn, *args, **kwargs))
+            found.add_done_callback(call.ended)
+        found.add_done_callback(functools.partial(self._ended, call))
         return found
 
-    def _ended(self, done: Future[Any]) -> None:
+    def end_late(self, seconds: float) -> int:
+        """Cancel calls whose request did not come so long after a thread took them; how many there were."""
+        with self._lock:
+            calls = list(self._open)
+        return sum(call.end_if_late(seconds) for call in calls)
+
+    def _ended(self, call: _Call | None, done: Future[Any]) -> None:
         with self._lock:
             self.calls -= 1
+            if call is not None:
+                self._open.discard(call)
 
 
 class KServeServer:
@@ -108,8 +141,18 @@ class KServeServer:
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"cannot listen on {place} for gRPC: {error}") from error
         self._server.start()
+        self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        """From time to time: a call whose request does not come would keep its thread for good."""
+        seconds = self._service.config.body_timeout
+        while True:
+            await asyncio.sleep(min(1.0, seconds))
+            if late := self._threads.end_late(seconds):
+                tell_seldom("grpc body", f"{late} calls over gRPC ended: no request came within {seconds:g} seconds")
 
     async def close(self) -> None:
+        self._looking.cancel()
         stopped = self._server.stop(self._service.config.drain_timeout)
         await asyncio.to_thread(stopped.wait, self._service.config.drain_timeout + 5)
 
@@ -119,12 +162,12 @@ class KServeServer:
         return self._types["ServerLiveResponse"](live=True)
 
     def ServerReady(self, request: Any, until: float, context: Any) -> Any:
-        return self._types["ServerReadyResponse"](ready=self._ready())
+        return self._types["ServerReadyResponse"](ready=self._ready(until))
 
     def ModelReady(self, request: Any, until: float, context: Any) -> Any:
         self._check_name(request.name, request.version)
         canary = self._service.versions.is_canary(request.version)
-        return self._types["ModelReadyResponse"](ready=self._ready(canary))
+        return self._types["ModelReadyResponse"](ready=self._ready(until, canary))
 
     def ServerMetadata(self, request: Any, until: float, context: Any) -> Any:
         return self._types["ServerMetadataResponse"](name="sparsefleet", version=sparsefleet.__version__)
@@ -181,10 +224,15 @@ class KServeServer:
 
     # -- details -------------------------------------------------------------------------------------------------------
 
-    def _ready(self, canary: bool = False) -> bool:
+    def _ready(self, until: float, canary: bool = False) -> bool:
+        """One that cannot be tried in time is not; a thread is not kept for longer than somebody waits for it."""
         if self._service.draining:
             return False
-        return not asyncio.run_coroutine_threadsafe(self._service.trouble(canary), self._loop).result(60)
+        trouble = asyncio.run_coroutine_threadsafe(self._service.trouble(canary), self._loop)
+        try:
+            return not trouble.result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            return False
 
     def _check_name(self, name: str, version: str) -> None:
         mine, versions = self._service.config.model_name, self._service.versions.answering()
