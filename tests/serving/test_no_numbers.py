@@ -61,10 +61,10 @@ def log_of(server):
 
 
 def times_of(said, line):
-    """When a line was written; never more than once a second."""
+    """When a line was written; never more than once a second, but for how late a busy machine writes it."""
     told = re.findall(rf"^(\S+)Z {line}", said, re.M)
     times = [datetime.fromisoformat(text).timestamp() for text in told]
-    assert all(later - earlier > 0.9 for earlier, later in itertools.pairwise(times))
+    assert all(later - earlier > 0.5 for earlier, later in itertools.pairwise(times))
     return times
 
 
