@@ -158,7 +158,7 @@ def test_a_cluster_without_room_is_waited_for_with_words(cluster: RunningCluster
     command = train(data, "--on", "ray", "--worker-cpus", "50")
     with RayJob(command, tmp_path, cluster.environment) as job:
         job.wait_for("s for room on the cluster: still without are 2 workers of 50 CPU and 1.0 GiB each; of its 6 CPU")
-        assert "(at most 2 CPU and 8.0 GiB on one node)" in job.output
+        assert "(2 CPU and 8.0 GiB on the node with most CPU free)" in job.output
         assert "; no node is large enough for a worker: ask for less" in job.output
         job.process.send_signal(signal.SIGINT)
         assert job.ended() == 130, job.output

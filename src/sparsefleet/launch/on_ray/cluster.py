@@ -133,7 +133,7 @@ def _most_on_one_node() -> str:
     if len(free) < 2:
         return ""
     most = max(free, key=lambda node: (node.get("CPU", 0.0), node.get("memory", 0.0)))
-    return f" (at most {in_words(most)} on one node)"
+    return f" ({in_words(most)} on the node with most CPU free)"
 
 
 Seat = tuple[str, int]
