@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import uvicorn
 
 from sparsefleet.serving.batcher import LateError, MicroBatcher, OverloadedError
 from sparsefleet.serving.direct import JSON, DirectRequests
 from sparsefleet.serving.metrics import Metrics
 from sparsefleet.serving.predictor import Scores
+from sparsefleet.serving.server import _Server
 
 
 class Waiting:
@@ -85,3 +87,21 @@ def test_one_that_comes_too_late_and_waits_for_nobody_is_late_and_not_one_too_ma
             batcher.close()
 
     asyncio.run(run())
+
+
+def test_the_time_of_requests_under_way_at_the_end_is_one_for_grpc_and_http(monkeypatch):
+    """Kubernetes waits for --linger and --drain-timeout together, and then kills."""
+    left = []
+
+    async def shutdown(self, sockets=None):
+        left.append(self.config.timeout_graceful_shutdown)
+
+    async def run():
+        server = _Server(uvicorn.Config(lambda: None, timeout_graceful_shutdown=60), {})
+        server.lifespan = SimpleNamespace(state={})
+        server._grpc = SimpleNamespace(close=lambda: asyncio.sleep(2))
+        await server.shutdown()
+
+    monkeypatch.setattr(uvicorn.Server, "shutdown", shutdown)
+    asyncio.run(run())
+    assert 1 <= left[0] <= 58

@@ -75,7 +75,11 @@ class _Server(uvicorn.Server):
             while (len(service.connections) or self._grpc) and time.monotonic() < until and not self.force_exit:
                 await asyncio.sleep(0.02)
         if self._grpc is not None:
+            began = time.monotonic()
             await self._grpc.close()
+            if (whole := self.config.timeout_graceful_shutdown) is not None:
+                # What is under way over HTTP has had that time, too: whoever kills us counts with it once.
+                self.config.timeout_graceful_shutdown = max(1, round(whole - (time.monotonic() - began)))
         await super().shutdown(sockets)
 
     @contextmanager
