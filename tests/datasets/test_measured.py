@@ -462,6 +462,8 @@ def test_csv_whose_fields_hold_line_ends_is_not_split(tmp_path: Path) -> None:
     ):
         split_table(tmp_path / "in.csv", tmp_path / "out", schema, PrepareSpec())
     assert not (tmp_path / "out").exists()
+    (tmp_path / "in.jsonl").write_text('{"click": 1, "site": "a\\nb"}\n')  # how CSV is written is nothing to it
+    assert split_table(tmp_path / "in.jsonl", tmp_path / "out", schema, PrepareSpec(0, 1)).train_rows == 1
 
 
 def test_memory_is_bounded_however_numbers_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
