@@ -466,6 +466,13 @@ def test_csv_whose_fields_hold_line_ends_is_not_split(tmp_path: Path) -> None:
     assert split_table(tmp_path / "in.jsonl", tmp_path / "out", schema, PrepareSpec(0, 1)).train_rows == 1
 
 
+def test_a_column_that_a_header_lacks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("click;site;price\n1;a;2\n")
+    schema = Schema(dense=(DenseFeature("prize", measure="min-max"),), slots=(Slot("site"),), label="click")
+    with pytest.raises(DataError, match=r"in\.csv: no column 'prize'; the file has click, site, price"):
+        split_table(tmp_path / "in.csv", tmp_path / "out", schema, PrepareSpec())
+
+
 def test_memory_is_bounded_however_numbers_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes of numbers lie close together, where hashes are spread."""
     monkeypatch.setattr(value_counts, "MOST_WAITING", 1000)
