@@ -6,9 +6,12 @@ import csv
 import hashlib
 import json
 import math
+import os
 import random
 import re
+import resource
 import tomllib
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -459,6 +462,15 @@ def test_csv_whose_fields_hold_line_ends_is_not_split(tmp_path: Path) -> None:
     ):
         split_table(tmp_path / "in.csv", tmp_path / "out", schema, PrepareSpec())
     assert not (tmp_path / "out").exists()
+    (tmp_path / "in.jsonl").write_text('{"click": 1, "site": "a\\nb"}\n')  # how CSV is written is nothing to it
+    assert split_table(tmp_path / "in.jsonl", tmp_path / "out", schema, PrepareSpec(0, 1)).train_rows == 1
+
+
+def test_a_column_that_a_header_lacks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("click;site;price\n1;a;2\n")
+    schema = Schema(dense=(DenseFeature("prize", measure="min-max"),), slots=(Slot("site"),), label="click")
+    with pytest.raises(DataError, match=r"in\.csv: no column 'prize'; the file has click, site, price"):
+        split_table(tmp_path / "in.csv", tmp_path / "out", schema, PrepareSpec())
 
 
 def test_memory_is_bounded_however_numbers_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,13 +486,38 @@ def test_memory_is_bounded_however_numbers_lie(tmp_path: Path, monkeypatch: pyte
     total, tables = value_counts.counted_values(tmp_path, 1)
     parts = list(tables)
     assert total == 30_000
-    assert max(len(values) for values, _ in parts) <= 1300
+    assert max(len(values) for values, _ in parts) <= 600
     np.testing.assert_array_equal(np.concatenate([numbers_of(values) for values, _ in parts]), np.sort(numbers))
     bounds, remark = measures.bounds_of(tmp_path, 1, 100, "x")
     assert remark == ""
     assert len(bounds) == 99
     assert bounds == tuple(np.sort(numbers)[300::300].tolist())
     assert not math.isnan(sum(bounds))
+
+
+def test_counts_in_many_files_need_few_open_and_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A billion different numbers are some 500 files: more than may be open (often 1,024, two each)."""
+    monkeypatch.setattr(value_counts, "TOGETHER", 2000)
+    numbers = np.random.default_rng(3).random((100, 2000))
+    for part, some in enumerate(numbers):
+        counts = value_counts.ValueCounts(tmp_path, [0], f"w{part}")
+        counts.add(0, codes_of(some))
+        counts.finish()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tracemalloc.start()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[0], len(os.listdir("/proc/self/fd")) + 20), limits[1]))
+    try:
+        total, tables = value_counts.counted_values(tmp_path, 0)
+        largest, merged = 0, 0
+        for values, _ in tables:
+            largest, merged = max(largest, len(values)), merged + len(values)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        tracemalloc.stop()
+    assert total == merged == 200_000
+    assert largest <= 2000
+    assert most < 8 << 20  # places of 100 tables by all their 20,000 ends alone were 37 MB
 
 
 def test_numbers_of_libsvm_lines(tmp_path: Path) -> None:

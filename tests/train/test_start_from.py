@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import numpy as np
@@ -11,14 +12,14 @@ from small_jobs import batches, cluster, readers
 
 from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.core.errors import CheckpointError, ConfigError
-from sparsefleet.core.schema import CRITEO
+from sparsefleet.core.schema import CRITEO, DenseFeature, Schema, Slot
 from sparsefleet.data.open import open_reader
 from sparsefleet.fleet import DistributedStrategy
 from sparsefleet.models import CTRDNN
 from sparsefleet.optim import SGD, Adam
 from sparsefleet.optim.schedule import OnPlateau
 from sparsefleet.train import SavePolicy, Validation
-from sparsefleet.train.given_data import differing_keys
+from sparsefleet.train.given_data import differing_keys, differing_schemas
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,50 @@ def test_schemas_that_differ():
     problems, hints = differing_keys(then, now)
     assert problems == ["hash_seed is 1 there, 2 here", "slot a"]
     assert hints == ["dense features are normalised otherwise here: n"]
+
+
+def test_settings_that_only_one_schema_gives():
+    """A document leaves out what has its default: where one of two is silent, they may differ all the same."""
+
+    def schema(slot=None, number=None):
+        document = Schema((DenseFeature("n", **(number or {})),), (Slot("s", **(slot or {})),)).to_dict()
+        return json.loads(json.dumps(document))
+
+    other_keys = (["slot s"], [])
+    for setting in (
+        {"lower": True},
+        {"length": 3},
+        {"split": "|"},
+        {"keys": True},
+        {"derive": "hour"},
+        {"buckets": (1.0,)},
+        {"buckets": (), "quantiles": 2},
+    ):
+        assert differing_keys(schema(), schema(setting)) == other_keys
+        assert differing_keys(schema(setting), schema()) == other_keys
+    for setting in ({"column": "c"}, {"first": 2}, {"min_count": 2}, {"missing": "x"}):
+        assert differing_keys(schema(), schema(setting)) == ([], [])
+    for setting in ({"function": "log1p"}, {"clip": (0.0, 1.0)}, {"missing": 0.0}):
+        said = ["dense features are normalised otherwise here: n"]
+        assert differing_keys(schema(), schema(number=setting)) == ([], said)
+
+
+def test_how_numbers_were_found_is_no_difference():
+    def schema(quantiles, measure, bounds=(1.0, 2.0)):
+        numbers = DenseFeature("n", 1.0, 2.0, measure=measure)
+        document = Schema((numbers,), (Slot("s", buckets=bounds, quantiles=quantiles), Slot("t"))).to_dict()
+        return json.loads(json.dumps(document))
+
+    for typed in (schema(None, None), schema(5, "standard")):
+        assert differing_keys(schema(3, "min-max"), typed) == ([], [])
+        assert differing_schemas(schema(3, "min-max"), typed) == []
+    others = schema(3, "min-max", bounds=(1.0, 3.0))
+    assert differing_keys(schema(3, "min-max"), others) == (["slot s"], [])
+    assert differing_schemas(schema(3, "min-max"), others) == ["buckets of 's' is [1.0, 2.0] there, [1.0, 3.0] here"]
+    fewer = {**others, "slots": others["slots"][:1], "hash_seed": 5}
+    assert differing_schemas(others, fewer) == ["slots has 't' only there", "hash_seed is 0 there, 5 here"]
+    turned = {**others, "slots": others["slots"][::-1]}
+    assert differing_schemas(others, turned) == ["slots are in another order"]
 
 
 @pytest.mark.parametrize("mode", ["sync", "geo"])

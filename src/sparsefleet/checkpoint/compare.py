@@ -12,6 +12,7 @@ from sparsefleet.checkpoint.reader import Checkpoint
 from sparsefleet.checkpoint.retention import latest
 from sparsefleet.checkpoint.storage import AnyPath
 from sparsefleet.core.batch import U64
+from sparsefleet.core.schema.document import meaning_of
 from sparsefleet.core.table_rows import TableRows
 
 BUDGET = 1 << 30
@@ -78,7 +79,7 @@ def diff(a: AnyPath, b: AnyPath) -> dict[str, Any]:
         "a": str(first.location),
         "b": str(second.location),
         "step": [first.manifest.step, second.manifest.step],
-        "schema": _fields(first.manifest.schema or {}, second.manifest.schema or {}),
+        "schema": _fields(meaning_of(first.manifest.schema or {}), meaning_of(second.manifest.schema or {})),
         "model": _fields(first.manifest.model, second.manifest.model),
         "tables": tables,
         "dense": tensors,

@@ -118,7 +118,7 @@ def split_table(
         if split == way and column is None:
             raise ConfigError(f"--split {way} needs a column: say {way} = NAME in the schema")
     format = format_for(name, counting)
-    if schema.csv is not None and schema.csv.multiline:
+    if name == "csv" and schema.csv is not None and schema.csv.multiline:
         raise ConfigError("data prepare cannot split CSV whose fields hold line ends (csv.multiline); write it without")
     head = _head_of(files, format)
     items = cut_into_items(files, format, item_bytes)

@@ -9,9 +9,12 @@ who counted what: any number of processes gives the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsefleet.core.batch import I64, U64
 
@@ -20,7 +23,7 @@ MOST_WAITING = 1 << 20
 MOST_HELD = 1 << 21
 """Different values held in memory, of all slots together: 32 MB."""
 TOGETHER = 1 << 21
-"""About how many values of all files are merged at a time."""
+"""Values of all files that are merged at a time, at most."""
 
 
 class ValueCounts:
@@ -57,9 +60,9 @@ class ValueCounts:
     def _spill(self) -> None:
         for slot, (values, counts) in self._held.items():
             if len(values):
-                name = f"counts-{slot}-{self._tag}-{self._files}"
-                np.save(self._folder / f"{name}.values.npy", values)
-                np.save(self._folder / f"{name}.counts.npy", counts)
+                table = _Table(f"{self._folder}/counts-{slot}-{self._tag}-{self._files}", len(values))
+                values.tofile(table.values)
+                counts.tofile(table.counts)
                 self._held[slot] = np.empty(0, np.uint64), np.empty(0, np.int64)
         self._files += 1
 
@@ -72,29 +75,49 @@ def frequent_values(folder: Path, slot: int, min_count: int) -> U64:
 
 def counted_values(folder: Path, slot: int) -> tuple[int, Iterator[tuple[U64, I64]]]:
     """How many values there are, and the different ones with their counts, rising, part by part; of all the files."""
-    tables = []
-    for file in sorted(folder.glob(f"counts-{slot}-*.values.npy")):
-        beside = file.with_name(file.name.replace(".values.", ".counts."))
-        tables.append((np.load(file, mmap_mode="r"), np.load(beside, mmap_mode="r")))
-    return sum(int(counts.sum()) for _, counts in tables), _merged(tables)
+    files = sorted(folder.glob(f"counts-{slot}-*.values"))
+    tables = [_Table(str(file.with_suffix("")), file.stat().st_size // 8) for file in files]
+    return sum(int(table.part(table.counts, np.int64).sum()) for table in tables), _merged(tables)
 
 
-def _merged(tables: Sequence[tuple[U64, I64]]) -> Iterator[tuple[U64, I64]]:
-    # Cut where every so many values of a table end: between two cuts no table has more, however the values lie.
-    every = max(1, TOGETHER // max(1, len(tables)))
-    cuts = np.unique(np.concatenate([np.empty(0, np.uint64), *(values[every::every] for values, _ in tables)]))
-    places = [[0, *np.searchsorted(values, cuts).tolist(), len(values)] for values, _ in tables]
-    waiting: list[tuple[U64, I64]] = []
-    size = 0
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Rising values and how often each occurs, in two files. They are opened to read a part, and never stay so: there
+    may be more of them than a process may have open."""
+
+    stem: str
+    size: int
+
+    @property
+    def values(self) -> str:
+        return f"{self.stem}.values"
+
+    @property
+    def counts(self) -> str:
+        return f"{self.stem}.counts"
+
+    def part(self, file: str, kind: type[Any], start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        return np.fromfile(file, kind, (self.size if stop is None else stop) - start, offset=8 * start)
+
+
+def _merged(tables: Sequence[_Table]) -> Iterator[tuple[U64, I64]]:
+    # The ends of every so many values of each table, of which one in as many as there are tables is a cut: whatever the
+    # tables hold, no more than TOGETHER values lie between two cuts, and places are few (the square of the tables).
+    if not tables:
+        return
+    every = max(1, TOGETHER // (2 * len(tables)))
+    ends = np.sort(np.concatenate([table.part(table.values, np.uint64)[every::every].copy() for table in tables]))
+    cuts = np.unique(ends[:: len(tables)])
+    found = [np.searchsorted(table.part(table.values, np.uint64), cuts) for table in tables]
+    places = np.concatenate([np.zeros((len(tables), 1), np.int64), np.stack(found)], axis=1)
     for at in range(len(cuts) + 1):
-        for (values, counts), ends in zip(tables, places, strict=True):
-            if ends[at] < ends[at + 1]:
-                part = slice(ends[at], ends[at + 1])
-                waiting.append((np.asarray(values[part]), np.asarray(counts[part])))
-                size += ends[at + 1] - ends[at]
-        if size >= TOGETHER or at == len(cuts):
-            yield summed(waiting)
-            waiting, size = [], 0
+        parts = []
+        for table, place in zip(tables, places, strict=True):
+            start, stop = int(place[at]), int(place[at + 1]) if at < len(cuts) else table.size
+            if start < stop:
+                values = table.part(table.values, np.uint64, start, stop)
+                parts.append((values, table.part(table.counts, np.int64, start, stop)))
+        yield summed(parts)
 
 
 def summed(parts: Sequence[tuple[U64, I64]]) -> tuple[U64, I64]:

@@ -7,8 +7,13 @@ from typing import Any
 
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.core.inputs import Inputs
+from sparsefleet.core.schema.document import meaning_of
 from sparsefleet.data.base import Reader
 
+OF_KEYS = ("hash_prefix", "keys", "lower", "split", "length", "buckets", "derive", "cross")
+"""Settings of a slot by which a value of the data gets its key."""
+OF_NUMBERS = ("clip", "function", "missing")
+"""Settings of a dense feature beside those that a document always has."""
 VOUCH = "open_reader(…, same_inputs=True), or --same-inputs at the command line"
 
 
@@ -43,6 +48,39 @@ class TrainedOn:
             self._inputs.require_same(data.inputs(), self._where, VOUCH)
 
 
+def differing_schemas(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """In what two schemas differ, in words; of features the settings that differ."""
+    then, now = meaning_of(then), meaning_of(now)
+    found = []
+    for name in dict.fromkeys([*then, *now]):
+        before, after = then.get(name), now.get(name)
+        if before == after:
+            continue
+        if name in ("dense", "slots", "more_labels"):
+            found += _differing_parts(name, before or (), after or ())
+        else:
+            found.append(f"{name} is {before!r:.80} there, {after!r:.80} here")
+    return found
+
+
+def _differing_parts(
+    what: str, then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], most: int = 5
+) -> list[str]:
+    before, after = ({one.get("name"): one for one in parts} for parts in (then, now))
+    found = []
+    for name in dict.fromkeys([*before, *after]):
+        if name not in before or name not in after:
+            found.append(f"{what} has {name!r} only {'here' if name in after else 'there'}")
+            continue
+        one, other = before[name], after[name]
+        for setting in dict.fromkeys([*one, *other]):
+            mine, others = one.get(setting), other.get(setting)
+            if mine != others:
+                found.append(f"{setting} of {name!r} is {mine!r:.80} there, {others!r:.80} here")
+    more = [f"{len(found) - most} more in {what}"] if len(found) > most else []
+    return [*found[:most], *more] or [f"{what} are in another order"]
+
+
 def differing_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Of two schemas: why the same value has another key; and what else makes samples look otherwise. In words.
 
@@ -53,19 +91,28 @@ def differing_keys(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[lis
         for name in ("sparse_feature_dim", "hash_seed")
         if name in then and name in now and then[name] != now[name]
     ]
-    problems += [f"slot {name}" for name in _differing(then.get("slots", ()), now.get("slots", ()))]
-    changed = _differing(then.get("dense", ()), now.get("dense", ()))
+    then, now = meaning_of(then), meaning_of(now)
+    problems += [f"slot {name}" for name in _differing(then.get("slots", ()), now.get("slots", ()), OF_KEYS)]
+    changed = _differing(then.get("dense", ()), now.get("dense", ()), OF_NUMBERS)
     hints = [f"dense features are normalised otherwise here: {', '.join(changed[:5])}"] if changed else []
     return problems, hints
 
 
-def _differing(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of those that both have, and that say different things."""
+def _differing(
+    then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]], decisive: Sequence[str]
+) -> list[str]:
+    """Names of those that both have, and that say different things: of the decisive settings, which have their default
+    where they are not given, and of others that both give."""
     before = {str(entry.get("name")): entry for entry in then}
     shared = [(str(entry.get("name")), entry) for entry in now if str(entry.get("name")) in before]
-    # A setting that one of them does not know yet, of another release, has its default in both.
     return [
         name
         for name, entry in shared
         if any(key in entry and entry[key] != value for key, value in before[name].items())
+        or any(_given(before[name], key) != _given(entry, key) for key in decisive)
     ]
+
+
+def _given(entry: Mapping[str, Any], key: str) -> Any:
+    value = entry.get(key)
+    return None if value is False else value

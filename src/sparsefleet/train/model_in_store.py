@@ -15,7 +15,7 @@ from sparsefleet.data.base import Reader
 from sparsefleet.store.base import Pending, RunFacts
 from sparsefleet.store.shards import facts_of
 from sparsefleet.train.binding import BoundModel, PartialLoad, SharedModel
-from sparsefleet.train.given_data import TrainedOn, differing_keys
+from sparsefleet.train.given_data import TrainedOn, differing_keys, differing_schemas
 from sparsefleet.train.healing import Cut
 from sparsefleet.train.workplace import Workplace
 
@@ -93,13 +93,9 @@ class ModelInStore:
     def load_to_resume(self, model: nn.Module, data: Reader, path: str) -> RunFacts:
         """Load the checkpoint; what it says of the run that it is of. Refuses one on other data."""
         facts = self.load(model, path, values_only=False, partial=False)
-        then, now = facts.schema or {}, json.loads(json.dumps(data.schema.to_dict()))
-        differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        differing = differing_schemas(facts.schema or {}, json.loads(json.dumps(data.schema.to_dict())))
         if differing:
-            details = "; ".join(
-                f"{name} is {then.get(name)!r:.80} there, {now.get(name)!r:.80} here" for name in differing
-            )
-            raise CheckpointError(f"{path} was trained on rows of another schema: {details}")
+            raise CheckpointError(f"{path} was trained on rows of another schema: {'; '.join(differing)}")
         return facts
 
     def load_to_begin_with(self, model: nn.Module, data: Reader, path: str, *, fresh_optimizer: bool) -> None:

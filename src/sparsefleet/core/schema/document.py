@@ -76,6 +76,14 @@ def from_document(kind: type[Schema], data: Mapping[str, Any], where: str) -> Sc
         raise ConfigError(f"{where}: {_WRONG}: {error}") from error
 
 
+def meaning_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document without the settings that only `data prepare` reads: `buckets`, `minimum` and `diff` alone count."""
+    asked = ("quantiles", "measure")
+    parts = {name: document[name] for name in ("dense", "slots") if name in document}
+    told = {name: [{k: v for k, v in one.items() if k not in asked} for one in part] for name, part in parts.items()}
+    return {**document, **told}
+
+
 def _as_plain(part: Any, always: tuple[str, ...]) -> dict[str, Any]:
     """The fields of a dataclass as JSON has them; without those that have their default."""
     plain = {}

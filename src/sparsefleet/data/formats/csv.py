@@ -60,7 +60,10 @@ class CsvFormat(RecordFormat):
         if schema.csv is not None:
             return True
         line = head.data.removeprefix(BOM).split(b"\n", 1)[0]
-        return best_delimiter(line, schema.fields) is not None
+        if best_delimiter(line, schema.fields) is not None:
+            return True
+        # A header all the same, where only some columns are missing: reading the file says which.
+        return any(best_delimiter(line, (schema.label, name)) is not None for name in schema.fields)
 
     def plan(self, files: Sequence[str], pieces: int) -> list[Unit]:
         if self._multiline:
