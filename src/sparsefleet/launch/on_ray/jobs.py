@@ -360,3 +360,13 @@ class _RayJob(HealingJob):
         while any(process.running for process in self._processes) and time.monotonic() < deadline:
             self._look()
             time.sleep(reaper.TICK_SECONDS)
+        if self._failures:
+            self._name_lost(running)
+
+    def _name_lost(self, told: Sequence[RoleProcess]) -> None:
+        """Workers may fail, and the job be ended, before Ray knows that the node of their server is gone."""
+        lost = [process for process in told if isinstance(process, RayRole) and process.gone]
+        for process in lost:
+            process.ended_by_us = False
+        servers = [process for process in lost if process.role.is_server]
+        self._failures = [*servers, *self._failures, *(process for process in lost if process.role.is_worker)]
