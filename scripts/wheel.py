@@ -143,6 +143,7 @@ def build(interpreter: Interpreter, out: Path) -> Path:
 SERVING = "sparsefleet-serve"
 TRAINING_ONLY = ("torch", "safetensors", "onnx", "onnxscript")
 """What is needed to train or to make a bundle, and not to serve one."""
+SERVING_EXTRAS = ("grpc",)
 
 
 def serving_requirements() -> list[str]:
@@ -150,6 +151,12 @@ def serving_requirements() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
     return sorted(text for text in wanted if re.match(r"[A-Za-z0-9_.-]+", text)[0] not in TRAINING_ONLY)  # type: ignore[index]
+
+
+def serving_extras() -> dict[str, list[str]]:
+    """What may come with the small distribution, from pyproject.toml too."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return {name: extras[name] for name in SERVING_EXTRAS}
 
 
 def serving_wheel(wheel: Path, out: Path) -> Path:
@@ -181,6 +188,8 @@ def serving_metadata(text: str) -> str:
     kept = [line for line in head.splitlines() if not re.match("(Name|Summary|Requires-Dist|Provides-Extra):", line)]
     named = [f"Name: {SERVING}", "Summary: Serve bundles of sparsefleet: predictions over HTTP, without torch"]
     needs = [f"Requires-Dist: {text}" for text in serving_requirements()]
+    for name, texts in serving_extras().items():
+        needs += [f"Provides-Extra: {name}", *(f"Requires-Dist: {text}; extra == '{name}'" for text in texts)]
     return "\n".join([kept[0], *named, *kept[1:], *needs]) + "\n\n" + body
 
 

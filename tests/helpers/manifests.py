@@ -12,6 +12,7 @@ import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
+SERVING = DEPLOY / "serving"
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Pod:
     """Variable to `secret/key`."""
 
 
-def documents(name: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((KUBERNETES / name).read_text()))
+def documents(name: str, folder: Path = KUBERNETES) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((folder / name).read_text()))
 
 
 def pods_of(workload: dict[str, Any]) -> Iterator[Pod]:

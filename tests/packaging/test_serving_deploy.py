@@ -53,6 +53,27 @@ def test_arguments_are_the_servers_and_the_end_has_time(pod):
     assert pod["securityContext"]["runAsNonRoot"]
 
 
+def test_metrics_are_scraped_with_the_token_that_the_pods_ask_for(pod):
+    """Annotations cannot give one: each scrape would be a 401, unless there is no token."""
+    (deployment,) = documents("deployment.yaml")
+    annotations = deployment["spec"]["template"]["metadata"].get("annotations", {})
+    (container,) = pod["containers"]
+    secrets = {one["name"]: one["valueFrom"]["secretKeyRef"] for one in container["env"] if "valueFrom" in one}
+    scraped = [name for name in annotations if name.startswith("prometheus.io/")]
+    assert not (scraped and PREDICT_TOKEN in secrets), f"{scraped} and {PREDICT_TOKEN}"
+    ((job,),) = yaml.safe_load((FOLDER.parent / "prometheus" / "serving.yaml").read_text()).values()
+    assert job["authorization"]["type"] == "Bearer"
+    secret = secrets[PREDICT_TOKEN]
+    assert job["authorization"]["credentials_file"].endswith(f"/{secret['name']}/{secret['key']}")
+    assert job["metrics_path"] == "/metrics"
+    (pods,) = job["kubernetes_sd_configs"]
+    assert pods["role"] == "pod"
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert [one["label"] for one in pods["selectors"]] == [f"{name}={value}" for name, value in labels.items()]
+    kept = {rule["regex"] for rule in job["relabel_configs"] if rule.get("action") == "keep"}
+    assert kept == {"http"} <= {port["name"] for port in container["ports"]}
+
+
 def test_the_service_finds_its_pods(pod):
     service, budget, scaler = documents("service.yaml")
     (deployment,) = documents("deployment.yaml")
@@ -66,6 +87,8 @@ def test_the_service_finds_its_pods(pod):
 def test_the_image_runs_the_small_distribution_as_nobody_special():
     lines = (FOLDER / "Dockerfile").read_text()
     assert "sparsefleet_serve-*.whl" in lines
+    assert re.search(r"^ARG EXTRAS=$", lines, re.M)
+    assert "${EXTRAS}" in lines, "for --grpc-port"
     assert re.search(r"^USER serve$", lines, re.M)
     entry = re.search(r"^ENTRYPOINT (\[.*\])$", lines, re.M)[1]  # the exec form: a shell would swallow SIGTERM
     words = yaml.safe_load(entry)

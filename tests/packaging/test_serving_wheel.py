@@ -14,11 +14,16 @@ import subprocess
 import sys
 import urllib.request
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bundle_fixtures import trained
+from typer.testing import CliRunner
+
+from sparsefleet.cli import distribution
+from sparsefleet.cli.app import app
 
 __all__ = ["trained"]
 ROOT = Path(__file__).parents[2]
@@ -63,7 +68,11 @@ def test_it_is_the_same_code_with_other_needs(script, wheel):
         assert "Name: sparsefleet-serve" in head.splitlines()
         assert body == "A readme.\n\nName: not a field\n"
         needs = {line.partition(": ")[2] for line in head.splitlines() if line.startswith("Requires-Dist")}
-        assert needs == set(script.serving_requirements())
+        extra = {text for text in needs if "extra ==" in text}
+        assert needs - extra == set(script.serving_requirements())
+        assert [line for line in head.splitlines() if line.startswith("Provides-Extra")] == ["Provides-Extra: grpc"]
+        assert {text.partition(">")[0] for text in extra} == {"grpcio", "protobuf"}
+        assert all(text.endswith("; extra == 'grpc'") for text in extra)
         names = {text.partition(">")[0] for text in needs}
         assert {"onnxruntime", "uvicorn", "numpy", "pyarrow"} <= names
         assert not names & {"torch", "onnx", "onnxscript"}
@@ -73,6 +82,36 @@ def test_it_is_the_same_code_with_other_needs(script, wheel):
                 found = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
                 assert (digest, int(size)) == (f"sha256={found}", len(data))
         assert sum("dist-info" in name for name in files.namelist()) == 4
+
+
+def test_what_is_missing_for_grpc_is_asked_of_the_distribution_that_is_there(wheel, tmp_path, monkeypatch):
+    """The whole would bring torch, and lie over the same files."""
+    monkeypatch.setitem(sys.modules, "sparsefleet.serving.kserve.server", None)  # as where grpcio is missing
+
+    def said() -> str:
+        done = CliRunner().invoke(app, ["serve", "bundle", "--grpc-port", "0"])
+        assert done.exit_code == 1
+        return " ".join(done.output.split())
+
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(tmp_path, [name for name in files.namelist() if ".dist-info/" in name])
+    (small,) = metadata.distributions(path=[str(tmp_path)])
+    there, real = {small.name: small.version}, metadata.version
+
+    def version(name: str) -> str:
+        if name not in ("sparsefleet", "sparsefleet-serve"):
+            return real(name)
+        if name not in there:
+            raise metadata.PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert "pip install 'sparsefleet-serve[grpc]'" in said()
+    assert distribution.pip_install("serve") == "pip install sparsefleet-serve"
+    there["sparsefleet"] = "0.1.0"
+    assert "pip install 'sparsefleet[serve,grpc]'" in said()
+    there.clear()  # run from its sources
+    assert "pip install 'sparsefleet[serve,grpc]'" in said()
 
 
 @pytest.mark.slow
@@ -102,6 +141,9 @@ def test_it_serves_in_an_empty_environment(wheel, trained, tmp_path):
     from sparsefleet.serving import Predictor
 
     np.testing.assert_allclose(scores, Predictor(trained.bundles[0]).predict(trained.rows[:20]), atol=1e-6)
+    without = subprocess.run([*command, "--grpc-port", "0"], capture_output=True, text=True, env=bare, timeout=60)
+    assert without.returncode == 1
+    assert "pip install 'sparsefleet-serve[grpc]'" in without.stderr
     trained_there = subprocess.run(
         [bin / "sparsefleet", "train", "--data", "x"], capture_output=True, text=True, env=bare, timeout=60
     )

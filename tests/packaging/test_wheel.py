@@ -82,6 +82,13 @@ def test_tools_are_pinned_and_torch_is_pinned_in_one_place_only():
     assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
+def test_tritons_client_comes_with_the_tests_in_one_version():
+    """Without it the test of it is skipped, and nobody but it can say whether clients of Triton work as they are."""
+    wanted = PROJECT["project"]["optional-dependencies"]["test"]
+    assert [text for text in wanted if text.startswith("tritonclient[grpc]")]
+    assert re.search(r"^tritonclient==[\d.]+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
 def run(command: list[object], **settings: object) -> str:
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=1500, **settings)  # type: ignore[call-overload]
     assert ended.returncode == 0, f"{command}:\n{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}"

@@ -26,6 +26,7 @@ from waiting import wait_until
 
 from sparsefleet.export import Bundle
 from sparsefleet.serving import Predictor
+from sparsefleet.serving.connections import Connections
 from sparsefleet.serving.redis import RedisAddress, publish
 
 ROWS = "sparse/SparseFeatFactors.rows"
@@ -315,18 +316,29 @@ def _metric(server, name):
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
-def test_heads_that_never_come_keep_nobody_out(trained):
-    """A limit of 200 files and 400 half-sent heads: others are answered, and the log says what happens."""
+LIMITED = (
+    "import resource, sys, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200));"
+    "sys.argv = ['sparsefleet', *sys.argv[1:]]; runpy.run_module('sparsefleet', run_name='__main__')"
+)
+"""Runs the command with a limit of 200 files."""
+
+
+@contextlib.contextmanager
+def limited_server(bundle, *options):
+    """A server with a limit of 200 files, in a test that may open more; and a stack for what is open in the test."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    code = (
-        "import resource, sys, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200));"
-        "sys.argv = ['sparsefleet', *sys.argv[1:]]; runpy.run_module('sparsefleet', run_name='__main__')"
-    )
     with contextlib.ExitStack() as stack:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
-        server = Served(trained.bundles[0], "--header-timeout", "3", code=code)
+        server = Served(bundle, *options, code=LIMITED)
         stack.callback(server.end)
+        yield server, stack
+
+
+@pytest.mark.parametrize("options", [(), ("--max-connections", "5000")])
+def test_heads_that_never_come_keep_nobody_out(trained, options):
+    """A limit of 200 files and 400 half-sent heads: others are answered, and the log says what happens."""
+    with limited_server(trained.bundles[0], "--header-timeout", "3", *options) as (server, stack):
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         for number in range(400):
             raw = stack.enter_context(socket.create_connection(address, timeout=20))
@@ -341,6 +353,38 @@ def test_heads_that_never_come_keep_nobody_out(trained):
         said = log_of(server)
     assert "connections are open, as many as may be" in said
     assert "did not come within 3 seconds" in said
+    assert ("at most 136 connections may be open, not 5000" in said) == bool(options)
+    assert ("ulimit -n 5064" in said) == bool(options)
+
+
+@pytest.mark.parametrize(("limit", "hard", "raised"), [(5000, 9000, 9000), (80_000, 90_000, 80_064)])
+def test_the_limit_of_files_is_raised_for_as_many_connections_as_are_wanted(monkeypatch, limit, hard, raised):
+    given = []
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda what, limits: given.append(limits))
+    assert Connections(limit, 2000).limit == limit
+    assert given == [(raised, hard)]
+
+
+def test_tls_handshakes_that_never_come_keep_nobody_out(trained, tmp_path):
+    """The same over TLS: connections that send nothing, and some that send the beginning of a handshake."""
+    certificate, key = certificate_and_key(tmp_path)
+    options = ("--tls-cert", str(certificate), "--tls-key", str(key), "--header-timeout", "3")
+    with limited_server(trained.bundles[0], *options) as (server, stack):
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        for number in range(400):
+            raw = stack.enter_context(socket.create_connection(address, timeout=20))
+            raw.sendall(b"\x16\x03\x01\x02" * (number % 2))
+        for _ in range(20):
+            with httpx.Client(base_url=server.url, timeout=20, verify=str(certificate)) as client:
+                for path in ("/v1/predict", "/v1/predict?", "/v1/predict"):
+                    assert client.post(path, json={"rows": trained.rows[:2]}).status_code == 200
+        raw.settimeout(20)
+        with contextlib.suppress(ConnectionResetError):
+            assert raw.recv(100) == b""  # one of the last, and closed all the same
+        said = log_of(server)
+    assert "connections are open, as many as may be" in said
+    assert re.search(r"the TLS handshake of 127\.0\.0\.1 did not come within 3 seconds", said)
 
 
 @pytest.mark.slow
@@ -395,6 +439,40 @@ def test_so_many_connections_and_no_more(trained):
     assert "3 connections are open, as many as may be (--max-connections" in said
 
 
+def test_a_client_that_takes_no_answers_is_left(trained):
+    """Two of them, one each way, hold all connections that may be: they are ended, and others are answered."""
+    body = json.dumps({"rows": trained.rows[:1]}).encode()
+    long = b"x-request-id: %b\r\n" % (b"x" * 14_000)  # which is sent back
+    options = ("--answer-timeout", "1", "--max-connections", "2")
+    with serving(trained.bundles[0], *options) as server:
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+
+        def ask_and_never_read(path):
+            head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % (path, len(body))
+            left = memoryview((head + long + b"\r\n" + body) * 4000)  # more than the server may take ahead of answers
+            until = time.monotonic() + 60
+            with socket.socket() as raw:
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                raw.settimeout(0.5)
+                raw.connect(address)
+                while left and time.monotonic() < until:
+                    try:
+                        left = left[raw.send(left) :]
+                    except TimeoutError:
+                        continue
+                    except (ConnectionResetError, BrokenPipeError):
+                        return True
+            return False
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            assert all(pool.map(ask_and_never_read, (b"/v1/predict", b"/v1/predict?")))
+        wait_until(lambda: server.client.get("/healthz").status_code == 200, 20, "room for somebody else")
+        assert _metric(server, "answers_not_taken_total") == 2
+        assert server.post("/v1/predict", {"rows": trained.rows[:2]}).status_code == 200
+        said = log_of(server)
+    assert "127.0.0.1 did not take an answer within 1 seconds" in said
+
+
 @pytest.mark.slow
 def test_what_does_not_come_to_its_end_is_left(trained, store):
     """Redis stands still: a request under way gets --drain-timeout, and then the server ends without it."""
@@ -420,7 +498,7 @@ def test_what_does_not_come_to_its_end_is_left(trained, store):
 def test_the_end_is_answered_to_everybody(trained):
     """Clients with kept connections under load, and SIGTERM: no request is lost, and each is told to go elsewhere."""
     body = json.dumps({"rows": trained.rows[:5]})
-    with serving(trained.bundles[0], "--linger", "30") as server:  # it ends as soon as nobody is connected
+    with serving(trained.bundles[0], "--linger", "60") as server:
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
         started = threading.Barrier(9)
 
@@ -446,7 +524,32 @@ def test_the_end_is_answered_to_everybody(trained):
             started.wait(60)
             server.process.terminate()
             assert all(found.result(timeout=60) > 20 for found in running)
+        server.process.send_signal(signal.SIGINT)  # need not linger any more
         assert server.process.wait(timeout=40) == 0
+
+
+def test_who_connects_for_each_request_is_answered_all_through_the_end(trained):
+    """Nobody is connected when SIGTERM comes, nor between two requests: connections are taken all the same."""
+    with serving(trained.bundles[0], "--linger", "60") as server:
+
+        def status(ask, *where, **what):
+            answer = ask(*where, timeout=20, **what)  # by a connection of its own
+            return answer.status_code, answer.headers.get("connection")
+
+        assert status(httpx.get, f"{server.url}/readyz") == (200, None)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: status(httpx.get, f"{server.url}/readyz") == (503, "close"), 20, "a server that ends")
+        for path in ("/v1/predict", "/v1/predict?") * 20:  # takes longer than a look at who is connected
+            assert status(httpx.post, server.url + path, json={"rows": trained.rows[:2]}) == (200, "close")
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=40) == 0
+
+
+def test_ctrl_c_does_not_linger(trained):
+    with serving(trained.bundles[0], "--linger", "600") as server:
+        assert server.client.get("/healthz").status_code == 200  # and stays connected
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=60) == 0
 
 
 # -- clients and models that change apart ------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ The server is in this process: it has one thread for gRPC, room for three calls,
 """
 
 import asyncio
+import contextlib
 import re
+import socket
 import threading
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ from sparsefleet.serving.config import ServeConfig
 from sparsefleet.serving.http import Service
 
 grpc = pytest.importorskip("grpc", reason="no grpcio: pip install 'sparsefleet[grpc]'")
-from kserve_client import INFER, calls_of  # noqa: E402  (needs grpcio)
+from kserve_client import INFER, Calls, calls_of  # noqa: E402  (needs grpcio)
 
 from sparsefleet.serving.kserve import server as kserve  # noqa: E402  (needs grpcio)
 
@@ -25,8 +27,8 @@ BODY_SECONDS = 2.0
 
 
 class Server:
-    def __init__(self, bundle):
-        self.about, self.bundle = {}, bundle
+    def __init__(self, bundle, **settings):
+        self.about, self.bundle, self.settings = {}, bundle, {"body_timeout": BODY_SECONDS, **settings}
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
@@ -35,7 +37,7 @@ class Server:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=30)
 
     async def start(self):
-        config = ServeConfig(str(self.bundle), threads=1, grpc_port=0, body_timeout=BODY_SECONDS)
+        config = ServeConfig(str(self.bundle), threads=1, grpc_port=0, **self.settings)
         self.service = Service(config, Predictor(self.bundle))
         self.grpc = kserve.KServeServer(self.service)
         self.about["grpc"] = f"127.0.0.1:{self.grpc.port}"
@@ -75,6 +77,21 @@ def parsed(monkeypatch):
     return found
 
 
+@contextlib.contextmanager
+def running(bundle, **settings):
+    made = Server(bundle, **settings)
+    try:
+        made.run(made.start())
+        try:
+            yield made
+        finally:
+            made.run(made.end())
+    finally:
+        made.loop.call_soon_threadsafe(made.loop.stop)
+        made.thread.join(timeout=20)
+        made.loop.close()
+
+
 @pytest.fixture
 def server(trained, monkeypatch, go, parsed):
     score = Predictor.score
@@ -85,19 +102,12 @@ def server(trained, monkeypatch, go, parsed):
 
     monkeypatch.setattr(kserve, "THREADS", 1)
     monkeypatch.setattr(kserve, "CALLS", CALLS)
-    made = Server(trained.bundles[0])
-    try:
-        made.run(made.start())
+    with running(trained.bundles[0]) as made:
         monkeypatch.setattr(Predictor, "score", waits)
         try:
             yield made
         finally:
             go.set()
-            made.run(made.end())
-    finally:
-        made.loop.call_soon_threadsafe(made.loop.stop)
-        made.thread.join(timeout=20)
-        made.loop.close()
 
 
 @pytest.fixture
@@ -215,8 +225,6 @@ def ask(trained, server, infer):
     types = server.grpc._types
 
     def asking(context, waited=0.0):
-        from kserve_client import Calls
-
         with grpc.insecure_channel(server.about["grpc"]) as channel:
             fields = Calls(channel).tensors(trained.rows[:5])
         call = server.grpc.service(SimpleNamespace(method=INFER)).unary_unary
@@ -255,3 +263,23 @@ def test_one_that_goes_while_it_is_parsed_is_not_scored(server, infer, ask, go, 
     assert scored(first) == 1
     assert scored(infer(2)) == 2
     assert (parsed, server.answered(499), server.told("rows_total")) == ([1, 5, 2], 1, 3)
+
+
+def test_a_connection_that_does_not_say_that_it_speaks_grpc_is_ended(trained):
+    with running(trained.bundles[0], header_timeout=1.0) as server:
+        host, _, port = server.about["grpc"].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as silent, contextlib.suppress(ConnectionError):
+            while silent.recv(4096):  # what the server says of itself, and then the end
+                pass
+
+
+def test_a_connection_without_a_call_is_ended(trained, monkeypatch):
+    """Its client need not know: it connects again for the next call."""
+    monkeypatch.setattr(kserve, "KEEP_ALIVE", 1)
+    state, seen = grpc.ChannelConnectivity, []
+    with running(trained.bundles[0]) as server, grpc.insecure_channel(server.about["grpc"]) as channel:
+        channel.subscribe(seen.append)
+        call = Calls(channel)
+        assert call("ServerLive").live
+        wait_until(lambda: state.READY in seen and seen[-1] is state.IDLE, 30, lambda: f"the end; {seen}")
+        assert call("ServerLive").live

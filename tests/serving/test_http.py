@@ -177,6 +177,33 @@ def test_arrow_bodies_that_do_not_fit(trained, server, change, message):
     assert message in answer.json()["error"]
 
 
+def test_allow_extra_and_allow_missing_hold_for_arrow_streams_as_for_json(trained):
+    def without(rows, *names):
+        return [{name: value for name, value in row.items() if name not in names} for row in rows]
+
+    rows = trained.rows[:20]
+    extra = [{**row, "experiment": "b", "position": 3.5, "seen": ["x"]} for row in rows]
+    bare = [{"experiment": "b"}] * 3  # every field is missing
+    for options, taken, refused in (
+        (("--allow-extra",), extra, without(rows, "I1")),
+        (("--allow-missing",), without(rows, "I1", "C3", "C26"), extra),
+        (("--allow-extra", "--allow-missing"), without(extra, "I1", "C3", "C26"), None),
+        (("--allow-extra", "--allow-missing"), bare, None),
+    ):
+        with serving(trained.bundles[0], *options) as server:
+            want = server.post("/v1/predict", {"rows": taken})
+            got = server.client.post("/v1/predict", content=stream_of(taken), headers=ARROW)
+            assert (want.status_code, got.status_code) == (200, 200), (options, want.text, got.text)
+            assert len(got.json()["scores"]) == len(taken)
+            np.testing.assert_allclose(got.json()["scores"], want.json()["scores"], atol=1e-6)
+            if refused is not None:
+                for answer in (
+                    server.post("/v1/predict", {"rows": refused}),
+                    server.client.post("/v1/predict", content=stream_of(refused), headers=ARROW),
+                ):
+                    assert answer.status_code == 400, (options, answer.text)
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=st.floats(0, 1, exclude_max=True), junk=st.binary(min_size=1, max_size=8), arrow=st.booleans())
 def test_no_damaged_body_brings_it_down(trained, server, where, junk, arrow):

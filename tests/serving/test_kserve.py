@@ -43,6 +43,29 @@ def test_scores_are_those_of_the_bundle(trained, stub, raw, count):
     np.testing.assert_allclose(scores, Predictor(trained.bundles[0]).predict(rows), atol=1e-6)
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_slot_has_as_many_values_in_each_row_of_a_call(trained, server, stub, raw):
+    """None at all is a tensor [rows, 0]. Empty text is a value: it pads nothing."""
+    row, other = trained.rows[:2]
+    place = NAMES.index("C3")
+    for values in ([], [row["C3"], other["C3"]], [""], [row["C3"], ""]):
+        fields = stub.tensors([row], raw)
+        texts = [str(value).encode() for value in values]
+        tensor = fields["inputs"][place]
+        del tensor.shape[:]
+        tensor.shape.extend([1, len(values)])
+        if raw:
+            fields["raw_input_contents"][place] = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+        else:
+            tensor.contents.CopyFrom(stub.types["InferTensorContents"](bytes_contents=texts))
+        scores = np.frombuffer(stub("ModelInfer", model_name="ctr", **fields).raw_output_contents[0], "<f4")
+        want = server.post("/v1/predict", {"rows": [{**row, "C3": values}]}).json()["scores"]
+        np.testing.assert_allclose(scores, want, atol=1e-6)
+    parser = Predictor(trained.bundles[0]).parser
+    held = {text: len(parser.samples([{**row, "C3": text}]).slot("C3")[0]) for text in (None, "", "x")}
+    assert held == {None: 0, "": 1, "x": 1}
+
+
 def test_what_it_tells_of_itself(stub):
     assert stub("ServerLive").live
     assert stub("ServerReady").ready
@@ -87,6 +110,43 @@ def test_what_does_not_fit_is_refused(trained, stub):
             stub("ModelInfer", model_name=name, **fields)
         assert (refused.value.code(), words in refused.value.details()) == (status, True), refused.value.details()
     assert len(stub("ModelInfer", model_name="ctr", **stub.tensors(rows)).outputs) == 1
+
+
+def test_allow_extra_and_allow_missing_hold_as_for_json(trained):
+    """An input of any type that the model does not have; fields of the model that are not there."""
+    rows = trained.rows[:5]
+    options = ("--grpc-port", "0", "--allow-extra", "--allow-missing")
+    with serving(trained.bundles[0], *options) as server, calls_of(server) as call:
+        tensor, contents = call.types["InferTensor"], call.types["InferTensorContents"]
+        more = [
+            tensor(name="n", datatype="FP32", shape=[5], contents=contents(fp32_contents=[0.5] * 5)),
+            tensor(name="k", datatype="INT64", shape=[5, 2], contents=contents(int64_contents=range(10))),
+            tensor(name="b", datatype="BOOL", shape=[5], contents=contents(bool_contents=[True] * 5)),
+            tensor(name="t", datatype="BYTES", shape=[5], contents=contents(bytes_contents=[b"x"] * 5)),
+        ]
+        given = call.tensors(rows)["inputs"]
+        few = [one for one in given if one.name not in ("I1", "C3")]
+        for inputs, alike in (
+            ([more[0], *given, *more[1:]], rows),
+            ([*few, *more], [{name: row[name] for name in NAMES if name not in ("I1", "C3")} for row in rows]),
+            (more, [{}] * 5),
+        ):
+            answer = call("ModelInfer", model_name="model", inputs=inputs)
+            want = server.post("/v1/predict", {"rows": alike}).json()["scores"]
+            np.testing.assert_allclose(np.frombuffer(answer.raw_output_contents[0], "<f4"), want, atol=1e-6)
+        with pytest.raises(grpc.RpcError, match="the inputs before it have 5"):
+            call("ModelInfer", model_name="model", inputs=[*given, tensor(name="n", datatype="FP32", shape=[4])])
+
+
+def test_labels_beside_the_fields_are_left_out_of_account(trained, stub):
+    """As in JSON, without a flag: clients may send a line of the log as it is."""
+    tensor, contents = stub.types["InferTensor"], stub.types["InferTensorContents"]
+    inputs = stub.tensors(trained.rows[:2])["inputs"]
+    label = Predictor(trained.bundles[0]).bundle.schema.label
+    inputs.append(tensor(name=label, datatype="FP32", shape=[2], contents=contents(fp32_contents=[0, 1])))
+    answer = stub("ModelInfer", model_name="ctr", inputs=inputs)
+    want = Predictor(trained.bundles[0]).predict(trained.rows[:2])
+    np.testing.assert_allclose(np.frombuffer(answer.raw_output_contents[0], "<f4"), want, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -163,7 +223,7 @@ def test_what_is_asked_over_grpc_is_counted_and_the_shadow_scores_along(trained)
 
 @pytest.mark.slow
 def test_requests_are_taken_for_a_while_after_sigterm(trained):
-    """A server cannot see who is connected over gRPC: it lingers for all of its time, and says that it is not ready."""
+    """It says that it is not ready, and lingers for all of its time."""
     options = ("--grpc-port", "0", "--linger", "60")
     with serving(trained.bundles[0], *options) as server, calls_of(server) as call:
         asked = {"model_name": "model", **call.tensors(trained.rows[:1])}

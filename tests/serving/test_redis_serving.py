@@ -141,6 +141,26 @@ def test_a_version_is_taken_over_once_it_is_published(trained, store):
         assert "cannot reach Redis" in away.json()["error"]
 
 
+def test_nobody_rolls_back_to_a_version_whose_rows_are_gone(trained, store):
+    """Later publishes removed them: the version that answers stays, and the way back is open once they are back."""
+    v1, v2, v3 = trained.bundles
+    published(store, v1, v2)
+    rows = trained.rows[:200]  # nobody has asked for most of them: they are in no cache
+    with serving(v1, "--sparse", store.url) as server:
+        assert server.post("/v1/reload", {"bundle": str(v2)}).status_code == 200
+        published(store, v3)
+        refused = server.post("/v1/rollback", {})
+        assert refused.status_code == 409, refused.text
+        assert re.search(r"v1.*cannot score now: .*no longer in Redis.*v2 goes on answering", refused.json()["error"])
+        answer = server.post("/v1/predict", {"rows": rows})
+        assert scores_of(answer).tobytes() == from_file(v2, rows).tobytes()
+        assert answer.json()["version"] == "v2"
+        assert 'sparsefleet_switches_total{outcome="refused"} 1\n' in server.client.get("/metrics").text
+        published(store, v1)
+        assert server.post("/v1/rollback", {}).json() == {"version": "v1", "previous": None}
+        assert scores_of(server.post("/v1/predict", {"rows": rows})).tobytes() == from_file(v1, rows).tobytes()
+
+
 def test_a_followed_pointer_waits_for_the_publish(trained, store, tmp_path):
     for path in trained.bundles[:2]:
         (tmp_path / path.name).symlink_to(path)

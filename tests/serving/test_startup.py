@@ -44,7 +44,8 @@ def test_a_port_for_grpc_that_is_taken_ends_it_in_words(trained):
 
 
 @pytest.mark.parametrize(
-    "name", ["deadline", "linger", "drain_timeout", "watch_seconds", "header_timeout", "body_timeout"]
+    "name",
+    ["deadline", "linger", "drain_timeout", "watch_seconds", "header_timeout", "body_timeout", "answer_timeout"],
 )
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0])
 def test_times_are_numbers_of_seconds(name, seconds):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sparsefleet.cli.console import console, errors_to_exit
+from sparsefleet.cli.distribution import pip_install
 from sparsefleet.core.errors import SparseFleetError
 
 
@@ -55,20 +56,26 @@ def serve(
         float, typer.Option(help="Seconds for an answer at most; a request's header x-timeout-ms may say less.")
     ] = 30.0,
     header_timeout: Annotated[
-        float, typer.Option(help="Seconds in which a request's head must have come, once it has begun.")
+        float, typer.Option(help="Seconds for the head of a request that has begun, and for a TLS handshake.")
     ] = 10.0,
+    answer_timeout: Annotated[float, typer.Option(help="Seconds in which a client must have taken an answer.")] = 30.0,
     client_connections: Annotated[
         int, typer.Option(help="Connections without a request that one address may hold; the oldest is closed.")
     ] = 2000,
     max_connections: Annotated[
-        int, typer.Option(help="Connections at a time; 0: what the limit of open files allows.")
+        int, typer.Option(help="Connections at a time, as far as the limit of open files allows; 0: all it allows.")
     ] = 0,
     linger: Annotated[
         float,
-        typer.Option(help="Seconds that requests are still taken after SIGTERM; each answer closes its connection."),
+        typer.Option(
+            help="Seconds that requests and connections are still taken after SIGTERM (not after Ctrl-C); each answer "
+            "closes its connection."
+        ),
     ] = 1.0,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that requests under way get after that.")] = 30.0,
-    watch_seconds: Annotated[float, typer.Option(help="How often `current` is looked at.")] = 2.0,
+    watch_seconds: Annotated[
+        float, typer.Option(help="How often `current` is looked at, and whether rows are still what they were.")
+    ] = 2.0,
     log_requests: Annotated[
         str | None, typer.Option(help="Write every JSON request with its scores to this file, for `replay`.")
     ] = None,
@@ -98,8 +105,8 @@ def serve(
         if grpc_port is not None:
             import_module("sparsefleet.serving.kserve.server")
     except ImportError as error:
-        what = "serve" if grpc_port is None else "serve,grpc"
-        raise SparseFleetError(f"serving needs more packages ({error}): pip install 'sparsefleet[{what}]'") from error
+        wanted = ("serve",) if grpc_port is None else ("serve", "grpc")
+        raise SparseFleetError(f"serving needs more packages ({error}): {pip_install(*wanted)}") from error
     config = ServeConfig(
         bundle=bundle,
         host=host,
@@ -122,6 +129,7 @@ def serve(
         queue_rows=queue_rows,
         deadline=deadline,
         header_timeout=header_timeout,
+        answer_timeout=answer_timeout,
         client_connections=client_connections,
         max_connections=max_connections,
         linger=linger,

@@ -21,9 +21,25 @@ MAX_ROWS = 5_000_000
 _DICTIONARY, _RECORDS = 2, 3
 
 
-def batch_of_stream(body: bytes, schema: Schema, inputs: Inputs | None = None) -> Batch:
+def batch_of_stream(
+    body: bytes,
+    schema: Schema,
+    inputs: Inputs | None = None,
+    *,
+    allow_missing: bool = False,
+    allow_extra: bool = False,
+) -> Batch:
+    """`allow_missing`: a column that is not there counts as nulls.
+
+    `allow_extra`: one that the model does not have is left out of account.
+    """
     try:
         table = _read(body)
+        if allow_missing:
+            table = _completed(table, schema)
+        if allow_extra:
+            known = _names(schema)
+            table = table.select([place for place, name in enumerate(table.schema.names) if name in known])
         schema = schema if inputs is None else inputs.with_ready_keys(schema)
         if inputs is not None:
             _refuse_text(table.schema, inputs, schema)
@@ -56,6 +72,13 @@ def _refuse_text(found: pa.Schema, inputs: Inputs, schema: Schema) -> None:
 
 def _names(schema: Schema) -> tuple[str, ...]:
     return (*schema.fields, *beside_features(schema))
+
+
+def _completed(table: pa.Table, schema: Schema) -> pa.Table:
+    for name in schema.fields:
+        if name not in table.schema.names:
+            table = table.append_column(name, pa.nulls(table.num_rows))
+    return table
 
 
 def _check_there(found: pa.Schema, schema: Schema) -> None:

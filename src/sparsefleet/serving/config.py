@@ -67,13 +67,16 @@ class ServeConfig:
     body_timeout: float = 30.0
     """Seconds in which a request's body must have come."""
     header_timeout: float = 10.0
-    """Seconds in which the head of a request must have come, once it has begun."""
+    """Seconds in which the head of a request must have come, once it has begun; and a TLS handshake, once connected."""
+    answer_timeout: float = 30.0
+    """Seconds in which a client must have taken an answer; else its connection is ended."""
     client_connections: int = 2000
     """Connections without a request that one address may hold; the oldest is closed for one more."""
     max_connections: int = 0
-    """Connections at a time; 0: what the limit of open files allows."""
+    """Connections at a time, as far as the limit of open files allows; 0: as many as it allows."""
     linger: float = 1.0
-    """Seconds that the server goes on taking requests after it is told to end. Each answer closes its connection."""
+    """Seconds that the server goes on taking requests and connections after SIGTERM. Each answer closes its
+    connection."""
     drain_timeout: float = 30.0
     """Seconds that requests under way get after that."""
     tls_cert: str | None = None
@@ -110,7 +113,7 @@ class ServeConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 1 or above")
-        for name in ("watch_seconds", "deadline", "header_timeout", "body_timeout", "drain_timeout"):
+        for name in ("watch_seconds", "deadline", "header_timeout", "body_timeout", "answer_timeout", "drain_timeout"):
             if not 0 < getattr(self, name) < MAX_SECONDS:
                 raise ConfigError(f"{name}={getattr(self, name)} must be seconds, above 0 and below {MAX_SECONDS:,}")
         if not 0 <= self.linger < MAX_SECONDS:

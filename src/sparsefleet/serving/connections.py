@@ -11,8 +11,10 @@ from __future__ import annotations
 import resource
 from typing import Protocol
 
-from sparsefleet.serving.log import tell_seldom
+from sparsefleet.serving.log import tell, tell_seldom
 
+KEEP_ALIVE = 75
+"""Seconds that a connection may be without a request, over HTTP and gRPC."""
 SPARE_FILES = 64
 """Open files that are not connections of clients: rows, logs, Redis, the library's own."""
 
@@ -29,7 +31,16 @@ class Connections:
     """Lives on the event loop."""
 
     def __init__(self, limit: int, idle_per_client: int) -> None:
-        self.limit = limit or open_files() - SPARE_FILES
+        """`limit`: 0 is what the limit of open files allows, and no other is above that."""
+        files = open_files(limit + SPARE_FILES)
+        room = max(1, files - SPARE_FILES)
+        if limit > room:
+            tell(
+                f"at most {room} connections may be open, not {limit} (--max-connections): the limit of open files is "
+                f"{files}, and cannot be raised from here. For more: ulimit -n {limit + SPARE_FILES} (LimitNOFILE= of "
+                "systemd)"
+            )
+        self.limit = min(limit or room, room)
         self._idle_per_client = idle_per_client
         self._open: set[Idle] = set()
         # Dicts keep the order in which connections became idle.
@@ -94,10 +105,11 @@ class Connections:
         self._open.add(new)
 
 
-def open_files() -> int:
-    """The limit of open files, raised as far as the system lets us."""
+def open_files(needed: int = 0) -> int:
+    """The limit of open files, raised as far as the system lets us: to 65,536 or what is needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
+    most = max(needed, 1 << 16)
+    wanted = min(hard, most) if hard != resource.RLIM_INFINITY else most
     if soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

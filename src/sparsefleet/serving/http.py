@@ -143,7 +143,12 @@ class Service:
             bundle = predictor.bundle
             call = functools.partial(self.batcher.call, samples=samples, deadline=deadline)
             if arrow:
-                batch = await call(arrow_body.batch_of_stream, body, bundle.schema, bundle.inputs)
+                read = functools.partial(
+                    arrow_body.batch_of_stream,
+                    allow_missing=self.config.allow_missing,
+                    allow_extra=self.config.allow_extra,
+                )
+                batch = await call(read, body, bundle.schema, bundle.inputs)
             elif len(body) > LARGE_BODY:
                 batch = await call(predictor.parser.body, text)
             else:
@@ -214,6 +219,12 @@ class Service:
         text = self.metrics.text(current.version, self.batcher.waiting, current.source.stats(), reference)
         text += drift_text(current.version, current.drift) if current.drift is not None else ""
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def not_taken(self, peer: str) -> None:
+        """A client has not taken its answer in time: its connection is ended."""
+        self.metrics.not_taken()
+        seconds = self.config.answer_timeout
+        tell_seldom("not taken", f"{peer} did not take an answer within {seconds:g} seconds; its connection is ended")
 
     def describe(self) -> dict[str, Any]:
         current, previous = self.versions.current, self.versions.previous

@@ -38,6 +38,7 @@ class Metrics:
         self._seconds = 0.0
         self._rows = self._batches = self._joined = self._keys = self._unknown = 0
         self._dropped_rows = 0
+        self._not_taken = 0
         self._ready = True
         self._scores: dict[str, I64] = {}
         self._score_drift: defaultdict[str, ScoreDrift] = defaultdict(lambda: ScoreDrift(len(SCORE_BOUNDS)))
@@ -122,6 +123,10 @@ class Metrics:
         with self._lock:
             self._dropped_rows += rows
 
+    def not_taken(self) -> None:
+        with self._lock:
+            self._not_taken += 1
+
     def ready(self, ready: bool) -> None:
         self._ready = ready
 
@@ -168,6 +173,7 @@ class Metrics:
         metric("keys_total", "counter", "Distinct keys looked up.", ("", self._keys))
         metric("unknown_keys_total", "counter", "Those that no table held; they read as zeros.", ("", self._unknown))
         metric("dropped_rows_total", "counter", "Rows not scored: their clients had gone.", ("", self._dropped_rows))
+        metric("answers_not_taken_total", "counter", "Answers that nobody took in time.", ("", self._not_taken))
         metric("ready", "gauge", "Whether the warm-up scored as it should when it was last tried.", ("", self._ready))
         metric("waiting_rows", "gauge", "Rows that wait to be scored.", ("", waiting_rows))
         metric(

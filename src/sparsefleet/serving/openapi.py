@@ -20,7 +20,8 @@ REQUEST_ID = {"anyOf": [{"type": "string", "maxLength": 200}, {"type": "integer"
 
 
 def openapi(bundle: Bundle, config: ServeConfig) -> dict[str, Any]:
-    fields = fields_of(bundle, config.allow_missing)
+    keys = _fields_of_keys(bundle)
+    fields = [{**field, "keys": field["name"] in keys} for field in fields_of(bundle, config.allow_missing)]
     locked: list[dict[str, list[str]]] = [{"bearer": []}] if config.predict_token else []
     return {
         "openapi": "3.1.0",
@@ -63,6 +64,14 @@ def openapi(bundle: Bundle, config: ServeConfig) -> dict[str, Any]:
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _fields_of_keys(bundle: Bundle) -> frozenset[str]:
+    """Fields in which a whole number is a feature key."""
+    schema, inputs = bundle.schema, bundle.inputs
+    ready = () if inputs is None else inputs.ready_slots
+    slots = (slot for slot in schema.slots if slot.cross is None)
+    return frozenset(slot.source for slot in slots if schema.takes_keys(slot) or slot.name in ready)
 
 
 def _predict(fields: list[dict[str, Any]], config: ServeConfig, bundle: Bundle) -> dict[str, Any]:
@@ -148,7 +157,8 @@ def _row(fields: list[dict[str, Any]], config: ServeConfig) -> dict[str, Any]:
 def _value(field: dict[str, Any]) -> dict[str, Any]:
     if field["kind"] == "number":
         return {"anyOf": [{"type": "number"}, {"type": "string", "description": "A decimal number."}, {"type": "null"}]}
-    one = [{"type": "integer", "minimum": 0, "maximum": 2**64 - 1}]
+    # A feature key, or a number that is hashed as its decimal text.
+    one: list[dict[str, Any]] = [{"type": "integer", "minimum": 0 if field["keys"] else -(2**63), "maximum": 2**64 - 1}]
     if field["takes"] != "ready":
         one.append({"type": "string", "maxLength": 65536})
     return {"anyOf": [*one, {"type": "array", "items": {"anyOf": one}, "maxItems": 10_000}, {"type": "null"}]}

@@ -25,7 +25,7 @@ from sparsefleet.serving.request_log import UNLOGGED
 
 MAX_HEAD = 16 << 10
 MAX_AHEAD = 64 << 10
-"""Bytes that a client may send ahead of an answer; beyond them we stop reading until the answer is sent."""
+"""Bytes that a client may send ahead of an answer; while there are more, we do not read."""
 
 # Stricter than HTTP: what does not match goes to a parser that knows all of HTTP.
 PLAIN = re.compile(rb"POST /v1/predict HTTP/1\.1(?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*)+")
@@ -133,6 +133,8 @@ class PredictionConnection(asyncio.Protocol):
         self._missing = self._start = self._length = 0
         self._ahead = b""
         """Bytes that came after the request under way."""
+        self._waiting = False
+        """We have stopped reading: the client is too far ahead."""
         self._busy = self._choked = self._ending = self._heading = False
 
     # -- what the transport tells --------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ class PredictionConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._state.connections.add(self)
-        self._set_timer(self._keep_alive, transport.close)
+        self._set_timer(self._keep_alive, self._close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
@@ -164,13 +166,16 @@ class PredictionConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._busy or self._choked:
             self._ahead += data
-            if len(self._ahead) > MAX_AHEAD:
+            if len(self._ahead) > MAX_AHEAD and not self._waiting:
+                self._waiting = True
                 self._transport.pause_reading()
             return
         self._take(data)
 
     def pause_writing(self) -> None:
         self._choked = True
+        if not self._busy and not self._chunks and not self._beginning:  # else the answer to that request sees to it
+            self._set_timer(self._service.config.answer_timeout, self._not_taken)
 
     def resume_writing(self) -> None:
         self._choked = False
@@ -246,9 +251,11 @@ class PredictionConnection(asyncio.Protocol):
         self._ending |= headers.get("connection") == "close" or self._service.draining
         self._transport.write(self._head_bytes(status, len(body), headers) + body)
         if self._ending:
-            self._transport.close()
+            self._close()
         elif not self._choked:
             self._go_on()
+        else:
+            self._set_timer(self._service.config.answer_timeout, self._not_taken)
 
     def _head_bytes(self, status: int, length: int, headers: dict[str, str]) -> bytes:
         given = self._state.default_headers  # uvicorn makes them anew every second
@@ -264,17 +271,29 @@ class PredictionConnection(asyncio.Protocol):
         return b"".join((*lines, b"\r\n"))
 
     def _go_on(self) -> None:
-        self._transport.resume_reading()
         if self._ahead:
             ahead, self._ahead = self._ahead, b""
             self._service.connections.became_idle(self)
             self._take(ahead)
         else:
-            self._set_timer(self._keep_alive, self._transport.close)
+            self._set_timer(self._keep_alive, self._close)
             self._service.connections.became_idle(self)
+        if self._waiting and len(self._ahead) <= MAX_AHEAD:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            self._transport.resume_reading()
+
+    def _close(self) -> None:
+        """Once the client has taken what was written; for that it has the time of an answer."""
+        self._transport.close()
+        self._set_timer(self._service.config.answer_timeout, self._not_taken)
 
     def _hand_over(self, data: bytes) -> None:
         self._end_timer()
+        self._read_on()
         self._state.connections.discard(self)
         other = self._other()
         self._service.connections.handed_over(self, other)
@@ -300,6 +319,11 @@ class PredictionConnection(asyncio.Protocol):
     def _late(self) -> None:
         if self._request is not None:
             self._answer(self._service.direct.give_up(self._request))
+
+    def _not_taken(self) -> None:
+        if self._choked or self._transport.get_write_buffer_size():
+            self._service.not_taken(self.peer)
+        self._transport.abort()
 
     def _set_timer(self, seconds: float, what: Callable[[], None]) -> None:
         """In place of the one before. A request sets several, and nearly none is ever due: so the event loop gets a

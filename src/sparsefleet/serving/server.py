@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import functools
 import json
 import signal
 import socket
+import ssl
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -18,11 +20,13 @@ import uvicorn
 
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.serving.config import ServeConfig
+from sparsefleet.serving.connections import KEEP_ALIVE
 from sparsefleet.serving.handed import HandedConnection
 from sparsefleet.serving.http import Service, application
 from sparsefleet.serving.log import UVICORN, tell
 from sparsefleet.serving.pointer import resolve
 from sparsefleet.serving.protocol import PredictionConnection
+from sparsefleet.serving.tls import TlsListener
 from sparsefleet.serving.versions import open_predictor
 
 if TYPE_CHECKING:
@@ -35,17 +39,22 @@ SWITCH_SECONDS = 0.0001
 class _Server(uvicorn.Server):
     """uvicorn, except that SIGTERM is a normal end: requests under way are answered, then the process exits with 0.
 
-    Clients that keep connections open may be sending a request at this very moment. So for `linger` seconds the server
-    goes on as before, except that every answer says `Connection: close`.
+    Clients may be sending a request at this very moment, or connect for one: who routes to us hears late that we end.
+    So for `linger` seconds after SIGTERM the server goes on as before, except that every answer says
+    `Connection: close`. Ctrl-C ends that wait, or leaves it out: a person at a terminal routes nothing. A second one
+    does not wait for requests under way either.
     """
 
     def __init__(self, settings: uvicorn.Config, about: dict[str, Any]) -> None:
         """`about`: told on stdout, in a line of JSON, once the server listens."""
         super().__init__(settings)
         self._about, self._grpc = about, cast("KServeServer | None", None)
+        self._hurried = False
+        """Ctrl-C was pressed: nobody need wait for requests that may yet come."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        context = self.config.ssl
+        await super().startup(sockets if context is None else [])
         if self.should_exit:
             return
         try:
@@ -53,7 +62,21 @@ class _Server(uvicorn.Server):
         except SparseFleetError:
             await super().shutdown(sockets)
             raise
+        if context is not None:
+            self._listen_over_tls(sockets or [], context)
         print(json.dumps(self._about), flush=True)
+
+    def _listen_over_tls(self, sockets: list[socket.socket], context: ssl.SSLContext) -> None:
+        service: Service = self.lifespan.state["service"]
+        made = functools.partial(
+            cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=None,
+        )
+        listening = [TlsListener(one, context, service.config, service.connections, made) for one in sockets]
+        self.servers.extend(cast("list[asyncio.base_events.Server]", listening))
 
     def _begin(self) -> None:
         if (refused := self.lifespan.state["refused"]) is not None:
@@ -71,8 +94,8 @@ class _Server(uvicorn.Server):
             service.draining = True
             tell(f"told to end; {len(service.connections)} connections are open")
             until = time.monotonic() + service.config.linger
-            # gRPC does not tell who is connected.
-            while (len(service.connections) or self._grpc) and time.monotonic() < until and not self.force_exit:
+            # Also where nobody is connected for a moment: clients that were told to close come again.
+            while time.monotonic() < until and not self._hurried:
                 await asyncio.sleep(0.02)
         if self._grpc is not None:
             began = time.monotonic()
@@ -85,8 +108,8 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         def end(number: int, frame: FrameType | None) -> None:
-            if self.should_exit and number == signal.SIGINT:
-                self.force_exit = True
+            if number == signal.SIGINT:
+                self.force_exit, self._hurried = self._hurried, True
             self.should_exit = True
 
         before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -116,7 +139,7 @@ def serve(config: ServeConfig) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
-        timeout_keep_alive=75,
+        timeout_keep_alive=KEEP_ALIVE,
     )
     _begin_connections_directly(settings)
     about = {"url": url, "version": predictor.version}

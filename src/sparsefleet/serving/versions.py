@@ -209,12 +209,23 @@ class Versions:
             return opened
 
     async def roll_back(self) -> Predictor:
-        """The version before answers again. The one that is left is forgotten: nobody returns to it by mistake."""
+        """The version before answers again, if it still can (else `BundleError`).
+
+        The one that is left is forgotten: nobody returns to it by mistake.
+        """
         async with self._switched_alone():
             if self._previous is None:
                 raise BundleError(
                     "there is no earlier version to roll back to: a server keeps one, and only until it has rolled "
                     "back to it; POST /v1/reload takes any bundle"
+                )
+            # It was good when it was opened; meanwhile its rows may have gone from Redis, or its file been damaged.
+            asked = self._previous.predictor.trouble
+            if trouble := await asyncio.get_running_loop().run_in_executor(self._opener, asked):
+                self._metrics.switched("refused")
+                raise BundleError(
+                    f"{self._previous.predictor.bundle.origin}: it cannot score now: {trouble}. "
+                    f"Version {self.current.version} goes on answering"
                 )
             left, self._current, self._previous = self._current, self._previous, None
             self._metrics.switched("rolled_back")

@@ -22,6 +22,7 @@ import sparsefleet
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.serving.answers import HttpError, refusal, told
 from sparsefleet.serving.batcher import LateError
+from sparsefleet.serving.connections import KEEP_ALIVE
 from sparsefleet.serving.http import Service
 from sparsefleet.serving.kserve.messages import METHODS, SERVICE, messages
 from sparsefleet.serving.kserve.tensors import KEYS, NUMBERS, TEXT, outputs_of, ready_fields, rows_of, tensors_of
@@ -124,7 +125,16 @@ class KServeServer:
         self._service, self._loop = service, asyncio.get_running_loop()
         self._types = messages()
         config = service.config
-        options = [("grpc.max_receive_message_length", config.max_body), ("grpc.so_reuseport", 0)]
+        # gRPC does not tell of its connections, so it has to end those that hold a file for nothing.
+        options = [
+            ("grpc.max_receive_message_length", config.max_body),
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", round(1000 * config.header_timeout)),
+            ("grpc.max_connection_idle_ms", round(1000 * KEEP_ALIVE)),
+            # While a call is under way: a client that answers no ping has gone, or takes nothing.
+            ("grpc.keepalive_time_ms", round(1000 * KEEP_ALIVE)),
+            ("grpc.keepalive_timeout_ms", round(1000 * config.answer_timeout)),
+        ]
         self._threads = _Threads(THREADS)
         self._server = grpc.server(self._threads, options=options, maximum_concurrent_rpcs=CALLS)
         self._server.add_generic_rpc_handlers((self,))
@@ -199,7 +209,7 @@ class KServeServer:
                 if output.name not in known:
                     has = ", ".join(known)
                     raise HttpError(400, f"the output {output.name!r:.80} is not one of the model's; it has {has}")
-            rows = rows_of(request, predictor.bundle, service.config.max_rows)
+            rows = rows_of(request, predictor.bundle, service.config.max_rows, service.config.allow_extra)
         seconds = max(0.0, until - time.monotonic())
         work = asyncio.run_coroutine_threadsafe(
             service.scored_rows(rows, request.id or None, seconds, request.model_version), self._loop

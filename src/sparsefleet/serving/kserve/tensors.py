@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsefleet.core.batch import F32
+from sparsefleet.data.formats.record_plan import beside_features
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.serving.predictor import Scores
 from sparsefleet.serving.samples import RequestError
@@ -26,8 +27,11 @@ KEYS = {"UINT64": ("<u8", "uint64_contents"), "INT64": ("<i8", "int64_contents")
 TEXT = "BYTES"
 
 
-def rows_of(request: Any, bundle: Bundle, max_rows: int) -> list[dict[str, Any]]:
-    """The samples of a ModelInferRequest, as a JSON request would have them."""
+def rows_of(request: Any, bundle: Bundle, max_rows: int, allow_extra: bool = False) -> list[dict[str, Any]]:
+    """The samples of a ModelInferRequest, as a JSON request would have them.
+
+    `allow_extra`: an input that the model does not have is left out of account.
+    """
     raw = list(request.raw_input_contents)
     if raw and len(raw) != len(request.inputs):
         raise RequestError(f"{len(request.inputs)} inputs with {len(raw)} raw contents; there must be one for each")
@@ -35,6 +39,7 @@ def rows_of(request: Any, bundle: Bundle, max_rows: int) -> list[dict[str, Any]]
     for name in names:
         if names.count(name) > 1:
             raise RequestError(f"the input {name!r:.80} stands twice in the request", name)
+    fields, beside = bundle.schema.fields, beside_features(bundle.schema)
     columns: dict[str, list[Any]] = {}
     count: int | None = None
     for index, tensor in enumerate(request.inputs):
@@ -46,9 +51,14 @@ def rows_of(request: Any, bundle: Bundle, max_rows: int) -> list[dict[str, Any]]
         if count is not None and shape[0] != count:
             raise _bad(tensor, f"{shape[0]} rows; the inputs before it have {count}")
         count = shape[0]
-        columns[tensor.name] = _column(tensor, shape, raw[index] if raw else None, bundle)
+        if tensor.name in fields:
+            columns[tensor.name] = _column(tensor, shape, raw[index] if raw else None, bundle)
+        elif tensor.name not in beside and not allow_extra:
+            raise _bad(tensor, f"the model has no such field; it has {', '.join(fields)}")
     if count is None:
         raise RequestError("the request has no inputs")
+    if not columns:
+        return [{} for _ in range(count)]
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -72,9 +82,7 @@ def _column(tensor: Any, shape: tuple[int, ...], raw: bytes | None, bundle: Bund
     ready = tensor.name in ready_fields(bundle)
     allowed = tuple(NUMBERS) if dense else tuple(KEYS) if ready else (TEXT,)
     if kind not in allowed:
-        known = tensor.name in bundle.schema.fields
-        wanted = f"it takes {' or '.join(allowed)}" if known else "the model has no such field"
-        raise _bad(tensor, f"datatype {kind!r:.40}; {wanted}")
+        raise _bad(tensor, f"datatype {kind!r:.40}; it takes {' or '.join(allowed)}")
     total = math.prod(shape)
     values: list[Any]
     if kind == TEXT:
