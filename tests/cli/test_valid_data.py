@@ -61,6 +61,19 @@ def test_a_metric_that_nobody_has_is_refused_before_processes_are_started(cli, c
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.parametrize("name", ["rows", "click_ratio"])
+def test_a_metric_that_does_not_say_which_epoch_is_better_is_refused(cli, clicks, tmp_path, name):
+    done = cli(
+        *("train", "--data", clicks / "train", "--valid-data", clicks / "test", "--watch", name),
+        *("--servers", 1, "--workers", 1, "--log-dir", tmp_path / "log"),
+    )
+    assert done.exit_code == 1
+    told = " ".join(done.stderr.split())
+    assert f"validation cannot go by '{name}'" in told
+    assert "Choose auc, accuracy, logloss, normalized_entropy (--watch" in told
+    assert not (tmp_path / "log").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "geo"])
 def test_with_many_processes(shell: CommandLine, small_clicks, mode) -> None:

@@ -23,10 +23,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from sparsefleet.cli.data import app
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
-from sparsefleet.core.schema.text import with_measured
+from sparsefleet.core.schema.text import schema_text, with_measured
 from sparsefleet.data.formats import format_for
 from sparsefleet.data.open import open_reader
 from sparsefleet.data.python_samples import batch_of_samples
@@ -530,3 +532,61 @@ def test_numbers_of_libsvm_lines(tmp_path: Path) -> None:
     found = Schema.load(tmp_path / "out" / "schema.toml")
     assert (found.dense[0].minimum, found.dense[0].diff) == (1.5, 38)
     assert found.slots[1].buckets == (21.5,)  # 1, 2, 3, 5 … 19 | 21 … 39
+
+
+def test_the_numbers_of_a_schema_are_kept_and_what_it_lacks_is_measured(tmp_path: Path) -> None:
+    """Tomorrow's data: so that a model goes on with what it has learnt (`train --start-from`)."""
+    write(tmp_path / "in", 300)
+    write(tmp_path / "more", 600, seed=7)
+    counted = replace(SCHEMA, slots=(Slot("site", min_count=30, rare="r"), *SCHEMA.slots[1:]))
+    (tmp_path / "schema.toml").write_text(f"# Ours.\n{schema_text(counted, toml=True)}")
+
+    def prepared(rows: str, out: str, file: Path, keep: bool) -> Schema:
+        spec = PrepareSpec(0.1, 1, keep_constants=keep)
+        split_table(tmp_path / rows, tmp_path / out, Schema.load(file), spec, schema_file=file)
+        return Schema.load(tmp_path / out / "schema.toml")
+
+    first = prepared("in", "a", tmp_path / "schema.toml", True)  # there is nothing to keep yet
+    assert not first.unmeasured
+    assert not first.uncounted
+    made = tmp_path / "a" / "schema.toml"
+    assert prepared("more", "anew", made, False).to_dict() != first.to_dict()
+    assert prepared("more", "kept", made, True).to_dict() == first.to_dict()
+    assert (tmp_path / "kept" / "schema.toml").read_text() == made.read_text()
+    report = json.loads((tmp_path / "kept" / "prepare.json").read_text())
+    assert report["buckets"] == {slot.name: list(slot.buckets or ()) for slot in first.slots[1:]}
+    assert report["scales"] == {one.name: [one.minimum, one.diff] for one in first.dense}
+    assert report["kept"].keys() == {"site"}
+    assert not report["remarks"]
+
+    # One of each kind is new: it is measured, and the others stay.
+    more = replace(
+        first,
+        dense=(DenseFeature("price_2", column="price", measure="standard"), *first.dense),
+        slots=(Slot("age_2", column="age", quantiles=3), Slot("s", column="site", min_count=2), *first.slots),
+    )
+    more.save(tmp_path / "more.toml")
+    grown = prepared("more", "grown", tmp_path / "more.toml", True)
+    assert grown.dense[1:] == first.dense
+    assert grown.slots[2:] == first.slots
+    alone = replace(more, dense=more.dense[:1], slots=more.slots[:2])
+    alone.save(tmp_path / "alone.toml")
+    wanted = prepared("more", "alone", tmp_path / "alone.toml", False)
+    assert (grown.dense[0].minimum, grown.dense[0].diff) == (wanted.dense[0].minimum, wanted.dense[0].diff)
+    assert [(slot.buckets, slot.kept) for slot in grown.slots[:2]] == [
+        (slot.buckets, slot.kept) for slot in wanted.slots
+    ]
+    with open_reader(tmp_path / "grown" / "train", grown, batch_size=1000).epoch() as epoch:
+        assert len(next(epoch.streams[0])) == 540
+
+
+def test_kept_numbers_as_a_command(tmp_path: Path) -> None:
+    write(tmp_path / "in", 200)
+    SCHEMA.save(tmp_path / "schema.toml")
+    words = ["prepare", str(tmp_path / "in"), "--keep-constants", "--out"]
+    once = CliRunner().invoke(app, [*words, str(tmp_path / "a"), "--schema", str(tmp_path / "schema.toml")])
+    assert once.exit_code == 0, once.output
+    assert "as the schema had it" not in once.output
+    again = CliRunner().invoke(app, [*words, str(tmp_path / "b"), "--schema", str(tmp_path / "a" / "schema.toml")])
+    assert again.exit_code == 0, again.output
+    assert again.output.count("as the schema had it") == 5

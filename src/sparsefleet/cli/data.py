@@ -17,7 +17,8 @@ from sparsefleet.data.formats import file_formats
 from sparsefleet.data.formats.base import BadSamples
 
 if TYPE_CHECKING:
-    from sparsefleet.datasets.prepare import PrepareSpec
+    from sparsefleet.datasets.prepare import PrepareReport, PrepareSpec
+    from sparsefleet.datasets.split_table import SplitReport
     from sparsefleet.datasets.synth import SynthSpec
 
 app = typer.Typer(help="Make, prepare, fetch and look at data.", no_args_is_help=True)
@@ -134,7 +135,7 @@ def prepare_command(
         str,
         typer.Argument(help="A raw Criteo file, or a folder of them; .gz too. With --schema, any table. Path or URI."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write train/, test/ and the schema to.")],
+    out: Annotated[Path, typer.Option(help="Folder to write train/, test/, valid/ and the schema to.")],
     schema: Annotated[
         Path | None,
         typer.Option(
@@ -145,7 +146,10 @@ def prepare_command(
     split: Annotated[
         str, typer.Option(help="With --schema: random, time (the latest) or group (whole groups).")
     ] = "random",
-    test_share: Annotated[float, typer.Option(help="Share of the rows to hold out.")] = 0.1,
+    test_share: Annotated[float, typer.Option(help="Share of the rows to hold out for a test.")] = 0.1,
+    valid_share: Annotated[
+        float, typer.Option(help="Share of the rows to hold out for train --valid-data (by time: before the test).")
+    ] = 0.0,
     parts: Annotated[int, typer.Option(help="Training part files.")] = 8,
     seed: Annotated[int, typer.Option(help="Decides which rows are held out.")] = 1,
     workers: Annotated[
@@ -153,22 +157,25 @@ def prepare_command(
     ] = 1,
     keep_constants: Annotated[
         bool,
-        typer.Option("--keep-constants", help="Write the usual fixed constants into the schema, not measured ones."),
+        typer.Option(
+            "--keep-constants",
+            help="Keep the numbers and kept values of --schema, and measure only what it lacks (tomorrow's data). "
+            "Without --schema: write the usual fixed constants, not measured ones.",
+        ),
     ] = False,
     on_bad_row: BadRowPolicy = OnBadRow.error,
     overwrite: Overwrite = False,
 ) -> None:
-    """Check rows and split them into train and test parts.
+    """Check rows and split them into train and test parts, and validation parts with --valid-share.
 
     Measures on the way what the schema needs: of raw Criteo rows the normalisation, else the values that a min_count
-    keeps, the bounds of quantiles, and minimum and diff of a measure.
+    keeps, the bounds of quantiles, and minimum and diff of a measure. --keep-constants leaves what the schema knows.
     """
-    from sparsefleet.datasets.prepare import PrepareReport, PrepareSpec, prepare
+    from sparsefleet.datasets.prepare import PrepareSpec, prepare
+
+    spec = PrepareSpec(test_share, parts, seed, keep_constants, on_bad_row.value, valid_share)
 
     if schema is not None:
-        if keep_constants:
-            raise ConfigError("--keep-constants is for Criteo's lines; with --schema the schema says what is done")
-        spec = PrepareSpec(test_share, parts, seed, False, on_bad_row.value)
         _split_table(raw, out, schema, split, spec, overwrite, workers)
         return
     if workers != 1:
@@ -177,8 +184,7 @@ def prepare_command(
         raise ConfigError(f"--split {split} needs --schema FILE, which names the column")
 
     def summary(report: PrepareReport) -> None:
-        print(f"training rows  {report.train_rows:,} in {out / 'train'}")
-        print(f"test rows      {report.test_rows:,}" + (f" in {out / 'test'}" if report.test_rows else ""))
+        _tell_rows(report, out)
         for reason, count in report.skipped.items():
             print(f"skipped        {count:,}: {reason}")
         schema = Schema.load(out / "schema.json")
@@ -190,10 +196,16 @@ def prepare_command(
         console.print(table)
         print(f"schema         {out / 'schema.json'}")
 
-    spec = PrepareSpec(test_share, parts, seed, keep_constants, on_bad_row.value)
     with progress("prepare", "bytes") as update:
         report = prepare(raw, out, spec, overwrite=overwrite, on_progress=update)
     summary(report)
+
+
+def _tell_rows(report: PrepareReport | SplitReport, out: Path) -> None:
+    print(f"training rows  {report.train_rows:,} in {out / 'train'}")
+    print(f"test rows      {report.test_rows:,}" + (f" in {out / 'test'}" if report.test_rows else ""))
+    if report.valid_rows is not None:
+        print(f"valid rows     {report.valid_rows:,}" + (f" in {out / 'valid'}" if report.valid_rows else ""))
 
 
 def _split_table(
@@ -201,11 +213,15 @@ def _split_table(
 ) -> None:
     from sparsefleet.datasets.split_table import split_table
 
+    given = Schema.load(schema)
+    known = [slot.name for slot in given.slots if slot.kept is not None or slot.buckets is not None]
+    known += [feature.name for feature in given.dense if feature.measured]
+    said = dict.fromkeys(known, ", as the schema had it") if spec.keep_constants else {}
     with progress("prepare", "bytes") as update:
         report = split_table(
             raw,
             out,
-            Schema.load(schema),
+            given,
             spec,
             split=split,
             schema_file=schema,
@@ -213,20 +229,23 @@ def _split_table(
             workers=workers,
             on_progress=update,
         )
-    print(f"training rows  {report.train_rows:,} in {out / 'train'}")
-    print(f"test rows      {report.test_rows:,}" + (f" in {out / 'test'}" if report.test_rows else ""))
+    _tell_rows(report, out)
     if report.from_time is not None:
         when = datetime.fromtimestamp(report.from_time, UTC)
         print(f"test rows are those from {when:%Y-%m-%d %H:%M:%S} UTC on ({report.from_time} seconds since 1970)")
+    if report.valid_from_time is not None:
+        when = datetime.fromtimestamp(report.valid_from_time, UTC)
+        until = "" if report.from_time is None else ", before the test rows"
+        print(f"validation rows are those from {when:%Y-%m-%d %H:%M:%S} UTC on{until}")
     for reason, count in report.skipped.items():
         print(f"skipped        {count:,}: {reason}")
     for slot, count in report.kept.items():
-        print(f"kept values    {count:,} of {slot}")
+        print(f"kept values    {count:,} of {slot}{said.get(slot, '')}")
     for slot, bounds in report.buckets.items():
         shown = f", bounds {bounds[0]:g} to {bounds[-1]:g}" if bounds else ""
-        print(f"buckets        {len(bounds) + 1} of {slot}{shown}")
+        print(f"buckets        {len(bounds) + 1} of {slot}{shown}{said.get(slot, '')}")
     for feature, (minimum, diff) in report.scales.items():
-        print(f"normalisation  {feature}: (x - {minimum:g}) / {diff:g}")
+        print(f"normalisation  {feature}: (x - {minimum:g}) / {diff:g}{said.get(feature, '')}")
     for remark in report.remarks:
         print(f"note           {remark}")
     print(f"schema         {out / 'schema.toml'}")

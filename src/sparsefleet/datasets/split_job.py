@@ -3,9 +3,9 @@
 The input is cut into items by the sizes of its files alone, never by the number of workers. An item knows its number
 and nothing of the items before it, so items can be done in any order and anywhere, and the result is the same.
 
-    item-3.train-0 …   item-3.test-0 …      rows of the item, by part; only where there are some
-    item-3.times.npy                        by time, before the split: when its rows happened
-    counts-…                                see `value_counts.py`
+    item-3.train-0 …   item-3.test-0 …   item-3.valid-0 …     rows of the item, by part; only where there are some
+    item-3.times.npy                                           by time, before the split: when its rows happened
+    counts-…                                                   see `value_counts.py`
 
 What is measured of numbers (`measures.py`): moments, which an item's answer holds, and counts as of values.
 """
@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparsefleet.core.batch import Batch
+from sparsefleet.core.batch import I64, Batch
 from sparsefleet.core.schema import DenseFeature, Schema
 from sparsefleet.data.files import file_size, is_packed
 from sparsefleet.data.formats import format_for
@@ -33,7 +33,7 @@ from sparsefleet.data.formats.parquet import ParquetFormat, open_parquet
 from sparsefleet.data.formats.text import TextFormat
 from sparsefleet.datasets.measures import Moments, codes_of
 from sparsefleet.datasets.planted import mix64
-from sparsefleet.datasets.prepare import PrepareSpec, is_test_sample
+from sparsefleet.datasets.prepare import HeldOut, PrepareSpec, held_out
 from sparsefleet.datasets.value_counts import ValueCounts
 
 Mask = npt.NDArray[np.bool_]
@@ -61,6 +61,8 @@ class SplitJob:
     ranged: list[list[int]]
     """Slots whose numbers are counted: the slot, and the dense feature that `counting_schema` made for it."""
     from_time: int | None = None
+    """By time: when test rows begin, and validation rows before them, in seconds since 1970."""
+    valid_from_time: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,6 +82,7 @@ class Done:
     skipped: dict[str, int]
     moments: Sequence[Sequence[float]] = ()
     """Of the training rows, for each dense feature that is measured: the fields of `Moments`."""
+    valid: int = 0
 
 
 def cut_into_items(files: Sequence[str], format: Any, item_bytes: int = ITEM_BYTES) -> list[list[Piece]]:
@@ -132,6 +135,7 @@ class Worker:
         bad = BadSamples(self._spec.on_bad_row)
         train = _Parts(self._folder / f"item-{item}.train", self._spec.parts)
         test = _Parts(self._folder / f"item-{item}.test", self._spec.test_parts)
+        valid = _Parts(self._folder / f"item-{item}.valid", self._spec.valid_parts)
         spec = replace(self._spec, seed=_seed_of(self._spec.seed, item))
         moments = [Moments()] * len(self._job.scaled)
         seen = before = 0
@@ -140,17 +144,20 @@ class Worker:
                 for batch, rows, done in self._rows(Unit(*piece), bad):
                     held = self._held_out(batch, seen, spec)
                     seen += len(batch)
-                    self._count(batch, ~held)
+                    mine = held.train
+                    self._count(batch, mine)
                     if rows.numbers is not None:
-                        moments = self._measure(rows.numbers[~held], moments)
-                    train.deal(rows, ~held)
-                    test.deal(rows, held)
+                        moments = self._measure(rows.numbers[mine], moments)
+                    train.deal(rows, mine)
+                    test.deal(rows, held.test)
+                    valid.deal(rows, held.valid)
                     tell(before + done)
                 before += (file_size(piece[0]) if piece[2] is None else piece[2]) - piece[1]
         finally:
             train.close()
             test.close()
-        return Done(train.rows, test.rows, dict(bad.counts), [astuple(one) for one in moments])
+            valid.close()
+        return Done(train.rows, test.rows, dict(bad.counts), [astuple(one) for one in moments], valid.rows)
 
     def finish(self) -> None:
         """After the last item: what was counted goes to files."""
@@ -189,19 +196,28 @@ class Worker:
             done = int(chunk.ends[-1]) - unit.start if chunk.ends is not None else 0
             yield chunk.batch, _Rows(chunk.text, numbers=chunk.numbers), min(done, size - unit.start)
 
-    def _held_out(self, batch: Batch, seen: int, spec: PrepareSpec) -> Mask:
+    def _held_out(self, batch: Batch, seen: int, spec: PrepareSpec) -> HeldOut:
         """`spec`: with the item's own seed, by which rows are drawn at random; groups are drawn alike in all items."""
         split = self._job.split
         if split == "time":
             assert batch.times is not None
-            assert self._job.from_time is not None
-            return np.asarray(batch.times >= self._job.from_time, np.bool_) & (spec.test_share > 0)
+            return self._by_time(batch.times)
         if split == "group":
             assert batch.groups is not None
             seed = mix64(np.array([self._spec.seed], np.uint64))[0]
-            drawn = mix64(batch.groups ^ np.uint64(seed))
-            return np.asarray(drawn.astype(np.float64) / 2.0**64 < spec.test_share, np.bool_)
-        return is_test_sample(np.arange(seen, seen + len(batch)), spec)
+            drawn = mix64(batch.groups ^ np.uint64(seed)).astype(np.float64) / 2.0**64
+            test = np.asarray(drawn < spec.test_share, np.bool_)
+            return HeldOut(test, np.asarray(drawn < spec.test_share + spec.valid_share, np.bool_) & ~test)
+        return held_out(np.arange(seen, seen + len(batch)), spec)
+
+    def _by_time(self, times: I64) -> HeldOut:
+        job = self._job
+        test = np.zeros(len(times), np.bool_)
+        if job.from_time is not None:
+            test = np.asarray(times >= job.from_time, np.bool_)
+        if job.valid_from_time is None:
+            return HeldOut(test, np.zeros(len(times), np.bool_))
+        return HeldOut(test, np.asarray(times >= job.valid_from_time, np.bool_) & ~test)
 
 
 def _seed_of(seed: int, item: int) -> int:
@@ -282,28 +298,41 @@ class _Parts:
         return writer
 
 
-def counting_schema(schema: Schema) -> Schema:
-    """The schema by which rows are read to count and measure: hashes whole, no value rare, every number allowed.
-
-    Slots of quantiles are of two buckets, so that what is no number is refused; for each there is a dense feature
-    more, in their order, which holds its number.
-    """
+def without_numbers(schema: Schema) -> Schema:
+    """The schema as it was before anybody counted or measured."""
     slots = tuple(
-        replace(slot, min_count=None, rare=None, kept=None, quantiles=None)
-        if slot.quantiles is None
-        else replace(slot, quantiles=None, buckets=(0.0,))
-        for slot in schema.slots
+        replace(slot, kept=None, buckets=slot.buckets if slot.quantiles is None else None) for slot in schema.slots
     )
-    dense = [feature if feature.measure is None else _unscaled(feature) for feature in schema.dense]
+    dense = tuple(
+        feature if feature.measure is None else replace(feature, minimum=0.0, diff=0.0) for feature in schema.dense
+    )
+    return replace(schema, slots=slots, dense=dense)
+
+
+def counting_schema(schema: Schema) -> Schema:
+    """The schema by which rows are read to count and measure what is not known yet: hashes whole, every number allowed.
+
+    There, no value is rare. Slots of quantiles are of two buckets, so that what is no number is refused; for each there
+    is a dense feature more, in their order, which holds its number. What is known stays as it is.
+    """
+    uncounted, ranged = schema.uncounted, [schema.slots[at].name for at, _ in ranged_slots(schema)]
+    slots = []
+    for slot in schema.slots:
+        if slot.name in uncounted:
+            slot = replace(slot, min_count=None, rare=None)
+        elif slot.name in ranged:
+            slot = replace(slot, quantiles=None, buckets=(0.0,))
+        slots.append(slot)
+    dense = [feature if feature.measured else _unscaled(feature) for feature in schema.dense]
     taken = {*schema.dense_names, *schema.slot_names, *schema.labels}
     for slot in schema.slots:
-        if slot.quantiles is not None:
+        if slot.name in ranged:
             name = f"number of {slot.name}"
             while name in taken:
                 name += "'"
             taken.add(name)
             dense.append(_unscaled(DenseFeature(name, column=slot.source)))
-    return replace(schema, dense=tuple(dense), slots=slots, sparse_feature_dim=0)
+    return replace(schema, dense=tuple(dense), slots=tuple(slots), sparse_feature_dim=0)
 
 
 def _unscaled(feature: DenseFeature) -> DenseFeature:
@@ -312,6 +341,6 @@ def _unscaled(feature: DenseFeature) -> DenseFeature:
 
 
 def ranged_slots(schema: Schema) -> list[list[int]]:
-    """Slots of quantiles, each with the dense feature that `counting_schema` makes for it."""
-    slots = [at for at, slot in enumerate(schema.slots) if slot.quantiles is not None]
+    """Slots of quantiles without bounds, each with the dense feature that `counting_schema` makes for it."""
+    slots = [at for at, slot in enumerate(schema.slots) if slot.quantiles is not None and slot.buckets is None]
     return [[slot, len(schema.dense) + number] for number, slot in enumerate(slots)]

@@ -1,16 +1,19 @@
-"""Split any table of events into training and test parts: at random, by time, or by group.
+"""Split any table of events into training, test and validation parts: at random, by time, or by group.
 
-    out/train/part-0.csv …   out/test/part-0.csv …   out/schema.toml   out/prepare.json
+    out/train/part-0.csv …   out/test/part-0.csv …   out/valid/part-0.csv …   out/schema.toml   out/prepare.json
 
 Rows are read and checked by the parser that training uses, so the two agree on what a good row is. They are written as
 they came; CSV parts get the header of their file. Rows are dealt to the parts in turn, in the order of the input.
 
 - random: of every ten rows (for a test share of 0.1), one at a random place;
-- time: the latest rows. This reads the files twice;
+- time: the latest rows; validation rows are the latest before them. This reads the files twice;
 - group: whole groups (all rows of a user), drawn by a hash of the group.
 
+There are validation rows where a share of them is asked for; the test set is the same with them and without.
+
 On the way the training rows are measured, and the schema that is written has what came out: which values a `min_count`
-keeps (`value_counts.py`), the bounds of `quantiles`, and minimum and diff of a `measure` (`measures.py`).
+keeps (`value_counts.py`), the bounds of `quantiles`, and minimum and diff of a `measure` (`measures.py`). A schema
+that has such numbers already is measured anew, or (`keep_constants`) only for what it lacks.
 
 The input is split in items (`split_job.py`), by as many processes as are asked for (`split_workers.py`); the result
 depends on the input and the seed, not on them.
@@ -18,7 +21,6 @@ depends on the input and the seed, not on them.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,11 +30,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from sparsefleet.core.errors import ConfigError, DataError
-from sparsefleet.core.schema import TOML_NAME, Schema
-from sparsefleet.core.schema.kept_values import MOST, kept_text
+from sparsefleet.core.schema import TOML_NAME, Schema, Slot
+from sparsefleet.core.schema.kept_values import MOST, kept_hashes, kept_text
 from sparsefleet.core.schema.text import kept_section, schema_text, with_measured, without_kept
 from sparsefleet.data.files import file_size, list_files
 from sparsefleet.data.formats import format_for, guess_format
@@ -40,9 +43,16 @@ from sparsefleet.data.formats.csv import CsvFormat
 from sparsefleet.data.formats.records import BOM
 from sparsefleet.data.formats.source import open_source
 from sparsefleet.datasets.measures import Moments, bounds_of, scale
-from sparsefleet.datasets.prepare import PREPARE_FILE, PrepareSpec
+from sparsefleet.datasets.prepare import PREPARE_FILE, PrepareSpec, entries_of, report_text
 from sparsefleet.datasets.progress import OnProgress, ignore_progress
-from sparsefleet.datasets.split_job import ITEM_BYTES, SplitJob, counting_schema, cut_into_items, ranged_slots
+from sparsefleet.datasets.split_job import (
+    ITEM_BYTES,
+    SplitJob,
+    counting_schema,
+    cut_into_items,
+    ranged_slots,
+    without_numbers,
+)
 from sparsefleet.datasets.split_workers import SplitWorkers
 from sparsefleet.datasets.staging import check_space, staged
 from sparsefleet.datasets.value_counts import frequent_values
@@ -69,7 +79,7 @@ class SplitReport:
     split: str
     seed: int
     from_time: int | None = None
-    """By time: test rows begin here, in seconds since 1970."""
+    """By time: test rows begin here, in seconds since 1970; None: there are none."""
     skipped: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     """Of each slot with a min_count, how many different values occur so often in the training rows."""
@@ -79,6 +89,10 @@ class SplitReport:
     """Of each dense feature with a measure, minimum and diff."""
     remarks: list[str] = field(default_factory=list)
     """What is measured and not as one would expect, such as numbers that are all equal."""
+    valid_rows: int | None = None
+    """None: no validation rows were asked for."""
+    valid_from_time: int | None = None
+    """By time: validation rows begin here, and end where test rows begin; None: there are none."""
 
 
 def split_table(
@@ -105,6 +119,8 @@ def split_table(
     if workers < 1:
         raise ConfigError(f"--workers {workers} must be 1 or above")
     files = list_files(raw)
+    if not spec.keep_constants:
+        schema = without_numbers(schema)
     counting = counting_schema(schema)
     name = guess_format(files[0], schema) if format_name == "auto" else format_name
     if name not in SUFFIXES:
@@ -122,47 +138,55 @@ def split_table(
         raise ConfigError("data prepare cannot split CSV whose fields hold line ends (csv.multiline); write it without")
     head = _head_of(files, format)
     items = cut_into_items(files, format, item_bytes)
-    counted = [at for at, slot in enumerate(schema.slots) if slot.min_count is not None]
-    scaled = [at for at, feature in enumerate(schema.dense) if feature.measure is not None]
+    counted = [at for at, slot in enumerate(schema.slots) if slot.name in schema.uncounted]
+    scaled = [at for at, feature in enumerate(schema.dense) if not feature.measured]
     job = SplitJob(items, counting.to_dict(), name, asdict(spec), split, counted, scaled, ranged_slots(schema))
     total = sum(file_size(file) for file in files)
     check_space(out, total)
     progress = _Progress(on_progress, total * (2 if split == "time" else 1), len(items))
-    with staged(out, ("train", "test", PREPARE_FILE, TOML_NAME), overwrite=overwrite) as stage:
+    with staged(out, entries_of(out, spec, TOML_NAME), overwrite=overwrite) as stage:
         work = stage / WORK
         work.mkdir()
         split_workers = SplitWorkers(work, workers)
         if split == "time":
-            job = replace(job, from_time=_time_of_the_split(split_workers, job, work, spec, progress.next_pass()))
+            from_time, valid_from_time = _times_of_the_split(split_workers, job, work, spec, progress.next_pass())
+            job = replace(job, from_time=from_time, valid_from_time=valid_from_time)
         tell = progress.next_pass()
-        train, test, skipped = 0, 0, Counter[str]()
+        train, test, valid, skipped = 0, 0, 0, Counter[str]()
         moments = [Moments()] * len(scaled)
         with ExitStack() as stack:
             parts = {
                 "train": _Parts(stage / "train", spec.parts, SUFFIXES[name], head, stack),
                 "test": _Parts(stage / "test", spec.test_parts, SUFFIXES[name], head, stack),
+                "valid": _Parts(stage / "valid", spec.valid_parts, SUFFIXES[name], head, stack),
             }
             for item, done in split_workers.each(job, "split", tell):
-                train, test = train + done.train, test + done.test
+                train, test, valid = train + done.train, test + done.test, valid + done.valid
                 skipped.update(done.skipped)
                 more = map(Moments.from_plain, done.moments)
                 moments = [one.plus(other) for one, other in zip(moments, more, strict=True)]
                 for side, to in parts.items():
                     to.take(work / f"item-{item}.{side}")
-        if not train + test:
+        if not train + test + valid:
             raise DataError(f"{files[0]}: no usable rows ({dict(skipped)})")
+        if not train and spec.valid_share:
+            raise DataError("no rows are left to train on; ask for a smaller --test-share or --valid-share")
         if not train:
             raise DataError("all rows went to the test set; ask for a smaller --test-share")
         measured = _with_kept(schema, counted, work)
-        kept = {schema.slots[at].name: _kept_values(measured, at) for at in counted}
+        kept = {slot.name: _kept_values(slot) for slot in measured.slots if slot.min_count is not None}
         measured, remarks = _with_numbers(measured, job, moments, work)
+        if spec.valid_share and not valid:
+            remarks.append(f"no row is a validation row: too few differ, for --split {split}, to hold some out")
         report = SplitReport(
             *(len(files), train, test, split, spec.seed, job.from_time, dict(skipped), kept),
             buckets={slot.name: list(slot.buckets or ()) for slot in measured.slots if slot.quantiles is not None},
             scales={one.name: (one.minimum, one.diff) for one in measured.dense if one.measure is not None},
             remarks=remarks,
+            valid_rows=valid if spec.valid_share else None,
+            valid_from_time=job.valid_from_time,
         )
-        (stage / PREPARE_FILE).write_text(json.dumps(asdict(report), indent=1) + "\n")
+        (stage / PREPARE_FILE).write_text(report_text(report))
         (stage / TOML_NAME).write_text(_schema_text(schema_file, measured))
     return report
 
@@ -215,9 +239,14 @@ def _read(source: Any, size: int) -> bytearray:
     return data
 
 
-def _time_of_the_split(
+def _times_of_the_split(
     split_workers: SplitWorkers, job: SplitJob, work: Path, spec: PrepareSpec, tell: Callable[[int, int], None]
-) -> int:
+) -> tuple[int | None, int | None]:
+    """When test rows begin, and validation rows, where there are to be any.
+
+    Rows of one second stay together, so a set may be larger than was asked for: validation rows are counted back from
+    where the test rows really begin.
+    """
     found = [np.empty(0, np.int64)]
     for item, _ in split_workers.each(job, "times", tell):
         file = work / f"item-{item}.times.npy"
@@ -226,13 +255,23 @@ def _time_of_the_split(
     joined = np.sort(np.concatenate(found))
     if not len(joined):
         raise DataError(f"{job.items[0][0][0]}: no usable rows")
-    return int(joined[min(len(joined) - 1, round((1 - spec.test_share) * len(joined)))])
+
+    def last(share: float, of: npt.NDArray[np.int64]) -> int | None:
+        """When the last rows of these begin, as many as the share of all is; None: none are asked for, or there."""
+        if not share or not len(of):
+            return None
+        behind = round((1 - share) * len(joined)) - (len(joined) - len(of))
+        return int(of[min(len(of) - 1, max(0, behind))])
+
+    from_test = last(spec.test_share, joined)
+    before = joined if from_test is None else joined[joined < from_test]
+    return from_test, last(spec.valid_share, before)
 
 
 def _with_kept(schema: Schema, counted: Sequence[int], work: Path) -> Schema:
-    slots, total = list(schema.slots), 0
+    slots, total = list(schema.slots), sum(_kept_values(slot) for slot in schema.slots if slot.kept is not None)
     for at in counted:
-        slot = replace(slots[at], kept=None)
+        slot = slots[at]
         assert slot.min_count is not None
         hashes = frequent_values(work, at, slot.min_count)
         total += len(hashes)
@@ -261,10 +300,7 @@ def _with_numbers(schema: Schema, job: SplitJob, moments: Sequence[Moments], wor
     return replace(schema, slots=tuple(slots), dense=tuple(dense)), [remark for remark in remarks if remark]
 
 
-def _kept_values(schema: Schema, at: int) -> int:
-    from sparsefleet.core.schema.kept_values import kept_hashes
-
-    slot = schema.slots[at]
+def _kept_values(slot: Slot) -> int:
     return len(kept_hashes(slot.kept or "", f"slot {slot.name!r}"))
 
 

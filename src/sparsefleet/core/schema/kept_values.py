@@ -46,7 +46,8 @@ def check_kept(slot: Slot, hash_seed: int) -> None:
     if slot.kept is not None and slot.kept.partition(" ")[0] != settings_hash(slot, hash_seed):
         raise ConfigError(
             f"slot {slot.name!r}: its kept values were counted with another min_count, lower, split, first, length, "
-            "column, hash_prefix or hash_seed; `sparsefleet data prepare` counts anew"
+            "column, hash_prefix or hash_seed: take its line under [kept] out of the schema, and `sparsefleet data "
+            "prepare` counts anew"
         )
 
 
@@ -59,5 +60,8 @@ def kept_hashes(text: str, where: str) -> Hashes:
         raw = b"x"
     hashes = np.frombuffer(raw, "<u8").astype(np.uint64) if len(raw) % 8 == 0 else None
     if hashes is None or (hashes[1:] <= hashes[:-1]).any():
-        raise ConfigError(f"{where}: its kept values are damaged; `sparsefleet data prepare` counts anew")
+        raise ConfigError(
+            f"{where}: its kept values are damaged: take its line under [kept] out of the schema, and `sparsefleet "
+            "data prepare` counts anew"
+        )
     return hashes
