@@ -10,7 +10,8 @@ import pytest
 from small_jobs import SLOTS, batches, joined
 
 from sparsefleet.checkpoint import latest
-from sparsefleet.scoring.importance import _dense_shuffled, _slot_shuffled
+from sparsefleet.core.schema import DenseFeature, Schema, Slot
+from sparsefleet.scoring.importance import _dense_shuffled, _of_columns, _of_features, _slots_shuffled
 
 
 @pytest.fixture(scope="module")
@@ -79,18 +80,119 @@ def test_some_columns_of_some_rows_as_a_table(cli, planted, model):
         assert cli(*words[:4], option, value).exit_code == 1
 
 
-def test_shuffling_moves_one_column_and_loses_nothing():
+def test_shuffling_moves_what_it_is_told_and_loses_nothing():
     batch = joined(batches(3))
     order = np.random.default_rng(0).permutation(len(batch))
-    slots = _slot_shuffled(batch, 4, order)
-    dense = _dense_shuffled(batch, 2, order)
+    slots = _slots_shuffled(batch, [4, 9], order)
+    dense = _dense_shuffled(batch, [2], order)
     for name in SLOTS:
         keys, offsets = batch.slot(name)
         found, ends = slots.slot(name)
         bags = [keys[a:b].tolist() for a, b in pairwise(offsets)]
-        wanted = [bags[at] for at in order] if name == SLOTS[4] else bags
+        wanted = [bags[at] for at in order] if name in (SLOTS[4], SLOTS[9]) else bags
         assert [found[a:b].tolist() for a, b in pairwise(ends)] == wanted
         np.testing.assert_array_equal(dense.slot(name)[0], keys)
     np.testing.assert_array_equal(dense.dense[:, 2], batch.dense[order, 2])
     np.testing.assert_array_equal(np.delete(dense.dense, 2, 1), np.delete(batch.dense, 2, 1))
     np.testing.assert_array_equal(slots.labels, batch.labels)
+
+
+TABLE = Schema(
+    dense=(DenseFeature("price", minimum=0.0, diff=20.0), DenseFeature("cost", column="price", function="log1p")),
+    slots=(
+        Slot("user"),
+        Slot("item"),
+        Slot("price_range", column="price", buckets=(5.0, 10.0, 15.0)),
+        Slot("user_item", cross=("user", "item")),
+    ),
+    label="click",
+)
+
+
+def test_features_of_one_column_are_known():
+    same = {shuffle.name: shuffle.features for shuffle in _of_features(TABLE)}
+    assert same == {
+        "user": ("user_item",),
+        "item": ("user_item",),
+        "price_range": ("price", "cost"),
+        "user_item": ("user", "item"),
+        "price": ("price_range", "cost"),
+        "cost": ("price_range", "price"),
+    }
+    together = {shuffle.name: shuffle.shuffled for shuffle in _of_columns(TABLE)}
+    assert together == {
+        "price": ("price_range", "price", "cost"),
+        "user": ("user", "user_item"),
+        "item": ("item", "user_item"),
+    }
+
+
+@pytest.fixture(scope="module")
+def priced(tmp_path_factory):
+    """A model of rows whose label is the price's alone, which it knows by three features; and a cross."""
+    from typer.testing import CliRunner
+
+    from sparsefleet.cli.app import app
+
+    folder = tmp_path_factory.mktemp("priced")
+    random = np.random.default_rng(2)
+    for part, rows in (("train", 4000), ("test", 1500)):
+        lines = ["click,user,item,price"]
+        for _ in range(rows):
+            price = random.integers(0, 20)
+            clicked = random.random() < 1 / (1 + np.exp(-0.6 * (price - 9.5)))
+            lines.append(f"{int(clicked)},u{random.integers(5)},i{random.integers(5)},{price}")
+        (folder / part).mkdir()
+        (folder / part / "part-0.csv").write_text("\n".join(lines) + "\n")
+    TABLE.save(folder / "schema.toml")
+    words = ("train", "--data", folder / "train", "--model", "lr", "--batch-size", 100, "--epochs", 4)
+    words += ("--learning-rate", 0.05, "--threads", 1, "--save", folder / "model")
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def test_all_features_of_a_column_together(cli, priced):
+    words = ("importance", priced / "model", "--data", priced / "test")
+    one = {loss["name"]: loss for loss in json.loads(cli(*words, "--json").stdout)["losses"]}
+    assert one["price_range"]["features"] == ["price", "cost"]
+    done = cli(*words, "--columns", "--json")
+    assert done.exit_code == 0, done.output
+    first, *others = json.loads(done.stdout)["losses"]
+    assert (first["name"], first["kind"]) == ("price", "column")
+    assert first["features"] == ["price_range", "price", "cost"]
+    assert {loss["name"] for loss in others} == {"user", "item"}
+    assert first["auc"] > 0.3 > max(loss["auc"] for loss in one.values()), "each alone leaves what the others know"
+    told = cli(*words, "--column", "price")
+    assert "not shuffled, of the same column" in told.stdout.splitlines()[0]
+    assert "price_range, cost" in " ".join(told.stdout.split())
+    assert "--columns shuffles all" in " ".join(told.stderr.split())
+    told = cli(*words, "--columns", "--column", "price")
+    assert "shuffled together" in told.stdout.splitlines()[0]
+    wrong = cli(*words, "--columns", "--column", "price_range")
+    assert "--column price_range: the model has none of that name; it has price, user, item" in (
+        " ".join(wrong.stderr.split())
+    )
+
+
+def test_each_of_several_labels(cli, tmp_path):
+    from sparsefleet.datasets.events import synth_events
+    from sparsefleet.datasets.synth import SynthSpec
+
+    synth_events(tmp_path / "data", SynthSpec(rows=2000, test_rows=800, parts=1, seed=3))
+    words = ("train", "--data", tmp_path / "data" / "train", "--model", "esmm", "--set", "hidden=8")
+    done = cli(*words, "--embedding-size", 4, "--batch-size", 100, "--threads", 1, "--save", tmp_path / "model")
+    assert done.exit_code == 0, done.output
+    words = ("importance", tmp_path / "model", "--data", tmp_path / "data" / "test", "--column", "item")
+    said = json.loads(cli(*words, "--json").stdout)
+    (loss,) = said["losses"]
+    assert said["label"] == "click"
+    assert loss["labels"].keys() == {"click", "buy"}
+    assert loss["labels"]["click"] == {"auc": loss["auc"], "logloss": loss["logloss"]}
+    scored = json.loads(cli("infer", tmp_path / "model", "--data", tmp_path / "data" / "test", "--json").stdout)
+    buys = json.loads(cli(*words, "--label", "buy", "--json").stdout)
+    assert (buys["label"], buys["auc"], buys["logloss"]) == ("buy", scored["buy_auc"], scored["buy_logloss"])
+    assert buys["losses"][0]["auc"] == loss["labels"]["buy"]["auc"]
+    assert "of label buy" in " ".join(cli(*words, "--label", "buy").stderr.split())
+    wrong = cli(*words, "--label", "sold")
+    assert "--label sold: the model has none of that name; it has click, buy" in " ".join(wrong.stderr.split())

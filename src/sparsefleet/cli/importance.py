@@ -25,10 +25,17 @@ def importance(
     own_model: Annotated[str | None, typer.Option("--model", help=OWN_MODEL)] = None,
     which: Annotated[str, typer.Option("--checkpoint", help=WHICH)] = "",
     column: Annotated[
-        list[str] | None, typer.Option(help="Only this slot or dense feature; may be given several times.")
+        list[str] | None,
+        typer.Option(help="Only this slot or dense feature, or with --columns column; may be given several times."),
+    ] = None,
+    columns: Annotated[
+        bool, typer.Option("--columns", help="Shuffle a column of the data at a time, in all features made of it.")
+    ] = False,
+    label: Annotated[
+        str | None, typer.Option(help="Of several labels, the one whose losses are told. [default: the first]")
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Only the first so many rows; they are kept in memory.")] = None,
-    repeats: Annotated[int, typer.Option(help="Shuffle each column so many times, and tell the mean.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Shuffle each so many times, and tell the mean.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the shuffles.")] = 0,
     format: Annotated[str, typer.Option(help=format_help())] = "auto",
     pipe_command: Annotated[
@@ -55,23 +62,32 @@ def importance(
             reading,
             model=own_model,
             columns=column or (),
+            by_column=columns,
+            label=label,
             rows=rows,
             repeats=repeats,
             seed=seed,
             tell=report,
         )
+    of_label = f" of label {escape(found.label)}" if found.label else ""
     say(
         f"[bold]{escape(checkpoint)}[/] on {found.rows:,} rows of {escape(data)}: "
-        f"AUC {found.metrics['auc']:.5f}, log loss {found.metrics['logloss']:.5f}"
+        f"AUC {found.metrics['auc']:.5f}, log loss {found.metrics['logloss']:.5f}{of_label}"
     )
     if json_output:
         losses = [asdict(loss) for loss in found.losses]
-        facts = {"model": checkpoint, "rows": found.rows, "repeats": repeats, "seed": seed}
+        label_told = {"label": found.label} if found.label else {}
+        facts = {"model": checkpoint, "rows": found.rows, "repeats": repeats, "seed": seed, **label_told}
         scores = {name: found.metrics[name] for name in ("auc", "logloss")}
         print(json.dumps({**facts, **scores, "losses": losses}))
         return
-    table = figures("column", "kind", ">AUC lost", ">log loss gained", *([">spread"] if repeats > 1 else []))
+    shared = "shuffled together" if columns else "not shuffled, of the same column"
+    told = any(loss.features != (loss.name,) for loss in found.losses if loss.features)
+    spread = [">spread"] if repeats > 1 else []
+    table = figures("column", "kind", ">AUC lost", ">log loss gained", *spread, *([shared] if told else []))
     for loss in found.losses:
-        spread = [f"{loss.spread:.5f}"] if repeats > 1 else []
-        add_figures(table, loss.name, loss.kind, f"{loss.auc:+.5f}", f"{loss.logloss:+.5f}", *spread)
+        numbers = [f"{loss.auc:+.5f}", f"{loss.logloss:+.5f}", *([f"{loss.spread:.5f}"] if repeats > 1 else [])]
+        add_figures(table, loss.name, loss.kind, *numbers, *([", ".join(loss.features)] if told else []))
     results().print(table)
+    if told and not columns:
+        say("features of one column know the same: [bold]--columns[/] shuffles all that are made of a column together")
