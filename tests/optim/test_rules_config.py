@@ -77,6 +77,9 @@ def test_the_usual_rate_of_sgd_falls_with_the_rows_of_an_update():
     assert [optim.usual_rate(name, rows) for name in ("adam", "ftrl") for rows in (1, 5000)] == [1e-3] * 4
     with pytest.raises(ConfigError, match="an update is of 1 row or more; got rows=0"):
         optim.usual_rate("sgd", 0)
+    assert optim.SGD().learning_rate == optim.usual_rate("sgd", 100) == 5e-4, "in Python as at the command line"
+    assert optim.SGD(weight_decay=0.1, schedule=optim.schedule.Constant()).learning_rate == 5e-4
+    assert optim.SGD(0.5, 0.1) == optim.SGD(learning_rate=0.5, weight_decay=0.1)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

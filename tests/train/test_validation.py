@@ -11,7 +11,7 @@ from small_jobs import batches, cluster, readers
 from sparsefleet.checkpoint import Checkpoint, best, chosen, latest
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.fleet import DistributedStrategy
-from sparsefleet.metrics import Metric
+from sparsefleet.metrics import Calibration, ClickMetrics, GroupAUC, LabelMetrics, Metric, MetricSet, Segments
 from sparsefleet.optim import SGD, Adam
 from sparsefleet.optim.schedule import Constant, ExponentialDecay, OnPlateau, from_dict
 from sparsefleet.train import FetchHandler, SavePolicy, Validation
@@ -26,6 +26,7 @@ class Script(Metric):
 
     name = "script"
     in_training = False
+    more_is_better = ("script",)
     values_to_come: list[float] = []  # noqa: RUF012  (of all copies)
 
     def __init__(self, value=math.nan):
@@ -192,13 +193,15 @@ def test_a_metric_that_nobody_has_is_refused_beside_metrics_of_ones_own(clicks):
 
 def test_a_metric_that_names_its_values_late_is_looked_for_after_the_epoch(clicks):
     class Late(Script):
+        more_is_better = ("late",)
+
         def values(self):
             return {} if math.isnan(self.value) else {"late": self.value}
 
     Script.values_to_come = [0.5, 0.6]
     assert fit(trainer(metrics=[Late()]), clicks, 1, validation=Validation("late")).best["value"] == 0.5
     with pytest.raises(ConfigError, match=r"no metric 'laet' to go by; it has auc, .*, late "):
-        fit(trainer(metrics=[Late()]), clicks, 1, validation=Validation("laet"))
+        fit(trainer(metrics=[Late()]), clicks, 1, validation=Validation("laet", lower_is_better=False))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "geo"])
@@ -250,10 +253,51 @@ def test_settings():
     for name, wrong in (("patience", 0), ("min_delta", -1.0), ("plateau_factor", 1.0), ("plateau_patience", 0)):
         with pytest.raises(ConfigError, match=name):
             Validation(**{name: wrong})
-    assert Validation("buy_logloss").lower
-    assert not Validation("gauc").lower
     assert Validation("mine", lower_is_better=True).better(1.0, 2.0)
     assert not Validation(min_delta=0.1).better(0.85, 0.8)
+
+
+def test_which_way_is_better_the_metrics_say():
+    own = (LabelMetrics("buy", 1), GroupAUC(), Calibration(2), Segments("C1"), Script())
+    up = ("auc", "accuracy", "buy_auc", "buy_accuracy", "gauc", "segment_C1_auc", "script")
+    down = ("logloss", "normalized_entropy", "buy_logloss", "buy_normalized_entropy", "calibration_error")
+    for names, lower in ((up, False), (down, True)):
+        for name in names:
+            policy = Validation(name).decided(own)
+            assert policy.lower is lower
+            assert policy.better(1.0, 2.0) is lower
+    neither = set(MetricSet(ClickMetrics(), own).values()) - {*up, *down}
+    assert {"rows", "click_ratio", "buy_rows", "gauc_groups", "calibration_2", "segment_C1_values"} <= neither
+    for name in neither:
+        with pytest.raises(ConfigError, match=f"cannot go by '{name}': nothing .* better, or less. Choose auc, acc"):
+            Validation(name).decided(own)
+        assert Validation(name, lower_is_better=True).decided(own).lower, "somebody knows better"
+
+
+def test_the_least_is_the_best_where_less_is_better(clicks):
+    class Error(Script):
+        more_is_better, less_is_better = (), ("script",)
+
+    Script.values_to_come = [0.3, 0.1, 0.2]
+    done = fit(trainer(metrics=[Error()]), clicks, 3)
+    assert (done.best["epoch"], done.best["value"]) == (2, 0.1)
+
+
+def test_a_metric_of_ones_own_has_to_say_its_way(clicks):
+    class Silent(Script):
+        more_is_better = ()
+
+    job = trainer(metrics=[Silent()])
+    with pytest.raises(ConfigError, match=r"cannot go by 'script': .* Validation\(metric=…, lower_is_better=False\)"):
+        fit(job, clicks)
+    assert not any(table["rows"] for table in job.store.stats()["tables"].values()), "before an epoch is trained"
+    Script.values_to_come = [0.3, 0.1]
+    assert fit(job, clicks, 2, validation=Validation("script", lower_is_better=True)).best["value"] == 0.1
+    for wrong in ({"more_is_better": "script"}, {"less_is_better": ("script",)}):
+        metric = Script()
+        vars(metric).update(wrong)
+        with pytest.raises(ConfigError, match="give lists of names of its values, each in one of them at most"):
+            trainer(metrics=[metric]).fit(network(), rows_of(clicks))
 
 
 def test_not_a_number_is_never_the_best():

@@ -6,7 +6,7 @@ Legend: B samples of a batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy.typing as npt
@@ -33,6 +33,10 @@ class Metric(ABC):
     """What checkpoints keep it under; unique among a trainer's metrics."""
     in_training: bool = True
     """Whether it counts in training too. One whose sums are large should not: every checkpoint would hold them."""
+    more_is_better: Sequence[str] = ()
+    """Names of its values of which more is better, as of an AUC: what validation may go by."""
+    less_is_better: Sequence[str] = ()
+    """And of which less is, as of an error. Of all others neither is, as of a count."""
 
     @abstractmethod
     def update(self, batch: Batch, outputs: Outputs) -> None:

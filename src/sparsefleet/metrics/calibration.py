@@ -24,6 +24,7 @@ class Calibration(Metric):
 
     name = "calibration"
     in_training = False
+    less_is_better = ("calibration_error",)
 
     def __init__(self, parts: int = 10) -> None:
         if not 1 <= parts <= BUCKETS:

@@ -31,6 +31,8 @@ class ClickMetrics(Metric):
     """
 
     name = "clicks"
+    more_is_better = ("auc", "accuracy")
+    less_is_better = ("logloss", "normalized_entropy")
 
     def __init__(self, num_thresholds: int = NUM_THRESHOLDS) -> None:
         if num_thresholds < 1:

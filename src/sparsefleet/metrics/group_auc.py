@@ -23,6 +23,7 @@ class GroupAUC(Metric):
 
     name = "gauc"
     in_training = False
+    more_is_better = ("gauc",)
 
     def __init__(self, most: int = MOST) -> None:
         self._sums = GroupedClicks(most)

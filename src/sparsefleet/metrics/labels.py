@@ -32,6 +32,8 @@ class LabelMetrics(Metric):
         """`index`: of its column in the labels. The model's output of the same name is its probability."""
         self.name = f"label {label}"
         self._label, self._index = label, index
+        self.more_is_better = tuple(f"{label}_{name}" for name in ClickMetrics.more_is_better)
+        self.less_is_better = tuple(f"{label}_{name}" for name in ClickMetrics.less_is_better)
         self._sums = ClickMetrics()
 
     def update(self, batch: Batch, outputs: Outputs) -> None:

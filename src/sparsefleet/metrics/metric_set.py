@@ -131,6 +131,12 @@ def check_metrics(own: Sequence[Metric]) -> Sequence[Metric]:
             raise ConfigError(
                 f"the metric {type(metric).__qualname__} has name={name!r}: give each metric a name of its own"
             )
+        directions = (metric.more_is_better, metric.less_is_better)
+        if any(isinstance(given, str) for given in directions) or set(directions[0]) & set(directions[1]):
+            raise ConfigError(
+                f"the metric {name!r} has more_is_better={directions[0]!r}, less_is_better={directions[1]!r}: "
+                "give lists of names of its values, each in one of them at most"
+            )
         names.add(name)
         told = metric.values()
         if taken := values & told.keys():

@@ -29,6 +29,7 @@ class Segments(Metric):
     def __init__(self, slot: str, names: Mapping[int, str] | None = None, most: int = MOST) -> None:
         """`names`: what to call keys, where that is known (`Schema` makes keys of raw values)."""
         self.name = f"segment {slot}"
+        self.more_is_better = (f"segment_{slot}_auc",)
         self.slot, self._names = slot, dict(names or {})
         self._sums = GroupedClicks(most)
 

@@ -12,13 +12,13 @@ from sparsefleet.optim.adam import Adam as Adam
 from sparsefleet.optim.base import UpdateRule as UpdateRule
 from sparsefleet.optim.ftrl import FTRL as FTRL
 from sparsefleet.optim.rowwise_adagrad import RowwiseAdagrad as RowwiseAdagrad
+from sparsefleet.optim.sgd import MOST
 from sparsefleet.optim.sgd import SGD as SGD
 from sparsefleet.optim.values_only import ELSEWHERE, ValuesOnly
 from sparsefleet.optim.values_only import values_only as values_only
 
-SGD_RATE, SGD_MOST = 0.3, 5e-4
-"""SGD's usual learning rate for the mean of a batch's losses (gradients here are of the sum), and the most that one
-sample's gradient bears: however small the batch, a dense value far from the usual comes with its whole weight."""
+SGD_RATE, SGD_MOST = 0.3, MOST
+"""SGD's usual learning rate for the mean of a batch's losses (gradients here are of the sum), and its upper bound."""
 
 RULES: Mapping[str, type[UpdateRule]] = {rule.name: rule for rule in (SGD, Adagrad, RowwiseAdagrad, Adam, FTRL)}
 """A rule is a line above, a word here, and a kernel of its `kind`."""

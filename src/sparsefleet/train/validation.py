@@ -15,9 +15,6 @@ from typing import Any
 from sparsefleet.core.errors import CheckpointError, ConfigError
 from sparsefleet.metrics import ClickMetrics, Metric, MetricSet
 
-LOWER_IS_BETTER = ("logloss", "normalized_entropy", "loss")
-"""Metrics by the end of their names; of all others more is better, unless `lower_is_better` says otherwise."""
-
 
 @dataclass(frozen=True)
 class Validation:
@@ -35,7 +32,7 @@ class Validation:
     min_factor: float = 1e-4
     """Learning rates never fall below this part of what they were at the beginning."""
     lower_is_better: bool | None = None
-    """None: as the metric's name says (log loss, normalized entropy: yes)."""
+    """Which way is better, of a metric of one's own; None: as the metrics say (`Metric.less_is_better`)."""
 
     def __post_init__(self) -> None:
         if self.patience is not None and self.patience < 1:
@@ -51,9 +48,8 @@ class Validation:
 
     @property
     def lower(self) -> bool:
-        if self.lower_is_better is not None:
-            return self.lower_is_better
-        return self.metric.endswith(LOWER_IS_BETTER)
+        """Whether less is better; of metrics that not every run has `decided` has said it."""
+        return self.metric in ClickMetrics.less_is_better if self.lower_is_better is None else self.lower_is_better
 
     def better(self, value: float, than: float) -> bool:
         """A metric that is not a number is better than none."""
@@ -69,14 +65,28 @@ class Validation:
             )
         return float(values[self.metric])
 
-    def check(self, own: Sequence[Metric]) -> None:
-        """Refuse a metric that nothing measures before an epoch is trained for it; own: those of the trainer.
+    def decided(self, own: Sequence[Metric]) -> Validation:
+        """The same, with which way is better. Refuses a metric that nothing measures, and one of which nobody says so,
+        before an epoch is trained for it. own: those of the trainer.
 
         A metric that names no values before it has counted anything may still name this one: whether it does,
         `value_of` finds out after the first epoch.
         """
         if all(metric.values() for metric in own):
             self.value_of(MetricSet(ClickMetrics(), own).values())
+        if self.lower_is_better is not None:
+            return self
+        known: list[tuple[Sequence[str], Sequence[str]]] = [(ClickMetrics.more_is_better, ClickMetrics.less_is_better)]
+        known += [(metric.more_is_better, metric.less_is_better) for metric in own]
+        for more, less in known:
+            if self.metric in (*more, *less):
+                return replace(self, lower_is_better=self.metric in less)
+        raise ConfigError(
+            f"validation cannot go by {self.metric!r}: nothing says that more of it is better, or less. Choose "
+            f"{', '.join(name for ways in known for way in ways for name in way)} (--watch, Validation(metric=…)); of "
+            "a metric of your own say it: Validation(metric=…, lower_is_better=False), or more_is_better and "
+            "less_is_better of its class"
+        )
 
 
 @dataclass(frozen=True)
