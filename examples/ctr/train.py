@@ -29,6 +29,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save", help="where to save the model")
     parser.add_argument("--bundle", help="where to put what serving needs: sparsefleet serve BUNDLE")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds of silence after which a peer is lost")
+    parser.add_argument(
+        "--connect-timeout", type=float, default=120.0, help="seconds to wait for servers, and for trainers to register"
+    )
     return parser.parse_args()
 
 
@@ -39,7 +42,7 @@ def main() -> None:
     joint = args.batch_size * (fleet.worker_num() if args.mode == "sync" else 1)
     usual = sf.optim.usual_rate(args.optimizer, joint)
     rate = usual if args.learning_rate is None else args.learning_rate
-    strategy = fleet.DistributedStrategy(mode=args.mode, timeout=args.timeout)
+    strategy = fleet.DistributedStrategy(mode=args.mode, timeout=args.timeout, connect_timeout=args.connect_timeout)
     optimizer = fleet.distributed_optimizer(sf.optim.by_name(args.optimizer, rate), strategy)
     if fleet.is_server():
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")  # who comes and goes

@@ -126,6 +126,24 @@ def test_the_section_of_the_model_goes_to_model_and_set(tmp_path):
     assert heard[1] == heard[0]
 
 
+def test_train_makes_the_model_of_the_section(cli, clicks, tmp_path):
+    settings = (
+        f'data = "{clicks}/train"\nsave = "{tmp_path}/file"\nbatch-size = 100\nlearning-rate = 0.01\nthreads = 1\n'
+    )
+    model = '[model]\nname = "deepfm"\nhidden = [8, 4]\nembedding_size = 4\ndropout = 0.2\n'
+    (tmp_path / "run.toml").write_text(settings + model)
+    done = cli("train", "--config", tmp_path / "run.toml")
+    assert done.exit_code == 0, done.output
+    made = Checkpoint.open(latest(tmp_path / "file")).manifest.model
+    assert made["name"] == "DeepFM"
+    assert made["settings"]["hidden"] == [8, 4]
+    assert made["settings"]["dropout"] == 0.2
+    words = ("--model", "deepfm", "--hidden", "8,4", "--embedding-size", 4, "--set", "dropout=0.2")
+    words = (*words, "--batch-size", 100, "--learning-rate", 0.01, "--threads", 1, "--save", tmp_path / "options")
+    assert cli("train", "--data", clicks / "train", *words).exit_code == 0
+    assert diff(str(latest(tmp_path / "file")), str(latest(tmp_path / "options")))["same"]
+
+
 @pytest.mark.slow
 def test_a_job_of_many_processes_from_a_file(shell: CommandLine, small_clicks) -> None:
     (shell.folder / "job.toml").write_text(

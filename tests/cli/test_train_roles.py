@@ -129,6 +129,70 @@ def test_four_processes_by_hand(shell: CommandLine, small_clicks: Path) -> None:
     assert results[0]["rows"] == 2000
 
 
+def test_a_trainer_that_comes_late_is_waited_for(shell: CommandLine, small_clicks: Path) -> None:
+    """Later than `--timeout`: that is for those who were there."""
+    options = ("--mode", "sync", "--timeout", 5, "--connect-timeout", 90, "--json")
+    with HeldEndpoints.free(1) as held:
+        server, first, late = (
+            role.environment()
+            for role in (
+                Role.server(0, 2, held.endpoints),
+                *(Role.worker(index, 2, held.endpoints) for index in (0, 1)),
+            )
+        )
+        started = [shell.start(*train(small_clicks, *options), environment=role) for role in (server, first)]
+        time.sleep(12)  # the first has imported torch by then, and waits
+        started.append(shell.start(*train(small_clicks, *options), environment=late))
+        ended = [shell.finish(process) for process in started]
+    assert [done.returncode for done in ended] == [0] * 3, "\n".join(done.stderr for done in ended)
+    result = json.loads(ended[1].stdout)
+    assert (result["rows"], result["trainers"], result["lost"]) == (2000, 2, [])
+
+
+def test_who_does_not_come_is_waited_for_as_long_as_connect_timeout_says(
+    shell: CommandLine, small_clicks: Path
+) -> None:
+    """Both sides know it: servers wait so long for trainers, trainers for servers."""
+    with HeldEndpoints.free(2) as held:
+        here, nowhere = held.endpoints
+        began = time.monotonic()
+        environments = [
+            Role.server(0, 2, [here]).environment(),
+            Role.worker(0, 2, [here]).environment(),
+            Role.worker(0, 1, [nowhere]).environment(),
+        ]
+        options = ("--mode", "sync", "--connect-timeout", 6)
+        server, alone, without = (
+            shell.start(*train(small_clicks, *options), environment=environment) for environment in environments
+        )
+        waited = [shell.finish(process) for process in (alone, without)]
+    assert time.monotonic() - began < 60, "two minutes are the default"
+    server.kill()
+    assert [done.returncode for done in waited] == [1, 1]
+    said = [" ".join(done.stderr.split()) for done in waited]
+    assert "lost worker 1 (never registered)" in said[0]
+    assert "is waited for 6 s from the first one on: raise connect_timeout" in said[0]
+    assert f"server 0 ({nowhere}) did not come up within 6 s" in said[1]
+    assert all("--connect-timeout" in text for text in said)
+
+
+@pytest.mark.parametrize("words", [("train", "--data"), ("word2vec", "train", "--save", "words", "--text")])
+def test_the_launcher_hands_on_how_long_to_wait(
+    words: tuple[str, ...], small_clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told: list[list[str]] = []
+
+    def note(command: Any, *given: object, **more: object) -> launch.Outcome:
+        told.append(command(None))
+        return launch.Outcome(0)
+
+    monkeypatch.setattr(launch, "run_local", note)
+    done = invoke(*words, small_clicks / "train", "--servers", 1, "--workers", 2, "--connect-timeout", 300)
+    assert done.exit_code == 0, done.output
+    assert "--connect-timeout=300.0" in told[0]
+
+
 @pytest.mark.slow
 def test_a_trainer_that_fails_fails_the_job_and_its_message_is_shown(shell: CommandLine, small_clicks: Path) -> None:
     bad = shell.folder / "bad"
@@ -210,6 +274,7 @@ def test_a_trainer_that_fails_by_itself_ends_the_job_in_every_mode(shell: Comman
         (["--servers", "0", "--workers", "1"], "--servers 0 must be 1 or above"),
         (["--servers", "1", "--workers", "1", "--mode", "geoo"], "choose sync, half_async, async or geo"),
         (["--servers", "1", "--workers", "2", "--max-merge", "0"], "max_merge=0 must be 1 or above"),
+        (["--servers", "1", "--workers", "1", "--connect-timeout", "0"], "connect_timeout=0.0 must be above 0 seconds"),
         (["--servers", "1", "--workers", "1", "--lost-trainer", "wait"], "choose error or drop"),
         (["--servers", "1", "--workers", "1", "--k-steps", "5"], "--k-steps does nothing in mode async: it belongs to"),
         (

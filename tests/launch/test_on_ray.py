@@ -196,7 +196,7 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet.roles import Role
 from sparsefleet.launch.on_ray.actor import RoleActor
 
-actor = RoleActor("test-of-a-folder", 0.0, 0.0)
+actor = RoleActor(f"test-of-a-folder-{os.getpid()}", 0.0, 0.0)  # the end of one kills all of its mark
 try:
     role = Role.server(0, 1, ("127.0.0.1:1",))
     actor.start(role, ["python", "-c", "import os, beside; print(os.getcwd(), beside.WORD)"], "python", {}, None)
@@ -228,7 +228,7 @@ def test_an_actor_whose_folder_was_made_anew_starts_its_role_there(tmp_path: Pat
 
 
 def test_a_node_that_does_not_see_the_cuts_is_found_out(tmp_path: Path) -> None:
-    actor = RoleActor("test-of-sees", 0.0, 0.0)
+    actor = RoleActor(f"test-of-sees-{os.getpid()}", 0.0, 0.0)
     try:
         (tmp_path / "mark").write_text("word")
         assert actor.sees(str(tmp_path / "mark"), "word") is None

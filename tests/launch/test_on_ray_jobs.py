@@ -124,7 +124,17 @@ def test_ctrl_c_lets_trainers_save_and_leaves_nothing(cluster: RunningCluster, d
         assert roles_of(tmp_path) == []
 
 
-def test_prometheus_finds_each_role_of_the_job_by_its_name(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:
+def nodes_of(cluster: RunningCluster, job: str) -> dict[str, str]:
+    """On which node each role of a job is, as Ray's dashboard tells of its actors."""
+    with urllib.request.urlopen(f"http://{cluster.dashboard}/api/v0/actors?limit=1000", timeout=30) as answer:
+        actors = json.loads(answer.read())["data"]["result"]["result"]
+    named = [(one["name"].partition(" of "), one["node_id"]) for one in actors]
+    return {role: node for (role, _, of), node in named if of == job}
+
+
+def test_prometheus_and_the_dashboard_know_each_role_of_the_job_by_its_name(
+    cluster: RunningCluster, data: Path, tmp_path: Path
+) -> None:
     def series() -> set[tuple[str, str, str]]:
         """Name, job and role."""
         with urllib.request.urlopen(f"http://{cluster.metrics}/metrics", timeout=30) as answer:
@@ -139,6 +149,9 @@ def test_prometheus_finds_each_role_of_the_job_by_its_name(cluster: RunningClust
         wanted = {(figure, name, f"worker {index}") for figure in ("samples_per_second", "loss") for index in (0, 1)}
         wanted |= {(figure, name, f"server {index}") for figure in ("memory_bytes", "restarts") for index in (0, 1)}
         wait_until(lambda: wanted <= series(), 120, lambda: f"{wanted - series()}: {job.output}")
+        nodes = nodes_of(cluster, name)
+        assert nodes.keys() == {role for _, _, role in wanted}
+        assert nodes["server 0"] != nodes["server 1"], "servers are spread where there are nodes enough"
         job.process.send_signal(signal.SIGINT)
         assert job.ended() == 130, job.output
         wait_until(lambda: all(of != name for _, of, _ in series()), 120, lambda: f"the end of {series()}")

@@ -97,6 +97,33 @@ def test_what_cannot_be_trained_is_refused(tmp_path, text, saved):
     assert not (tmp_path / "m").exists()
 
 
+def test_words_come_from_one_place(saved, text, tmp_path):
+    words = tmp_path / "words"
+    words.write_text("ship 10\nsail 9\n")
+    train = ("train", "--text", text, *SMALL, "--save", tmp_path / "m")
+    for more, why in (
+        (("--resume", saved, "--vocabulary", words), "so --vocabulary does nothing: leave it out; to train with"),
+        (("--resume", saved, "--min-count", 5), "so --min-count does nothing: leave it out; for other words"),
+        (("--vocabulary", words, "--min-count", 2), "says which words there are, so --min-count does nothing"),
+        (("--vocabulary", words, "--min-count", 2, "--servers", 1, "--workers", 1), "so --min-count does nothing"),
+    ):
+        done = run(*train, *more)
+        assert done.exit_code == 1, done.output
+        assert why in " ".join(done.output.split())
+    assert not (tmp_path / "m").exists()
+    for more in (("--vocabulary", words), ("--min-count", 1)):
+        done = run(*train, *more, "--epochs", 1, "--json")
+        assert done.exit_code == 0, done.output
+
+
+def test_a_launcher_counts_by_its_min_count(shell: CommandLine, text: Path) -> None:
+    """It hands the vocabulary on, and not what it has counted by."""
+    (shell.folder / "rare").write_text("seldom " * 3)
+    words = ("--text", text, "--text", "rare", *SMALL, "--epochs", 1, "--save", "model", "--min-count", 2)
+    result = shell.result("word2vec", "train", *words, "--servers", 1, "--workers", 1)
+    assert result["vocabulary"] == 25
+
+
 def test_a_run_is_resumed(saved, text, tmp_path):
     first = ("train", "--text", text, *SMALL, "--threads", 1, "--save", tmp_path / "m", "--json")
     assert run(*first, "--epochs", 1).exit_code == 0

@@ -150,7 +150,7 @@ def test_export_is_what_other_programs_read(saved, tmp_path, binary):
 
 @pytest.mark.parametrize("binary", [False, True])
 def test_gensim_opens_the_export(saved, tmp_path, binary):
-    models = pytest.importorskip("gensim.models")
+    models = pytest.importorskip("gensim.models", reason="no gensim: pip install gensim")
     vectors, file = WordVectors.load(saved), str(tmp_path / "vectors")
     vectors.export(file, binary=binary)
     theirs = models.KeyedVectors.load_word2vec_format(file, binary=binary)

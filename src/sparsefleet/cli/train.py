@@ -139,7 +139,11 @@ def train(
     ] = None,
     warmup_steps: Annotated[int, _training("Raise the learning rate from zero over this many steps.")] = 0,
     watch: Annotated[
-        str, _training("The metric of --valid-data that says which epoch is better: auc, logloss, gauc, ….")
+        str,
+        _training(
+            "The metric of --valid-data that says which epoch is better: auc, accuracy, logloss, normalized_entropy, "
+            "gauc; of a further label its own, such as buy_auc."
+        ),
     ] = "auc",
     patience: Annotated[
         int | None, _training("Stop after so many epochs in a row that were not better than the best one.")
@@ -210,6 +214,13 @@ def train(
     timeout: Annotated[
         float, _many("Seconds without a sign of life after which a process counts as lost.")
     ] = _USUAL.timeout,
+    connect_timeout: Annotated[
+        float,
+        _many(
+            "Seconds that trainers wait for servers to come up, and the job, once the first trainer has come, for the "
+            "others. Give all processes the same; more where nodes are made and images pulled first (docs/clusters.md)."
+        ),
+    ] = _USUAL.connect_timeout,
     leases: Annotated[
         bool | None,
         typer.Option(
@@ -268,7 +279,8 @@ def train(
     train_checks.check_place(context, on, many=bool(servers))
     strategy = fleet.DistributedStrategy(
         mode=mode, k_steps=k_steps, max_merge=max_merge, send_queue_size=send_queue_size, staleness=staleness,
-        dense_refresh=dense_refresh, dense_wire=dense_wire, timeout=timeout, lost_trainer=lost_trainer,
+        dense_refresh=dense_refresh, dense_wire=dense_wire, timeout=timeout, connect_timeout=connect_timeout,
+        lost_trainer=lost_trainer,
     )  # fmt: skip
     train_checks.check_knobs(context, mode, alone=role.kind == "single" and not servers)
     if (restarts or cut_every is not None or cuts) and not servers and role.kind == "single":
@@ -329,7 +341,7 @@ def train(
     rows = schema_for(data, schema, sparse_feature_dim)
     measured = metrics_of(rows)
     if validation is not None:
-        validation.check(measured)  # here, not in the processes of a job, nor once the data is in memory
+        validation = validation.decided(measured)  # here, not in the processes of a job, nor once the data is in memory
     trainer = Trainer(job, threads=threads, precision=precision, seed=seed, profile=profile, metrics=measured)
     torch.manual_seed(seed)
     model = train_parts.network(rows, preset, embedding_size, hidden, init_range, model_name, settings or ())

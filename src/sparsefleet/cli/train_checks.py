@@ -25,6 +25,7 @@ _FOR_MANY = (
     "dense_refresh",
     "dense_wire",
     "timeout",
+    "connect_timeout",
     "lost_trainer",
 )
 """Not `mode`: the same command is to work for one process and for many."""

@@ -68,16 +68,18 @@ def launch_roles(
     *,
     words: Sequence[str] = ("train",),
     more: Sequence[str] = (),
+    kept: Sequence[str] = (),
     on_ray: RayNeeds | None = None,
     restart: launch.RestartPolicy | None = None,
     elastic: Elastic | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Run this very command once per role. The exit status, and what the trainers say of the whole job.
 
-    words: the command's own. more: options that the parent has for its processes besides those it was given. on_ray:
-    what to ask of a Ray cluster; None: roles are processes of this host.
+    words: the command's own. more: options that the parent has for its processes besides those it was given. kept:
+    names of parameters that it keeps to itself, besides `PARENTS_OWN`. on_ray: what to ask of a Ray cluster; None:
+    roles are processes of this host.
     """
-    given = handed_on(context) if on_ray is None else paths_in_full(handed_on(context))
+    given = handed_on(context, kept) if on_ray is None else paths_in_full(handed_on(context, kept))
     command = [sys.executable, "-m", "sparsefleet", *words, *given, *more, "--json"]
     settings = launch.RunSettings(
         log_dir=log_dir,
@@ -127,12 +129,12 @@ def _launch(
     return outcome.exit_code, next(filter(None, map(_result, logs)), {})
 
 
-def handed_on(context: typer.Context) -> list[str]:
-    """The options that the user has given, but for those that are the parent's own."""
+def handed_on(context: typer.Context, kept: Sequence[str] = ()) -> list[str]:
+    """The options that the user has given, but for those that are the parent's own, as `kept` are."""
     arguments = []
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
-        if not given(context, name) or name in PARENTS_OWN:
+        if not given(context, name) or name in PARENTS_OWN or name in kept:
             continue
         if isinstance(value, bool):
             arguments += [parameter.opts[0]] if value else parameter.secondary_opts[:1]

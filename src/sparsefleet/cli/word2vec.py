@@ -23,6 +23,7 @@ from sparsefleet.cli.console import (
     results,
     say,
 )
+from sparsefleet.cli.run_config import given
 from sparsefleet.cli.server_role import log_to_stderr, serve
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
@@ -99,6 +100,9 @@ def train_command(
     timeout: Annotated[
         float, _many("Seconds without a sign of life after which a process counts as lost.")
     ] = _USUAL.timeout,
+    connect_timeout: Annotated[
+        float, _many("Seconds that trainers wait for servers to come up, and the job for trainers that come late.")
+    ] = _USUAL.connect_timeout,
     lost_trainer: Annotated[
         str | None, _many("error: the others stop; drop: they go on. Default: error in sync, else drop.")
     ] = None,
@@ -107,12 +111,18 @@ def train_command(
     role = Role.from_environment()
     train_checks.check_counts(servers, workers, role)
     strategy = fleet.DistributedStrategy(
-        mode=mode, k_steps=k_steps, max_merge=max_merge, timeout=timeout, lost_trainer=lost_trainer
+        mode=mode,
+        k_steps=k_steps,
+        max_merge=max_merge,
+        timeout=timeout,
+        connect_timeout=connect_timeout,
+        lost_trainer=lost_trainer,
     )
     train_checks.check_knobs(context, mode, alone=role.kind == "single" and not servers)
     train_checks.check_folder("--save", save)
     if epochs < 1:
         raise ConfigError(f"--epochs {epochs} must be 1 or above")
+    _check_vocabulary(context, vocabulary, resume)
     config = Word2VecConfig(dim, window, negatives, shared_negatives, subsample, learning_rate, min_learning_rate, seed)
 
     if role.is_server:
@@ -144,7 +154,10 @@ def train_command(
         folder = Path(log_dir or train_roles.LOG_FOLDER)
         more = [] if resume or vocabulary else [_counted_once(files, min_count, folder)]
         status, summary = train_roles.launch_roles(
-            context, servers, workers, job.strategy, folder, words=("word2vec", "train"), more=more
+            *(context, servers, workers, job.strategy, folder),
+            words=("word2vec", "train"),
+            more=more,
+            kept=("min_count",),  # whoever gets a vocabulary counts nothing
         )
         _tell(summary)
         if json_output and summary:
@@ -180,6 +193,27 @@ def train_command(
     _tell(summary)
     if json_output:
         print(json.dumps(summary))
+
+
+def _check_vocabulary(context: typer.Context, vocabulary: str | None, resume: str | None) -> None:
+    """Words come from one place: whoever names another one, or says how to count there, expects it to do something."""
+    if resume and vocabulary:
+        raise ConfigError(
+            "--resume goes on with the vocabulary that lies in the checkpoint, so --vocabulary does nothing: leave it "
+            "out; to train with another vocabulary, begin a new run without --resume"
+        )
+    if not given(context, "min_count"):
+        return
+    if resume:
+        raise ConfigError(
+            "--resume goes on with the vocabulary that lies in the checkpoint, so --min-count does nothing: leave it "
+            "out; for other words, begin a new run without --resume"
+        )
+    if vocabulary:
+        raise ConfigError(
+            f"--vocabulary {vocabulary} says which words there are, so --min-count does nothing: leave it out, and "
+            "take rare words out of the file; or leave out --vocabulary, and the words of the text are counted"
+        )
 
 
 def _count(files: list[str], min_count: int, threads: int) -> Vocabulary:

@@ -66,7 +66,8 @@ class DistributedStrategy:
     timeout: float = 60.0
     """Seconds without a sign of life after which a server or trainer counts as lost."""
     connect_timeout: float = 120.0
-    """Seconds that trainers wait for servers to come up, and for each other to register."""
+    """Seconds that trainers wait for servers to come up, and servers, once the first trainer has come, for the others:
+    all processes need the same."""
     shared_memory: bool = True
     """Exchange large bodies with servers of the same host through memory; False: through the network always."""
     dense_wire: str = "float32"

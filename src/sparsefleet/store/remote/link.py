@@ -190,7 +190,8 @@ class ServerLink:
                 if waited >= config.connect_timeout:
                     raise StoreError(
                         f"{self} did not come up within {config.connect_timeout:g} s: is it started, is the address "
-                        f"right? ({_first_line(error.__cause__)})"
+                        "right? If it only takes longer, raise connect_timeout of the strategy (sparsefleet train: "
+                        f"--connect-timeout) ({_first_line(error.__cause__)})"
                     ) from error
                 if waited - told >= TELL_EVERY or (not told and waited >= TELL_AFTER):
                     told = waited
