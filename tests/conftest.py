@@ -104,10 +104,12 @@ def children() -> Iterator[Children]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A run that never met a real Redis, or an S3 server, must not look like one that did."""
+    """A run that never met a real Redis, an S3 server or a program of others must not look like one that did."""
     for what, reason, missing in (
         ("rows in Redis", "no redis-server", "there is no redis-server (make redis installs it)"),
         ("data on S3", "no moto", "there is no moto (pip install -e '.[test]' installs it)"),
+        ("Triton's client", "no tritonclient", "there is no tritonclient (pip install -e '.[test]' installs it)"),
+        ("word vectors in gensim", "no gensim", "there is no gensim (pip install gensim)"),
     ):
         skipped = [report for report in terminalreporter.stats.get("skipped", []) if reason in str(report.longrepr)]
         if skipped:

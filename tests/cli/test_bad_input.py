@@ -384,6 +384,7 @@ ONLY_FOR_MANY = {
     "--staleness": 1,
     "--dense-refresh": 2,
     "--timeout": 5,
+    "--connect-timeout": 300,
     "--lost-trainer": "drop",
 }
 

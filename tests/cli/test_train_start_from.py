@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from sparsefleet.checkpoint import Checkpoint, latest
+from sparsefleet.core.schema import Schema, Slot
+from sparsefleet.data.open import open_reader
 
 BASE = ("--hidden", "8", "--embedding-size", 4, "--learning-rate", 0.01, "--threads", 1, "--batch-size", 100)
 TABLE = "SparseFeatFactors"
@@ -67,3 +70,30 @@ def test_what_does_not_go_together(cli, clicks, old, tmp_path):
         assert "save to another folder" in refused("--start-from", place, "--save", f"{old}/.")
     assert "no checkpoint" in refused("--start-from", tmp_path / "none", "--save", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_slot_more_is_trained(cli, tmp_path):
+    """Labels go by a column that the old schema does not know."""
+    random = np.random.default_rng(0)
+    lines = [f"{c % 2},{a},{b},{c}" for a, b, c in random.integers(0, (50, 50, 10), (2000, 3)).tolist()]
+    (tmp_path / "rows.csv").write_text("\n".join(["label,a,b,c", *lines, ""]))
+
+    def run(columns, *words):
+        schema = Schema((), tuple(map(Slot, columns)), sparse_feature_dim=0)
+        schema.save(tmp_path / f"{columns}.json")
+        files = ("--data", tmp_path / "rows.csv", "--test-data", tmp_path / "rows.csv")
+        settings = (*BASE, "--schema", tmp_path / f"{columns}.json", "--epochs", 3, "--save", tmp_path / columns)
+        done = cli("train", *files, *settings, *words, "--json")
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    before, after = run("ab"), run("abc", "--start-from", tmp_path / "ab")
+    assert before["test_auc"] < 0.8
+    assert after["test_auc"] > 0.95
+    assert after["test_logloss"] < before["test_logloss"] / 2
+    new = rows_in(tmp_path / "abc")
+    with open_reader(tmp_path / "rows.csv", Schema((), (Slot("c"),), sparse_feature_dim=0)).epoch() as epoch:
+        keys = {key for batch in epoch.streams[0] for key in batch.keys.tolist()}
+    assert len(keys) == 10
+    assert new.keys() - rows_in(tmp_path / "ab").keys() == keys
+    assert all(max(map(abs, new[key][0])) > 0.01 for key in keys), "further than rows start"

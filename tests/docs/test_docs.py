@@ -14,6 +14,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -312,6 +313,25 @@ def test_documents_are_free_of_machine_paths():
     for page in [*PAGES, ROOT / "CHANGELOG.md"]:
         found = re.search(r"/(?:work|root|home|Users)/\S+", page.read_text())
         assert not found, f"{page.name} has a path of one machine: {found[0]}"
+
+
+def test_commits_that_are_named_are_in_the_history():
+    """What was measured on a working state says so: nobody could look its commit up."""
+    git = ["git", "-C", str(ROOT)]
+    known = [*git, "merge-base", "--is-ancestor"]
+    if not shutil.which("git") or subprocess.run([*known, "24ee871", "HEAD"], capture_output=True).returncode:
+        pytest.skip("no git here, or not the whole history")
+    named: dict[str, str] = {}
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("src/**/*.md")]:
+        for found in re.finditer(r"(?:commit|code of|--before) ([0-9a-f]{7,40})\b", page.read_text()):
+            named.setdefault(found[1], page.name)
+    assert len(named) > 5
+    lost = [
+        f"{name} ({page})"
+        for name, page in named.items()
+        if subprocess.run([*known, name, "HEAD"], capture_output=True).returncode
+    ]
+    assert not lost, f"no such commits: {', '.join(lost)}"
 
 
 def test_only_the_places_that_the_architecture_names_print():

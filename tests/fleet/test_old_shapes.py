@@ -47,7 +47,6 @@ def test_train_from_dataset_makes_a_trainer_and_takes_fluids_settings(tmp_path, 
     assert sf.Checkpoint.open(tmp_path / "a").manifest.step == 8
     for settings, message in (
         ({"debug": True}, r"debug=True\): Trainer\(profile=True\)"),
-        ({"thread": 3}, r"thread=3\): this trainer has 1; write Trainer\(threads=3\)"),
         ({"scope": object()}, r"there are no scopes"),
     ):
         with pytest.raises(ConfigError, match=message):

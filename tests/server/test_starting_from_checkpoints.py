@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from small_jobs import Given, batches, cluster, in_threads, small_model
+from small_jobs import Given, batches, cluster, in_threads, readers, small_model
 from torch import nn
 
 from sparsefleet import optim
@@ -15,6 +15,7 @@ from sparsefleet.checkpoint import Checkpoint
 from sparsefleet.core.errors import ConfigError, StoreError
 from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import CRITEO
+from sparsefleet.fleet import DistributedStrategy
 from sparsefleet.store import LocalStore
 from sparsefleet.store.base import RunFacts
 from sparsefleet.table import TableSpec
@@ -122,3 +123,36 @@ def test_trainers_hear_how_its_samples_were_read(tmp_path):
         again.fit(small_model(), Read(batches(2), "ready"))
     with cluster(1) as fleet:
         Trainer(store=fleet.store(), optimizer=optim.SGD(1e-3)).fit(small_model(), Read(batches(2), "raw"))
+
+
+class Folded(Given):
+    schema = CRITEO.folded(0)
+
+
+def test_trainers_hear_the_schema_of_its_samples(tmp_path):
+    trainer, model = Trainer(optim.SGD(1e-3)), small_model()
+    trainer.fit(model, Given(batches(2)))
+    trainer.save(str(tmp_path / "model"))
+    said = (
+        "the checkpoint that the servers started from was trained by another schema than that of these samples: "
+        "sparse_feature_dim is 1000001 there, 0 here"
+    )
+    with cluster(2, load_from=str(tmp_path / "model")) as fleet:
+        again, network = Trainer(store=fleet.store(), optimizer=optim.SGD(1e-3)), small_model()
+        for use in (again.fit, again.evaluate, again.evaluate_everywhere, lambda *given: next(again.predict(*given))):
+            with pytest.raises(ConfigError, match=said):
+                use(network, Folded(batches(2)))
+        again.evaluate(network, Given(batches(2)))
+        again.fit(network, Given(batches(2)))
+
+
+def test_a_job_of_many_trainers_refuses_test_data_by_another_schema():
+    given = batches(4)
+    said = "the model was trained by another schema than that of the test data: sparse_feature_dim is 1000001 there"
+    with cluster(2) as fleet, pytest.raises(ConfigError, match=said):
+        fleet.train(
+            readers([given[:2], given[2:]]),
+            optim.SGD(1e-3),
+            DistributedStrategy(mode="sync"),
+            test=[Folded(given[:1]), Folded(given[1:2])],
+        )

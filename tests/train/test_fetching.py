@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_jobs import Given, batches, small_model
+from small_jobs import Given, batches, cluster, small_model
 
 import sparsefleet as sf
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.fleet import DistributedStrategy
 from sparsefleet.train.replica import Scorer
 
 
@@ -64,6 +65,33 @@ def test_while_scoring_and_by_seconds(capsys):
     assert kept.seen[0][1].shape == (20, 8)
     trainer.infer_from_dataset(model, Given(given), fetch_list=["accuracy", "predictions"], print_period=100)
     assert capsys.readouterr().out == f"accuracy {values['accuracy']}\n", "of all samples; the last batch is not"
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_with_servers(mode):
+    """Rows come over the wire; with a rate of 0 nothing moves, and all is as in one process."""
+    given, names = batches(3), ["predictions", "embedding", "tower", "tower.layers.0.weight", "step"]
+
+    def looked(rule):
+        trainer, model, kept, scored = sf.Trainer(rule, quiet=True), small_model(), Kept(names), Kept(names[:3])
+        trainer.fit(model, Given(given), fetch=[kept])
+        trainer.infer_from_dataset(model, Given(given), fetch_handler=scored)
+        return kept.seen, scored.seen
+
+    with cluster(2) as made:
+        kept, scored = looked(made.job(sf.optim.SGD(0.0), DistributedStrategy(mode=mode), 0, 1))
+    alone, scored_alone = looked(sf.optim.SGD(0.0))
+    assert [int(seen[-1]) for seen in kept] == [1, 2, 3]
+    predictions, embedding, tower = kept[-1][:3]
+    assert embedding.shape == (20, 26 * 4)
+    assert np.abs(embedding).max() > 0
+    expected = torch.softmax(torch.from_numpy(np.asarray(tower)), 1)[:, 1]
+    np.testing.assert_allclose(predictions, expected, rtol=1e-5, atol=1e-6)
+    for there, here in ((kept, alone), (scored, scored_alone)):
+        assert len(there) == len(here) == 3
+        for one, other in zip(there, here, strict=True):
+            for value, wanted in zip(one, other, strict=True):
+                np.testing.assert_array_equal(np.asarray(value), np.asarray(wanted))
 
 
 class TwoHeads(torch.nn.Module):

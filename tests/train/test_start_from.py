@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from small_jobs import batches, cluster, readers
 
 from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.core.errors import CheckpointError, ConfigError
-from sparsefleet.core.schema import CRITEO, DenseFeature, Schema, Slot
+from sparsefleet.core.schema import CRITEO, CsvDialect, DenseFeature, Schema, Slot
+from sparsefleet.core.schema.kept_values import kept_text
 from sparsefleet.data.open import open_reader
 from sparsefleet.fleet import DistributedStrategy
 from sparsefleet.models import CTRDNN
@@ -130,7 +132,7 @@ def test_schemas_that_differ():
     assert differing_keys(then, {**then, "slots": [*then["slots"], {"name": "c"}]}) == ([], [])
     now = {"hash_seed": 2, "slots": [{"name": "a", "hash_prefix": "2"}], "dense": [{"name": "n", "diff": 2}]}
     problems, hints = differing_keys(then, now)
-    assert problems == ["hash_seed is 1 there, 2 here", "slot a"]
+    assert problems == ["hash_seed is 1 there, 2 here", "hash_prefix of slot 'a' is '1' there, '2' here"]
     assert hints == ["dense features are normalised otherwise here: n"]
 
 
@@ -141,7 +143,6 @@ def test_settings_that_only_one_schema_gives():
         document = Schema((DenseFeature("n", **(number or {})),), (Slot("s", **(slot or {})),)).to_dict()
         return json.loads(json.dumps(document))
 
-    other_keys = (["slot s"], [])
     for setting in (
         {"lower": True},
         {"length": 3},
@@ -151,13 +152,65 @@ def test_settings_that_only_one_schema_gives():
         {"buckets": (1.0,)},
         {"buckets": (), "quantiles": 2},
     ):
-        assert differing_keys(schema(), schema(setting)) == other_keys
-        assert differing_keys(schema(setting), schema()) == other_keys
+        for one, other in ((schema(), schema(setting)), (schema(setting), schema())):
+            problems, hints = differing_keys(one, other)
+            assert [problem.split(" is ")[0] for problem in problems] == [f"{next(iter(setting))} of slot 's'"]
+            assert hints == []
     for setting in ({"column": "c"}, {"first": 2}, {"min_count": 2}, {"missing": "x"}):
         assert differing_keys(schema(), schema(setting)) == ([], [])
     for setting in ({"function": "log1p"}, {"clip": (0.0, 1.0)}, {"missing": 0.0}):
         said = ["dense features are normalised otherwise here: n"]
         assert differing_keys(schema(), schema(number=setting)) == ([], said)
+
+
+def test_dense_features_in_other_places():
+    """Weights know them by their place: where layers keep their shape, what stood there has to stand there."""
+
+    def schema(*names):
+        return Schema(tuple(map(DenseFeature, names)), (Slot("s"),)).to_dict()
+
+    turned = "dense features are in another order: 'a' is number 1 there, 2 here"
+    assert differing_keys(schema("a", "b"), schema("b", "a")) == ([turned], [])
+    instead = "dense features stand in the place of others: dense feature number 2 is 'b' there, 'c' here"
+    assert differing_keys(schema("a", "b"), schema("a", "c")) == ([], [instead])
+    assert differing_keys(schema("a", "b"), schema("c", "a", "b")) == ([], []), "another layer, which begins afresh"
+    assert differing_keys(schema("a", "b"), schema("a")) == ([], [])
+
+
+def test_other_kept_values_are_told():
+    def schema(least, *kept, more=()):
+        slot = Slot("s", min_count=least)
+        hashes = np.array(kept, np.uint64)
+        slots = (replace(slot, kept=kept_text(slot, 0, hashes)) if kept else Slot("s"), *more)
+        return json.loads(json.dumps(Schema((), slots).to_dict()))
+
+    then = schema(2, 1, 2, 3)
+    assert differing_keys(then, then) == ([], [])
+    problems, (hint,) = differing_keys(then, schema(2, 3, 4, more=(Slot("t"),)))
+    assert not problems
+    assert "other values are kept (min_count) of slot s (2 of 3 are rare here, 1 new): rows of values that" in hint
+    assert "`sparsefleet data prepare --keep-constants` with the schema of before keeps its values" in hint
+    assert "slot s (rare values are told apart here)" in differing_keys(then, schema(None))[1][0]
+    assert "slot s (only here are values rare)" in differing_keys(schema(None), then)[1][0]
+    other = json.loads(json.dumps(Schema((), (Slot("t"),)).to_dict()))
+    assert differing_keys(then, other) == ([], [])
+
+
+def test_other_kept_values_are_in_the_log(clicks, tmp_path, caplog):
+    def samples(*kept):
+        slot = replace(CRITEO.slots[0], min_count=2)
+        slot = replace(slot, kept=kept_text(slot, 0, np.array(kept, np.uint64)))
+        lines = (clicks / "train" / "part-0").read_text().split("\n")[:200]
+        rows = "\n".join(",".join(line.split("\t")) for line in lines)
+        (tmp_path / "rows.csv").write_text(rows + "\n")
+        columns = ("label", *CRITEO.dense_names, *CRITEO.slot_names)
+        dialect = CsvDialect(",", False, columns)
+        return open_reader(tmp_path / "rows.csv", replace(CRITEO, slots=(slot, *CRITEO.slots[1:]), csv=dialect))
+
+    trainer().fit(network(), samples(1, 2, 3), save=SavePolicy(str(tmp_path / "old")))
+    caplog.set_level(logging.WARNING)
+    trainer().fit(network(), samples(3, 4), start_from=str(tmp_path / "old"))
+    assert "of slot C1 (2 of 3 are rare here, 1 new)" in caplog.text
 
 
 def test_how_numbers_were_found_is_no_difference():
@@ -170,7 +223,8 @@ def test_how_numbers_were_found_is_no_difference():
         assert differing_keys(schema(3, "min-max"), typed) == ([], [])
         assert differing_schemas(schema(3, "min-max"), typed) == []
     others = schema(3, "min-max", bounds=(1.0, 3.0))
-    assert differing_keys(schema(3, "min-max"), others) == (["slot s"], [])
+    said = "buckets of slot 's' is [1.0, 2.0] there, [1.0, 3.0] here"
+    assert differing_keys(schema(3, "min-max"), others) == ([said], [])
     assert differing_schemas(schema(3, "min-max"), others) == ["buckets of 's' is [1.0, 2.0] there, [1.0, 3.0] here"]
     fewer = {**others, "slots": others["slots"][:1], "hash_seed": 5}
     assert differing_schemas(others, fewer) == ["slots has 't' only there", "hash_seed is 0 there, 5 here"]

@@ -67,7 +67,8 @@ def show(path: AnyPath) -> dict[str, Any]:
 def diff(a: AnyPath, b: AnyPath) -> dict[str, Any]:
     """How two checkpoints differ. `same`: everything that training or serving would load is equal.
 
-    Positions, inputs, `extra`, dates, when rows were touched and how they are spread over files do not count.
+    Positions, inputs, `extra`, dates, when rows were touched and how they are spread over files do not count; nor does
+    the order of lines in the schema (`multislot`): how samples were read is of the inputs.
     """
     first, second = Checkpoint.open(latest(a)), Checkpoint.open(latest(b))
     tables = {name: _table(first, second, name) for name in _names(first, second, "tables")}
@@ -79,7 +80,7 @@ def diff(a: AnyPath, b: AnyPath) -> dict[str, Any]:
         "a": str(first.location),
         "b": str(second.location),
         "step": [first.manifest.step, second.manifest.step],
-        "schema": _fields(meaning_of(first.manifest.schema or {}), meaning_of(second.manifest.schema or {})),
+        "schema": _fields(_schema(first), _schema(second)),
         "model": _fields(first.manifest.model, second.manifest.model),
         "tables": tables,
         "dense": tensors,
@@ -91,6 +92,10 @@ def diff(a: AnyPath, b: AnyPath) -> dict[str, Any]:
         and all(entry["same"] for entry in [*tables.values(), *tensors.values()])
     )
     return result
+
+
+def _schema(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {name: value for name, value in meaning_of(checkpoint.manifest.schema or {}).items() if name != "multislot"}
 
 
 def _names(first: Checkpoint, second: Checkpoint, kind: str) -> list[str]:

@@ -32,6 +32,8 @@ from sparsefleet.checkpoint.storage import AnyPath, Location, locate
 from sparsefleet.checkpoint.storage.base import reading
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import CheckpointError
+from sparsefleet.core.inputs import Inputs
+from sparsefleet.core.schema import Schema
 from sparsefleet.core.table_rows import TableRows
 from sparsefleet.optim.values_only import ELSEWHERE, ValuesOnly
 
@@ -63,6 +65,16 @@ class Checkpoint:
     def layers(self) -> list[Checkpoint]:
         """The last whole checkpoint and the deltas upon it, up to this one: a row is as the last that has it says."""
         return [self] if self.base is None else [*self.base.layers(), self]
+
+    def schema(self) -> Schema | None:
+        """What its samples look like, with the order of a line where they were lines; None: it does not say."""
+        saved, inputs = self.manifest.schema, self.manifest.inputs
+        if saved is None:
+            return None
+        schema = Schema.from_dict(saved, where=f"{self.location}: schema")
+        if inputs is None:
+            return schema
+        return Inputs.from_dict(inputs, f"{self.location}: inputs", CheckpointError).ordered(schema)
 
     def verify(self) -> None:
         """Read every byte, compare every checksum, row count and shape. Raises at the first difference."""

@@ -8,17 +8,21 @@ other keys, and a model scores them like noise. So a reader tells, for each slot
 - ready: a key, or a number as the network sees it, made by whoever wrote the sample;
 - either: both occur (a Python dict may hold text or keys), or it is not known.
 
+It also tells in which order it finds the slots of a line that has no names.
+
 Training puts this into its checkpoints, an export into the bundle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.core.json_fields import Fields, encodes, short
+from sparsefleet.core.layout import dense_in, with_layout
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 
 RAW, READY, EITHER = "raw", "ready", "either"
@@ -27,6 +31,8 @@ MAX_COMMAND = 100_000
 """Characters of a pipe command; a shell takes no longer one."""
 
 Layout = tuple[tuple[str, str], ...]
+Held = tuple[str, str]
+"""What a slot of a line holds: its kind, and the name of a slot or dense feature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +100,47 @@ class Inputs:
             found.append(f"PYTHONHASHSEED of the pipe command: {self.hash_seed} {then}, {here.hash_seed} {now}")
         return found
 
+    def other_order(self, here: Inputs) -> str | None:
+        """That `here` finds ready values at other places of a line, in words; None: it does not, or there are no lines.
+
+        Apart from `differences`: a request to a served model is by name, in whatever order lines were.
+        """
+        if self.layout is None or here.layout is None:
+            return None
+        mine, others = self._line(), here._line()
+        both = {one for _, held in mine for one in held} & {one for _, held in others for one in held}
+        mine = [(name, held & both) for name, held in mine if held & both]
+        others = [(name, held & both) for name, held in others if held & both]
+        if [held for _, held in mine] == [held for _, held in others]:
+            return None
+        pairs = enumerate(zip(mine, others, strict=False))
+        first = next((place for place, (one, other) in pairs if one[1] != other[1]), min(len(mine), len(others)))
+        return f"a line is ({_from(mine, first)}) in training, ({_from(others, first)}) here"
+
+    def _line(self) -> list[tuple[str, frozenset[Held]]]:
+        """The slots of a line, each with its ready keys or numbers, or the label."""
+        ready = {*(("sparse", name) for name in self.ready_slots), *(("dense", name) for name in self.ready_dense)}
+        line: list[tuple[str, frozenset[Held]]] = []
+        for name, kind in self.layout or ():
+            held = dense_in(name, list(self.dense)) if kind == "dense" else [name]
+            found = ready & {(kind, one) for one in held}
+            line.append((name, frozenset({("label", "")} if kind == "label" else found)))
+        return line
+
     def require_same(self, here: Inputs | None, where: str, how: str) -> None:
         """Refuse samples that are not read as the model's were. `where`: the model; `how`: how to vouch for them."""
         differing = [] if here is None else self.differences(here)
+        moved = None if here is None else self.other_order(here)
+        if moved is not None:
+            differing.append(moved)
         if not differing:
             return
-        if self.pipe_command is not None:
+        met = "keys that it has never met"
+        if differing == [moved]:
+            names = json.dumps([name for name, _ in self.layout or ()], ensure_ascii=False)
+            met = "values of other slots"
+            advice = f"read them in the order of training, by set_use_var or in the schema, multislot = {names}"
+        elif self.pipe_command is not None:
             advice = f"read them through the same command (pipe_command, --pipe-command {self.pipe_command!r})"
             if self.layout is not None:
                 advice += ", or give files that hold its output (format multislot)"
@@ -109,8 +150,7 @@ class Inputs:
             advice = f"give {self.format} files as in training"
         raise ConfigError(
             f"{where} was trained on {self.source()}; these samples would be read otherwise ({'; '.join(differing)}), "
-            f"and scored on keys that it has never met: {advice}. If you know that this gives the same keys and "
-            f"numbers, say {how}"
+            f"and scored on {met}: {advice}. If you know that this gives the same keys and numbers, say {how}"
         )
 
     def served_schema(self, schema: Schema) -> Schema:
@@ -126,6 +166,10 @@ class Inputs:
             return schema
         slots = tuple(Slot(s.name, s.hash_prefix, keys=True) if s.name in keys else s for s in schema.slots)
         return replace(schema, slots=slots)
+
+    def ordered(self, schema: Schema) -> Schema:
+        """The schema with the order in which lines were read, where it says none: those of an older release do not."""
+        return schema if self.layout is None else with_layout(schema, self.layout)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -173,6 +217,13 @@ def _meaning(what: str, word: str) -> str:
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+
+
+def _from(line: Sequence[tuple[str, frozenset[Held]]], first: int, most: int = 6) -> str:
+    """Names of a line's slots, from the first that is to be seen."""
+    names = [name for name, _ in line]
+    shown = names[first : first + most]
+    return ", ".join([*(["…"] if first else []), *shown, *(["…"] if first + most < len(names) else [])])
 
 
 def _text(fields: Fields, name: str, longest: int) -> str | None:

@@ -61,6 +61,8 @@ class Reader(ABC):
     batch_size: int
     asked_threads: int | None = None
     """Training threads that somebody asked for at the reader (`set_thread`), as in Fluid."""
+    same_inputs: bool = False
+    """Somebody vouches that samples read so have the keys and numbers of a training that read them otherwise."""
 
     @abstractmethod
     def epoch(self, threads: int = 1) -> Epoch:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.layout import with_layout
 from sparsefleet.core.schema import DenseFeature, Schema, Slot
 from sparsefleet.data.file_reader import FileReader, Layout
 from sparsefleet.data.formats import format_for
@@ -37,6 +38,9 @@ class DatasetFactory:
 
 def inputs_of(variables: Any) -> tuple[Schema, Layout | None]:
     """The schema of declared inputs, and the order and kind of the slots in a sample (None: the schema's own).
+
+    The schema says the order too (`multislot`), where it is not the usual one: whoever reads such samples later has the
+    schema alone.
 
     An input is a name (a sparse slot, or the label where the name is "label"), a pair (name, width) of dense
     values, or an object with `name`, `dtype` and `shape`, floating ones being dense. Keys are taken as they
@@ -63,7 +67,8 @@ def inputs_of(variables: Any) -> tuple[Schema, Layout | None]:
         DenseFeature(name if width == 1 else f"{name}{index + 1}") for name, width in dense for index in range(width)
     ]
     slots = tuple(Slot(name, keys=True) for name, kind in layout if kind == "sparse")
-    return Schema(dense=tuple(features), slots=slots, label=LABEL, sparse_feature_dim=0), tuple(layout)
+    schema = Schema(dense=tuple(features), slots=slots, label=LABEL, sparse_feature_dim=0)
+    return with_layout(schema, layout), tuple(layout)
 
 
 def _name_and_width(variable: Any) -> tuple[str, int | None]:

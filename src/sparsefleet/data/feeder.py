@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.core.inputs import EITHER, Inputs
+from sparsefleet.core.layout import Layout
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.batching import Cutter, WholeItems, check_batch_size
-from sparsefleet.data.formats.multislot import Layout
 from sparsefleet.data.iterable_pass import KIND, IterablePass, spans_of
 from sparsefleet.data.pass_reader import PassReader
 from sparsefleet.data.passes import Pass, check_position
@@ -61,8 +61,6 @@ class Feeder(PassReader):
         self._source = source
         self._used_up = False
         self._inputs: Inputs | None = None
-        self.same_inputs = False
-        """Somebody vouches that samples read so have the keys and numbers of a training that read them otherwise."""
 
     def inputs(self) -> Inputs | None:
         """As the first samples were; before them: either text or keys, raw numbers or ready ones."""

@@ -58,8 +58,6 @@ class FileReader(PassReader):
         self._layout: Layout | None = None
         self._inputs: Inputs | None = None
         self._place: str | None = None
-        self.same_inputs = False
-        """Somebody vouches that samples read so have the keys and numbers of a training that read them otherwise."""
         self.batch_size = check_batch_size(batch_size)
         self.threads = check_threads(threads)
         self.on_bad_row = BadSamples(on_bad_row).policy

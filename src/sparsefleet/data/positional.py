@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.layout import Layout, default_layout
 from sparsefleet.core.schema import Schema
-from sparsefleet.data.formats.multislot import Layout, default_layout, slot_entries
+from sparsefleet.data.formats.multislot import slot_entries
 from sparsefleet.data.python_samples import DENSE
 
 

@@ -305,14 +305,14 @@ def _target(out: str | os.PathLike[str]) -> Path:
 
 
 def schema_of(checkpoint: Checkpoint, given: Schema | None) -> Schema:
-    saved = checkpoint.manifest.schema
     if given is not None:
         return given
+    saved = checkpoint.schema()
     if saved is None:
         raise CheckpointError(
             f"{checkpoint.location} does not say what its input looks like (no schema): give the reader's with schema="
         )
-    return Schema.from_dict(saved, where=f"{checkpoint.location}: schema")
+    return saved
 
 
 def inputs_of(checkpoint: Checkpoint) -> Inputs | None:

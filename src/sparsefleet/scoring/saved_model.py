@@ -24,9 +24,9 @@ def saved_model(path: AnyPath, own: type[nn.Module] | str | None = None) -> tupl
     (`sparsefleet.models.Rebuildable`), or where it is, as "my_model.py:MyNet": a checkpoint holds no code.
     """
     checkpoint = Checkpoint.open(latest(path))
-    if checkpoint.manifest.schema is None:
+    schema = checkpoint.schema()
+    if schema is None:
         raise CheckpointError(f"{checkpoint.location} does not say what its input looks like (no schema)")
-    schema = Schema.from_dict(checkpoint.manifest.schema, where=f"{checkpoint.location}: schema")
     if isinstance(own, str):
         return choosing.rebuilt(checkpoint.manifest.model, own), schema
     return registry.build(checkpoint.manifest.model, own), schema

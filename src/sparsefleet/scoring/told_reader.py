@@ -20,7 +20,7 @@ class ToldReader(Reader):
     def __init__(self, reader: Reader, tell: Tell) -> None:
         self._reader, self._tell, self._samples = reader, tell, 0
         self._telling = threading.Lock()
-        self.schema, self.batch_size = reader.schema, reader.batch_size
+        self.schema, self.batch_size, self.same_inputs = reader.schema, reader.batch_size, reader.same_inputs
 
     def consumed(self, batch: Batch) -> None:
         self._reader.consumed(batch)

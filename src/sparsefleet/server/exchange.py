@@ -5,6 +5,7 @@ What is wrong with a message goes back as its answer's `error`; the stream and t
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -248,7 +249,10 @@ class Exchange:
         return {"arrays": described}, body
 
     def _start_inputs(self, frame: Frame, number: int) -> Answer:
-        return {"inputs": self._state.holdings.start_inputs()}, EMPTY
+        inputs, schema = self._state.holdings.start_samples()
+        # Not in the header: kept values may be many.
+        body = b"" if schema is None else json.dumps(schema).encode()
+        return {"inputs": inputs}, np.frombuffer(body, np.uint8)
 
     def _put_letter(self, frame: Frame, number: int) -> Answer:
         letter = Letter(self._account.worker, _flag(frame, "last", False), frame.body)

@@ -258,9 +258,10 @@ class Holdings:
         with self._noting_damage():
             return dict(self._checkpoint.buffers()) if self._checkpoint is not None else {}
 
-    def start_inputs(self) -> Mapping[str, Any] | None:
-        """How the samples were read that this checkpoint was trained on; None where it is not known."""
-        return self._checkpoint.manifest.inputs if self._checkpoint is not None else None
+    def start_samples(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+        """How the samples were read that this checkpoint was trained on, and their schema; None: it is not known."""
+        manifest = None if self._checkpoint is None else self._checkpoint.manifest
+        return (None, None) if manifest is None else (manifest.inputs, manifest.schema)
 
     def stats(self) -> dict[str, Any]:
         return {

@@ -374,7 +374,9 @@ class Sessions(Roster):
                 self.break_job(f"lost {names}, so that {len(left)} trainers are left, and it needs {elastic.least}")
                 return StoreError(f"{what}: {self._broken}")
         for worker in lost:
-            log.warning("going on without %s", self.name(worker))
+            came = worker in self._trainers or worker in self._ended_before
+            why = "" if came else f": it has not come within {self.config.join_timeout:g} s (connect_timeout)"
+            log.warning("going on without %s%s", self.name(worker), why)
             if worker in self._trainers:
                 self._trainers[worker].dropped = True
                 self._lost_for_good(worker)
@@ -408,6 +410,12 @@ class Sessions(Roster):
     def missing_error(self, what: str, lost: Iterable[int]) -> StoreError:
         names = ", ".join(self.name(worker) for worker in lost)
         lost_them = f"{what}: lost {names}; the time-out is {self.config.timeout:g} s."
+        if any(worker not in self._trainers and worker not in self._ended_before for worker in lost):
+            lost_them += (
+                f" Who has not come yet is waited for {self.config.join_timeout:g} s from the first one on: raise "
+                "connect_timeout of the strategy (sparsefleet train: --connect-timeout) on all processes where that is "
+                "too short."
+            )
         if self.config.lost_trainer == "drop":  # and still it is an error
             return StoreError(
                 f"{lost_them} This needs all trainers, also where lost ones are left out of all else. "

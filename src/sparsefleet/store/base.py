@@ -148,9 +148,9 @@ class ParameterStore(ABC):
         """Buffers of the checkpoint that the store itself started from; empty where it started from nothing."""
         return {}
 
-    def start_inputs(self) -> Mapping[str, Any] | None:
-        """How the samples of that checkpoint were read (`core/inputs.py`); None where it is not known."""
-        return None
+    def start_samples(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+        """How the samples of that checkpoint were read (`core/inputs.py`), and their schema; None: it is not known."""
+        return None, None
 
     @abstractmethod
     def pull(self, table: str, keys: U64, *, create: bool = True) -> Pending[F32]:

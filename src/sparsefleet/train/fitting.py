@@ -21,6 +21,7 @@ from sparsefleet.metrics import ClickMetrics, MetricSet
 from sparsefleet.store.base import RunFacts
 from sparsefleet.train.evaluation import Evaluation
 from sparsefleet.train.fetch import FetchHandler
+from sparsefleet.train.given_data import TrainedOn
 from sparsefleet.train.healing import Before, Cut
 from sparsefleet.train.judging import Judge
 from sparsefleet.train.model_in_store import ModelInStore
@@ -146,7 +147,7 @@ class Fit:
         finally:
             if self._begun:
                 # What Python hands in is known once it was read.
-                self._models.trained_on.learn("the model", asked.data.inputs())
+                self._models.trained_on.learn(asked.data)
                 for reporter in asked.reporters:
                     reporter.close()
 
@@ -206,12 +207,14 @@ class Fit:
                 return state
             return replace(TrainingState.from_facts(facts, trainer, crew.size, leased=leased), rows=rows_of(trainer))
 
-        models.trained_on.check(data)
-        models.trained_on.learn("the model", data.inputs())
-        for other in filter(None, (test, valid)):
-            models.trained_on.check(other)  # now, not after an epoch
+        models.trained_on.check_to_train_on(data, tell=crew.index == 0)
+        trained_on = TrainedOn.by(data)
+        for what, other in (("the test data", test), ("the validation data", valid)):
+            if other is not None:
+                trained_on.check(other, what)  # now, not after an epoch
+        policy = asked.validation or Validation()
         if valid is not None:
-            (asked.validation or Validation()).check(self._config.metrics)
+            policy = policy.decided(self._config.metrics)
         data.seek(state.position)
         crew.begin_run(leased=leased)
         run = Run(
@@ -227,6 +230,7 @@ class Fit:
             fetch=asked.fetch,
             before=before,
         )
+        models.trained_on.learn(data)  # not before: what is refused has taught the model nothing
         trained.run = run
         self._begin(until)
         scored = None
@@ -236,7 +240,7 @@ class Fit:
                 communicator.start(bound.parameters, state.step)
                 judge = Judge(
                     run,
-                    asked.validation or Validation(),
+                    policy,
                     None if valid is None else partial(score, valid),
                     self._workplace.store,
                     communicator,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.data.base import Reader
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.train.fetch import FetchHandler, PrintFetched, infos_for, names_of
+from sparsefleet.train.given_data import require_same_threads
 from sparsefleet.train.run import FitResult
 from sparsefleet.train.workplace import BringsWorkplace
 
@@ -37,10 +39,14 @@ class FleetCalls:
         scope: None = None,
         quiet: bool | None = None,
     ) -> FitResult:
-        """One pass over the dataset, as users of Fleet know it; prints `fetch_list` every `print_period` batches."""
-        _check_fluid(self, "train_from_dataset", debug, thread, scope)
+        """One pass over the dataset, as users of Fleet know it; prints `fetch_list` every `print_period` batches.
+
+        `thread`: training threads of this call; 0: as the trainer or the dataset was told.
+        """
+        _check_fluid("train_from_dataset", debug, scope)
         handlers = _handlers(fetch_list, fetch_info, print_period, fetch_handler)
-        return self.fit(model, dataset, epochs=1, fetch=handlers, quiet=quiet)
+        with self._threads_of_call("train_from_dataset", dataset, thread):
+            return self.fit(model, dataset, epochs=1, fetch=handlers, quiet=quiet)
 
     def infer_from_dataset(  # type: ignore[misc]
         self: Trainer,
@@ -56,9 +62,10 @@ class FleetCalls:
         scope: None = None,
     ) -> dict[str, float]:
         """Score the shares of all trainers; prints `fetch_list` every `print_period` batches and at the end."""
-        _check_fluid(self, "infer_from_dataset", debug, thread, scope)
+        _check_fluid("infer_from_dataset", debug, scope)
         handlers = _handlers(fetch_list, fetch_info, print_period, fetch_handler)
-        values = self.evaluate_everywhere(model, dataset, fetch=handlers)
+        with self._threads_of_call("infer_from_dataset", dataset, thread):
+            values = self.evaluate_everywhere(model, dataset, fetch=handlers)
         # The last batch, and what a layer made of it, has been printed; these are of all samples of all trainers.
         names = names_of(fetch_list)
         if whole := [index for index, name in enumerate(names) if name in values]:
@@ -67,6 +74,16 @@ class FleetCalls:
                 [values[names[i]] for i in whole]
             )
         return values
+
+    @contextmanager
+    def _threads_of_call(self: Trainer, call: str, dataset: Reader, thread: int) -> Iterator[None]:  # type: ignore[misc]
+        """For the call that is made within: as many threads as `thread=` asks for, unless somebody says otherwise."""
+        require_same_threads(f"{call}(thread={thread})", thread, dataset, self._threads)
+        self._called_with = thread or None
+        try:
+            yield
+        finally:
+            self._called_with = None
 
 
 def optimizer_of_process(trainer: Trainer) -> UpdateRule | BringsWorkplace:
@@ -93,15 +110,12 @@ def one_count(epochs: int, epoch: int | None) -> int:
     return epoch
 
 
-def _check_fluid(trainer: Trainer, call: str, debug: bool, thread: int, scope: None) -> None:
+def _check_fluid(call: str, debug: bool, scope: None) -> None:
     """Settings of Fluid's call of this name."""
     if debug:
         raise ConfigError(f"{call}(debug=True): Trainer(profile=True) tells where the time of steps goes")
     if scope is not None:
         raise ConfigError(f"{call}(scope=…): there are no scopes; the trainer's store holds the parameters")
-    threads = trainer.config.threads
-    if thread not in (0, threads):
-        raise ConfigError(f"{call}(thread={thread}): this trainer has {threads}; write Trainer(threads={thread})")
 
 
 def _handlers(

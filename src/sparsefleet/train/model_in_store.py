@@ -15,7 +15,7 @@ from sparsefleet.data.base import Reader
 from sparsefleet.store.base import Pending, RunFacts
 from sparsefleet.store.shards import facts_of
 from sparsefleet.train.binding import BoundModel, PartialLoad, SharedModel
-from sparsefleet.train.given_data import TrainedOn, differing_keys, differing_schemas
+from sparsefleet.train.given_data import TrainedOn, differing_schemas
 from sparsefleet.train.healing import Cut
 from sparsefleet.train.workplace import Workplace
 
@@ -35,7 +35,9 @@ class ModelInStore:
         if self._bound is None or self._bound.model is not model:
             work = self._workplace
             self._bound = BoundModel(model, work.store, work.rule, self._seed, work.kept_by_store)
-            self.trained_on.learn_saved("the checkpoint that the servers started from", work.store.start_inputs())
+            inputs, schema = work.store.start_samples()
+            if inputs is not None or schema is not None:
+                self.trained_on.learn_saved("the checkpoint that the servers started from", inputs, schema)
         return self._bound
 
     def unbind(self) -> None:
@@ -72,7 +74,7 @@ class ModelInStore:
             crew.only_first(f"load {location}", fill)
         bound.refresh()
         facts = facts_of(checkpoint)
-        self.trained_on.learn_saved(location, facts.inputs)
+        self.trained_on.learn_saved(location, facts.inputs, facts.schema)
         if not partial:
             bound.load_buffers(facts.buffers)
             return facts
@@ -101,13 +103,13 @@ class ModelInStore:
     def load_to_begin_with(self, model: nn.Module, data: Reader, path: str, *, fresh_optimizer: bool) -> None:
         """What fits of a checkpoint, for a new run. Refuses one whose keys mean something else."""
         location = str(chosen(path)[0])  # the best one, where there is one
-        saved = Checkpoint.open(location).manifest.schema
-        problems, hints = differing_keys(saved or {}, json.loads(json.dumps(data.schema.to_dict())))
+        manifest, trained_on = Checkpoint.open(location).manifest, TrainedOn()
+        trained_on.learn_saved(location, manifest.inputs, manifest.schema)
+        problems, _ = trained_on.differing_keys(data)  # of the rest the log tells once it is loaded, as of any data
         if problems:
             raise CheckpointError(
-                f"{location} has rows by other keys than these samples would have: {'; '.join(problems)}. Read the "
-                "samples with its schema, to which slots may be added"
+                f"{location} has rows by other keys than these samples would have, or numbers in another order: "
+                f"{'; '.join(problems)}. Read the samples with its schema, to which slots may be added (`sparsefleet "
+                "data prepare --keep-constants` leaves its numbers)"
             )
-        for hint in hints if self._workplace.crew.index == 0 else ():
-            logger.warning("%s: %s", location, hint)
         self.load(model, location, values_only=fresh_optimizer, partial=True)

@@ -76,9 +76,10 @@ def _not_finite(loss: float, batch: Batch) -> SparseFleetError:
     # Of several labels, one that is not defined is none of the loss.
     unlabelled = int(np.isnan(batch.labels).sum()) if batch.labels.ndim == 1 else 0
     if unlabelled:
+        hint = '; of inputs given to set_use_var, the one named "label" is the label'
         return DataError(
             f"{unlabelled} of the {len(batch)} rows of a batch have no label, and training needs one for each: "
-            "leave such rows out, or score them with predict"
+            f"leave such rows out, or score them with predict{hint if unlabelled == len(batch) else ''}"
         )
     return DivergedError(f"the loss became {loss}: lower the learning rate, or look for dense values out of range")
 

@@ -73,6 +73,8 @@ class Trainer(FleetCalls):
         else:
             self.workplace = LocalWorkplace(optimizer, store, communicator)
         self._threads = threads
+        self._called_with: int | None = None
+        """Threads that the present call of Fluid's shape asks for (`thread=`)."""
         self.config = RunConfig(
             1 if threads is None else threads, precision, num_thresholds, slide_steps, profile, tuple(metrics)
         )
@@ -157,7 +159,7 @@ class Trainer(FleetCalls):
                 fetch=fetch,
                 reporters=self._reporters_for(quiet),
             )
-            self.config = replace(self.config, threads=threads_for(data, self._threads))
+            self.config = replace(self.config, threads=threads_for(data, self._threads, self._called_with or 1))
             result = Fit(request, self.config, self.workplace, self._models, self._evaluation, self._trained).run()
             self.work_done = True
             return result
@@ -182,7 +184,8 @@ class Trainer(FleetCalls):
     ) -> dict[str, float]:
         """Metrics over the shares of all trainers of the job, exactly those of one process; all must call it."""
         self.work_done = False
-        values = self._evaluation.everywhere(self.config, model, data, fetch)
+        config = self.config if self._called_with is None else replace(self.config, threads=self._called_with)
+        values = self._evaluation.everywhere(config, model, data, fetch)
         self.work_done = not self._fitting  # within a fit it is the fit that must come to its end
         return values
 

@@ -2,43 +2,23 @@
 
 Whoever wrote the line has hashed and normalised: keys are taken as they are (folded modulo
 `sparse_feature_dim` unless that is 0), dense values too. The order is that of the schema's `multislot`; without it,
-and unless a layout says otherwise: all dense values as one slot, the sparse slots as the schema has them, the label.
+and unless a layout says otherwise: all dense values as one slot, the sparse slots as the schema has them, the label
+(`core/layout.py`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Self
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.inputs import READY, Inputs
+from sparsefleet.core.layout import Layout, default_layout, dense_in
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.formats.base import CHUNK_SAMPLES, FormatOptions, Head
 from sparsefleet.data.formats.text import TextFormat
 from sparsefleet.kernels.text import MultiSlotParser
 from sparsefleet.kernels.text_types import MAX_LINE, Columns, Parsed, Reason, SlotEntry, SlotKind
-
-Layout = Sequence[tuple[str, str]]
-"""(name, kind) of every slot in order; kind is dense, sparse or label.
-
-A dense slot that has the name of a dense feature holds that one. A slot `x` holds the features x_1, x_2, … where there
-are such; under any other name it holds them all.
-"""
-
-ALL_DENSE = "dense_feature"
-"""What the default layout calls the slot of all dense values, as the seeds do."""
-
-
-def default_layout(schema: Schema, labelled: bool = True) -> list[tuple[str, str]]:
-    """The order that the schema says, or the usual one."""
-    if schema.multislot is not None:
-        kinds = {**dict.fromkeys(schema.slot_names, "sparse"), schema.label: "label"}
-        named = [(name, kinds.get(name, "dense")) for name in schema.multislot]
-        return [(name, kind) for name, kind in named if labelled or kind != "label"]
-    dense = [(ALL_DENSE, "dense")] if schema.dense else []
-    label = [(schema.label, "label")] if labelled else []
-    return [*dense, *((name, "sparse") for name in schema.slot_names), *label]
 
 
 def slot_entries(layout: Layout, schema: Schema) -> list[SlotEntry]:
@@ -49,7 +29,7 @@ def slot_entries(layout: Layout, schema: Schema) -> list[SlotEntry]:
     labels = 0
     for name, kind in layout:
         if kind == "dense":
-            covered = _dense_in(name, schema.dense_names)
+            covered = dense_in(name, schema.dense_names)
             first = schema.dense_names.index(covered[0]) if covered else 0
             if tuple(covered) != schema.dense_names[first : first + len(covered)]:
                 raise ConfigError(
@@ -82,14 +62,6 @@ def slot_entries(layout: Layout, schema: Schema) -> list[SlotEntry]:
     if labels > 1:
         raise ConfigError(f"layout: {labels} labels; a sample has at most one")
     return entries
-
-
-def _dense_in(slot: str, names: Sequence[str]) -> list[str]:
-    """The dense features that a dense slot holds."""
-    if slot in names:
-        return [slot]
-    part = re.compile(re.escape(slot) + r"_[0-9]+")
-    return [name for name in names if part.fullmatch(name)] or list(names)
 
 
 class MultiSlotFormat(TextFormat):

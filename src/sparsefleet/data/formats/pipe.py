@@ -13,11 +13,12 @@ from typing import Self
 from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.inputs import Inputs
+from sparsefleet.core.layout import Layout
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import check_file
 from sparsefleet.data.formats.base import BadSamples, Chunk, FormatOptions, Head, Unit
 from sparsefleet.data.formats.command import CommandSource, hash_seed
-from sparsefleet.data.formats.multislot import Layout, MultiSlotFormat
+from sparsefleet.data.formats.multislot import MultiSlotFormat
 from sparsefleet.data.formats.trial import Trial, begin_trial
 from sparsefleet.kernels.text_types import MAX_LINE
 

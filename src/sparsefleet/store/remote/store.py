@@ -6,6 +6,7 @@ answered are sent again: pushes count once, and a repeated pull may see later pu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -77,13 +78,13 @@ class RemoteStore(ParameterStore):
         message: Message = ({"op": "start_buffers"}, EMPTY, LETTER_BYTES)
         return self._calls.send("buffers of the start", {0: message}, arrays).wait()
 
-    def start_inputs(self) -> Mapping[str, Any] | None:
-        def inputs(frames: list[Frame]) -> Mapping[str, Any] | None:
-            return frames[0].header.get("inputs")
+    def start_samples(self) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+        def samples(frames: list[Frame]) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+            schema = frames[0].body.tobytes()
+            return frames[0].header.get("inputs"), json.loads(schema) if schema else None
 
-        return self._calls.send(
-            "inputs of the start", {0: ({"op": "start_inputs"}, EMPTY, LETTER_BYTES)}, inputs
-        ).wait()
+        message: Message = ({"op": "start_inputs"}, EMPTY, LETTER_BYTES)
+        return self._calls.send("inputs of the start", {0: message}, samples).wait()
 
     def create_dense(self, name: str, values: F32, rule: UpdateRule, layout: Layout) -> None:
         """The first trainer that reaches server 0 makes the block on all servers; the others take its values."""
