@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -98,8 +99,8 @@ def overlap(one: WordVectors, other: WordVectors, probes: int = 100, near: int =
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text")
-    parser.add_argument("questions")
+    parser.add_argument("text", type=os.path.abspath)
+    parser.add_argument("questions", type=os.path.abspath)
     parser.add_argument("--gensim", help="an interpreter that has gensim; without it, only we are measured")
     parser.add_argument("--dims", type=int, nargs="*", default=[100, 300])
     parser.add_argument("--epochs", type=int, default=5)

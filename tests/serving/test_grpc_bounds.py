@@ -43,7 +43,7 @@ class Server:
         self.about["grpc"] = f"127.0.0.1:{self.grpc.port}"
 
     async def end(self):
-        await self.grpc.close()
+        await self.grpc.close(lambda: False)
         await self.service.close()
 
     def told(self, name):
@@ -283,3 +283,14 @@ def test_a_connection_without_a_call_is_ended(trained, monkeypatch):
         assert call("ServerLive").live
         wait_until(lambda: state.READY in seen and seen[-1] is state.IDLE, 30, lambda: f"the end; {seen}")
         assert call("ServerLive").live
+
+
+def test_a_second_ctrl_c_leaves_calls_under_way(server, infer):
+    taken, hurried = infer(1), threading.Event()
+    server.wait_for_calls(1)
+    ending = asyncio.run_coroutine_threadsafe(server.grpc.close(hurried.is_set), server.loop)
+    with pytest.raises(TimeoutError):
+        ending.result(timeout=0.5)  # it has 30 seconds
+    hurried.set()
+    ending.result(timeout=10)
+    assert taken.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)

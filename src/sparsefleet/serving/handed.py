@@ -7,7 +7,7 @@ from collections.abc import Sized
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sparsefleet.serving.http import Service
 from sparsefleet.serving.log import tell_seldom
@@ -35,6 +35,8 @@ class HandedConnection(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
         """Runs while the client has an answer to take, and too much of it waits for that."""
+        self._running: RequestResponseCycle | None = None
+        """The request under way; `cycle` is the last one that came, which may have to wait for it."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -46,6 +48,9 @@ class HandedConnection(HttpToolsProtocol):
         self._stop_answer_timer()
         self._service.connections.closed(self)
         super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # uvicorn tells `cycle` alone; this one would go on, and write to nobody
+            self._running.message_event.set()
 
     def close_idle(self) -> None:
         self.transport.abort()
@@ -78,8 +83,12 @@ class HandedConnection(HttpToolsProtocol):
         self._stop_head_timer()
         self._service.connections.became_busy(self)
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
 
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
         super().on_response_complete()
         if self.transport.is_closing():  # which waits for the client to take what was written
             self._start_answer_timer()

@@ -173,7 +173,12 @@ class Metrics:
         metric("keys_total", "counter", "Distinct keys looked up.", ("", self._keys))
         metric("unknown_keys_total", "counter", "Those that no table held; they read as zeros.", ("", self._unknown))
         metric("dropped_rows_total", "counter", "Rows not scored: their clients had gone.", ("", self._dropped_rows))
-        metric("answers_not_taken_total", "counter", "Answers that nobody took in time.", ("", self._not_taken))
+        metric(
+            "answers_not_taken_total",
+            "counter",
+            "Connections ended: answers not taken in time.",
+            ("", self._not_taken),
+        )
         metric("ready", "gauge", "Whether the warm-up scored as it should when it was last tried.", ("", self._ready))
         metric("waiting_rows", "gauge", "Rows that wait to be scored.", ("", waiting_rows))
         metric(

@@ -99,7 +99,7 @@ class _Server(uvicorn.Server):
                 await asyncio.sleep(0.02)
         if self._grpc is not None:
             began = time.monotonic()
-            await self._grpc.close()
+            await self._grpc.close(lambda: self.force_exit)
             if (whole := self.config.timeout_graceful_shutdown) is not None:
                 # What is under way over HTTP has had that time, too: whoever kills us counts with it once.
                 self.config.timeout_graceful_shutdown = max(1, round(whole - (time.monotonic() - began)))
@@ -133,6 +133,7 @@ def serve(config: ServeConfig) -> None:
     settings = uvicorn.Config(
         application(config, predictor, pointer, path),
         http="httptools",
+        ws="none",  # a connection that became another protocol would never be told of as closed
         ssl_certfile=config.tls_cert,
         ssl_keyfile=config.tls_key,
         log_config=UVICORN,

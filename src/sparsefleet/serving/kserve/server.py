@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 import sparsefleet
 from sparsefleet.core.errors import ConfigError, SparseFleetError
 from sparsefleet.serving.answers import HttpError, refusal, told
-from sparsefleet.serving.batcher import LateError
+from sparsefleet.serving.batcher import END_SECONDS, LateError
 from sparsefleet.serving.connections import KEEP_ALIVE
 from sparsefleet.serving.http import Service
 from sparsefleet.serving.kserve.messages import METHODS, SERVICE, messages
@@ -131,7 +131,7 @@ class KServeServer:
             ("grpc.so_reuseport", 0),
             ("grpc.server_handshake_timeout_ms", round(1000 * config.header_timeout)),
             ("grpc.max_connection_idle_ms", round(1000 * KEEP_ALIVE)),
-            # While a call is under way: a client that answers no ping has gone, or takes nothing.
+            # While a call is under way: a client that answers no ping has gone.
             ("grpc.keepalive_time_ms", round(1000 * KEEP_ALIVE)),
             ("grpc.keepalive_timeout_ms", round(1000 * config.answer_timeout)),
         ]
@@ -161,10 +161,16 @@ class KServeServer:
             if late := self._threads.end_late(seconds):
                 tell_seldom("grpc body", f"{late} calls over gRPC ended: no request came within {seconds:g} seconds")
 
-    async def close(self) -> None:
+    async def close(self, hurried: Callable[[], bool]) -> None:
+        """Calls under way get `drain_timeout`. hurried: asked all the while; once it says so, they are left."""
         self._looking.cancel()
-        stopped = self._server.stop(self._service.config.drain_timeout)
-        await asyncio.to_thread(stopped.wait, self._service.config.drain_timeout + 5)
+        drain = 0.0 if hurried() else self._service.config.drain_timeout
+        stopped, until = self._server.stop(drain), time.monotonic() + drain + END_SECONDS
+        while not stopped.is_set() and time.monotonic() < until:
+            if drain and hurried():
+                drain, until = 0.0, time.monotonic() + END_SECONDS
+                self._server.stop(drain)
+            await asyncio.sleep(0.02)
 
     # -- the protocol's methods ----------------------------------------------------------------------------------------
 
