@@ -28,7 +28,7 @@ from sparsefleet.cli.server_role import log_to_stderr, serve
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.interrupts import sigterm_interrupts
 from sparsefleet.fleet.roles import Role
-from sparsefleet.word2vec.config import BATCH_WORDS, Word2VecConfig
+from sparsefleet.word2vec.config import ASYNC_BATCH_WORDS, BATCH_WORDS, Word2VecConfig
 
 if TYPE_CHECKING:
     from sparsefleet.train import FitResult, Trainer
@@ -78,7 +78,13 @@ def train_command(
         float, _training("At the beginning; it falls in a straight line until the last epoch's end.")
     ] = _WORDS.learning_rate,
     min_learning_rate: Annotated[float, _training("At the last epoch's end.")] = _WORDS.min_learning_rate,
-    batch_size: Annotated[int, _training("Words that a thread takes rows for at a time.")] = BATCH_WORDS,
+    batch_size: Annotated[
+        int | None,
+        _training(
+            f"Words that a thread takes rows for at a time; default {BATCH_WORDS}, of trainers in mode async "
+            f"{ASYNC_BATCH_WORDS}."
+        ),
+    ] = None,
     threads: Annotated[int | None, _training("Training threads of a process; default 2, with workers 1.")] = None,
     seed: Annotated[int, _training("With --threads 1, the same seed gives the same bits.")] = 0,
     save_every: Annotated[int | None, _saving("Also save after every so many batches (of the first worker).")] = None,
@@ -172,12 +178,13 @@ def train_command(
         else:
             known = _count(files, min_count, threads)
         count = role.worker_num
+        usual = ASYNC_BATCH_WORDS if role.kind != "single" and mode == "async" else BATCH_WORDS
         reader = word2vec.WordReader(
             word2vec.share_text(files, max(role.index, 0) if count > 1 else 0, count),
             known,
             config,
             epochs=epochs,
-            batch_size=batch_size,
+            batch_size=usual if batch_size is None else batch_size,
             threads=threads,
             words=known.text_words / count,
         )

@@ -12,6 +12,9 @@ from sparsefleet.kernels.words import MAX_NEGATIVES, MAX_WINDOW
 BATCH_WORDS = 1000
 """Words that a thread takes rows for at a time, where nobody says otherwise."""
 
+ASYNC_BATCH_WORDS = 2000
+"""The same in mode async, where the rows of every batch travel: half the messages, and vectors as good."""
+
 
 @dataclass(frozen=True)
 class Word2VecConfig:
