@@ -191,7 +191,8 @@ def test_each_of_several_labels(cli, tmp_path):
     assert loss["labels"]["click"] == {"auc": loss["auc"], "logloss": loss["logloss"]}
     scored = json.loads(cli("infer", tmp_path / "model", "--data", tmp_path / "data" / "test", "--json").stdout)
     buys = json.loads(cli(*words, "--label", "buy", "--json").stdout)
-    assert (buys["label"], buys["auc"], buys["logloss"]) == ("buy", scored["buy_auc"], scored["buy_logloss"])
+    assert (buys["label"], buys["auc"]) == ("buy", scored["buy_auc"])
+    assert buys["logloss"] == pytest.approx(scored["buy_logloss"], rel=1e-6)  # threads add up in any order
     assert buys["losses"][0]["auc"] == loss["labels"]["buy"]["auc"]
     assert "of label buy" in " ".join(cli(*words, "--label", "buy").stderr.split())
     wrong = cli(*words, "--label", "sold")

@@ -99,7 +99,7 @@ def test_the_time_of_requests_under_way_at_the_end_is_one_for_grpc_and_http(monk
     async def run():
         server = _Server(uvicorn.Config(lambda: None, timeout_graceful_shutdown=60), {})
         server.lifespan = SimpleNamespace(state={})
-        server._grpc = SimpleNamespace(close=lambda: asyncio.sleep(2))
+        server._grpc = SimpleNamespace(close=lambda hurried: asyncio.sleep(2))
         await server.shutdown()
 
     monkeypatch.setattr(uvicorn.Server, "shutdown", shutdown)
