@@ -60,7 +60,8 @@ def test_what_was_planted_comes_first(cli, planted, model):
     falls = [loss["auc"] for loss in said["losses"]]
     assert falls == sorted(falls, reverse=True)
     scored = json.loads(cli("infer", model, "--data", planted / "test", "--json").stdout)
-    assert (said["auc"], said["logloss"]) == (scored["auc"], scored["logloss"])
+    assert said["auc"] == scored["auc"]
+    assert said["logloss"] == pytest.approx(scored["logloss"], rel=1e-6)  # threads add up in any order
     again = json.loads(cli("importance", model, "--data", planted / "test", "--repeats", 2, "--json").stdout)
     assert again["losses"] == said["losses"], "the same seed shuffles the same"
 
