@@ -180,12 +180,11 @@ def test_threads_hammer_the_table_while_cuts_are_read():
     keys = np.arange(rows, dtype=np.uint64)
     pulled(table, keys)
     meeting, reading = threading.Barrier(threads + 1, timeout=60), threading.Event()
-    pushes = [0] * threads
-    beside = [0] * cuts
+    pushes, beside = [0] * threads, threading.Semaphore(0)
 
     def pusher(thread: int):
         rng, young = np.random.default_rng(thread), 10_000_000 * (thread + 1)
-        for cut in range(cuts):
+        for _ in range(cuts):
             meeting.wait()  # until the next meeting nobody pushes: the reader begins a cut
             meeting.wait()
             for number in range(60):
@@ -195,16 +194,21 @@ def test_threads_hammer_the_table_while_cuts_are_read():
                 pulled(table, np.arange(young, young + 500, dtype=np.uint64))
                 young += 500
                 pushes[thread] += 1
-                beside[cut] += reading.is_set()
+                if reading.is_set():
+                    beside.release()
 
     def reader():
         for _ in range(cuts):
             meeting.wait()
+            while beside.acquire(blocking=False):  # those of the cut before
+                pass
             pushed, there = sum(pushes), table.begin_cut()
             reading.set()
             meeting.wait()
             found = 0
             while len((batch := table.scan_cut(777)).keys):
+                if not found:
+                    assert beside.acquire(timeout=60), "no push was made beside a cut: nothing was tried"
                 old = batch.keys < rows
                 assert (batch.values[old] == pushed).all()
                 assert (batch.seen[old] == pushed).all()
@@ -215,7 +219,6 @@ def test_threads_hammer_the_table_while_cuts_are_read():
             table.end_cut()
 
     run_threads([reader, *[lambda t=t: pusher(t) for t in range(threads)]])
-    assert sum(beside) > 0, "no push was made beside a cut: nothing was tried"
     assert (pulled(table, keys) == sum(pushes)).all()
 
 
