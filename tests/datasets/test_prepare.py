@@ -18,7 +18,7 @@ from sparsefleet.data.formats import text as text_formats
 from sparsefleet.data.formats.base import BadSamples, Chunk, Unit
 from sparsefleet.data.formats.criteo import CriteoFormat
 from sparsefleet.data.formats.source import open_source
-from sparsefleet.datasets.prepare import PrepareSpec, is_test_sample, prepare
+from sparsefleet.datasets.prepare import PrepareSpec, held_out, prepare
 from sparsefleet.datasets.quantiles import Quantiles
 
 
@@ -119,7 +119,7 @@ def test_blocks_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 )
 @settings(max_examples=50, deadline=None)
 def test_share_is_exact(rows: int, share: float, seed: int) -> None:
-    count = int(is_test_sample(np.arange(rows), PrepareSpec(test_share=share, seed=seed)).sum())
+    count = int(held_out(np.arange(rows), PrepareSpec(test_share=share, seed=seed)).test.sum())
     assert abs(count - rows * share) <= 1
 
 

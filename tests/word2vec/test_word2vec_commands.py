@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,16 @@ def test_a_launcher_counts_by_its_min_count(shell: CommandLine, text: Path) -> N
     words = ("--text", text, "--text", "rare", *SMALL, "--epochs", 1, "--save", "model", "--min-count", 2)
     result = shell.result("word2vec", "train", *words, "--servers", 1, "--workers", 1)
     assert result["vocabulary"] == 25
+
+
+def test_async_takes_twice_as_many_words_at_a_time(shell: CommandLine, text: Path) -> None:
+    """There the rows of each batch travel; in one process, where --mode says nothing, they do not."""
+    words = ("--text", text, "--dim", 12, "--subsample", 0, "--epochs", 1, "--threads", 1, "--mode", "async")
+    alone = shell.result("word2vec", "train", *words, "--save", "alone")
+    many = shell.result("word2vec", "train", *words, "--save", "many", "--servers", 1, "--workers", 1)
+    assert alone["trained"] == many["trained"] > 4000
+    assert alone["steps"] == math.ceil(alone["trained"] / 1000)
+    assert many["steps"] == math.ceil(many["trained"] / 2000)
 
 
 def test_a_run_is_resumed(saved, text, tmp_path):

@@ -264,11 +264,6 @@ def normalised(
     return replace(schema, dense=tuple(dense))
 
 
-def is_test_sample(numbers: I64, spec: PrepareSpec) -> Mask:
-    """Which of the samples of these numbers are test samples."""
-    return held_out(numbers, spec).test
-
-
 def held_out(numbers: I64, spec: PrepareSpec) -> HeldOut:
     """Which of the samples of these numbers are held out: one at a random place in each window of 1/share samples.
 
