@@ -6,6 +6,7 @@
     python benchmarks/models.py --processor           one thread each, by processor time: while others use the machine
     python benchmarks/models.py lr fm --batch 100     batches of another size than 1000; several: one table each
     python benchmarks/models.py --set hidden=64,64,64 networks of another size, where a model has that setting
+    python benchmarks/models.py --precision bf16      our networks in bfloat16, the others as they are
     python benchmarks/models.py --quality             test AUC, group AUC and log loss of all, one process and 2 x 2
     python benchmarks/models.py --full --quick        both tables of all models, in one go
 
@@ -51,6 +52,7 @@ from sparsefleet.data.base import BatchStream, Epoch, Reader
 from sparsefleet.models import CTRDNN, SHELF, ModelInputs
 from sparsefleet.models.settings import from_texts, has_setting
 from sparsefleet.nn.embedding import embeddings
+from sparsefleet.nn.precision import PRECISIONS
 from sparsefleet.nn.tower import layer_by_layer
 from sparsefleet.optim import Adam
 from sparsefleet.train import Trainer
@@ -79,6 +81,8 @@ class Manner:
     """Samples a second of processor time. With one thread: threads of torch that wait for each other use it, too."""
     settings: tuple[tuple[str, str], ...] = ()
     """Of networks, as texts; a model leaves out those that it does not have."""
+    precision: str = "float32"
+    """Of our dense networks; the others' are float32, as they are by default."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,8 @@ def size_of(name: str, manner: Manner) -> Size:
 
 def ours(name: str, manner: Manner) -> float:
     torch.manual_seed(0)
-    model, trainer = make(name, manner), Trainer(Adam(1e-3), threads=manner.threads, reporters=())
+    model = make(name, manner)
+    trainer = Trainer(Adam(1e-3), threads=manner.threads, precision=manner.precision, reporters=())
     reader = InMemory(samples(name, max(STEPS, STEPS * 1000 // manner.batch), 0, manner.batch), 0.5)
     trainer.fit(model, reader)  # rows are made, buffers too
     reader.seconds = manner.seconds
@@ -248,7 +253,7 @@ def speeds(names: list[str], manner: Manner, turns: int, python: str | None) -> 
     how = "one thread, by processor time" if manner.by_processor else f"{manner.threads} threads"
     table = Table(
         *("model", "samples/s", "dense part alone, torch", "ratio", f"{WANTED} wanted"),
-        title=", ".join([f"batch {manner.batch}", how, *map("=".join, manner.settings)]),
+        title=", ".join([f"batch {manner.batch}", how, f"ours in {manner.precision}", *map("=".join, manner.settings)]),
     )
     for column in ("FuxiCTR", "times as fast", "wanted", "weights", "values a key") if python else ():
         table.add_column(column)
@@ -306,6 +311,12 @@ def main() -> None:
         metavar="NAME=VALUE",
         help="a setting of networks, as `sparsefleet train --set` takes it; models that lack it go without",
     )
+    arguments.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="float32",
+        help="of our networks, as `sparsefleet train` takes it; the others compute in float32; default: %(default)s",
+    )
     arguments.add_argument("--fuxictr", metavar="PYTHON", help="the Python of an environment that has fuxictr")
     arguments.add_argument("--quality", action="store_true", help="how well models learn, in place of speeds alone")
     arguments.add_argument("--full", action="store_true", help="both: speeds, and how well models learn")
@@ -334,7 +345,8 @@ def main() -> None:
         turns, seconds = (1, 3.0) if given.quick else (3, 6.0)
         seconds = given.seconds or seconds
         manners = [
-            Manner(batch, seconds, 1 if given.processor else 2, given.processor, settings) for batch in given.batch
+            Manner(batch, seconds, 1 if given.processor else 2, given.processor, settings, given.precision)
+            for batch in given.batch
         ]
         tables += [speeds(names, manner, turns, given.fuxictr) for manner in manners]
     for table in tables:
