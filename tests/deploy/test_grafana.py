@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from manifests import DEPLOY
 
-from sparsefleet.launch.on_ray.metrics import DESCRIPTIONS, LABELS, OF_TRAINERS, PREFIX
+from sparsefleet.launch.on_ray.metrics import OF_TRAINERS
+from sparsefleet.launch.on_ray.series import EXPORTED_PREFIX, LABELS, SERIES
 
 BOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "training.json").read_text())
 PANELS: list[dict[str, Any]] = BOARD["panels"]
-OURS = {f"ray_{PREFIX}{name}" for name in DESCRIPTIONS}
-SERIES = re.compile(r"\w*sparsefleet_\w+")
+OURS = {EXPORTED_PREFIX + name for name in SERIES}
+SERIES_OF = re.compile(r"\w*sparsefleet_\w+")
 VARIABLES = {one["name"]: one for one in BOARD["templating"]["list"]}
 
 
@@ -35,8 +36,8 @@ def test_the_shape_is_a_dashboards() -> None:
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
 def test_a_panel_asks_for_what_the_code_exports(panel: dict[str, Any]) -> None:
     [target] = panel["targets"]
-    assert set(SERIES.findall(target["expr"])) <= OURS
-    assert SERIES.findall(target["expr"]), "it asks for nothing of ours"
+    assert set(SERIES_OF.findall(target["expr"])) <= OURS
+    assert SERIES_OF.findall(target["expr"]), "it asks for nothing of ours"
     by = re.search(r" by \(([^)]*)\)", target["expr"])
     assert by is not None, "Ray's own labels (WorkerId, SessionName, …) would stand in every name"
     asked = [label.strip() for label in by[1].split(",")]
@@ -52,16 +53,17 @@ def test_a_job_is_chosen_by_a_label_that_there_is() -> None:
     assert asked[2] in LABELS
 
 
-def test_every_series_is_drawn_by_job_and_role() -> None:
-    by = ", ".join(LABELS)
-    drawn = [
-        name
-        for panel in PANELS
-        for target in panel["targets"]
-        if f" by ({by}) " in target["expr"]
-        for name in SERIES.findall(target["expr"])
-    ]
-    assert sorted(drawn) == sorted(OURS)
+def test_every_series_is_drawn_by_job_and_role_as_our_own_page_does() -> None:
+    drawn = {}
+    for panel in PANELS:
+        [target] = panel["targets"]
+        if f" by ({', '.join(LABELS)}) " in target["expr"]:
+            [name] = SERIES_OF.findall(target["expr"])
+            defaults = panel["fieldConfig"]["defaults"]
+            drawn[name] = (panel["title"], defaults["unit"], defaults.get("min") == 0, panel["description"])
+    assert drawn == {
+        EXPORTED_PREFIX + name: (one.title, one.unit, one.from_zero, one.text) for name, one in SERIES.items()
+    }
 
 
 def test_every_series_is_documented() -> None:
@@ -69,5 +71,5 @@ def test_every_series_is_documented() -> None:
 
 
 def test_every_metric_is_described() -> None:
-    assert OF_TRAINERS.keys() <= DESCRIPTIONS.keys()
+    assert OF_TRAINERS.keys() <= SERIES.keys()
     assert "job" not in LABELS, "Prometheus has a label of that name, and would rename ours"

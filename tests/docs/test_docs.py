@@ -188,7 +188,7 @@ def test_commands_in_the_text_exist_with_their_options(page):
 
 
 def test_options_named_alone_exist_in_a_command():
-    names = ("train", "infer", "importance", "export", "serve", "verify", "replay", "doctor")
+    names = ("train", "infer", "importance", "export", "serve", "verify", "replay", "doctor", "ray-metrics")
     parameters = [parameter for name in names for parameter in find([name])[0].params]
     known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     for group in ("data", "checkpoint", "word2vec"):

@@ -42,6 +42,11 @@ class RunningCluster:
     dashboard: str
     metrics: str
     """Where the head's metrics are, for Prometheus."""
+    folder: Path
+    """Where the head keeps its files."""
+    grafana_port: int
+    """Where its dashboard looks for Grafana: not the usual port, where other programs may listen."""
+    prometheus_port: int
     process: subprocess.Popen[str]
 
     @property
@@ -71,6 +76,9 @@ def ray_cluster(cpus: list[int], *, dashboard: bool = False) -> Iterator[Running
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (open as long as the process)
     # A worker process that starts late on a busy machine is none that failed.
     patient = {**os.environ, "RAY_worker_register_timeout_seconds": "240", "RAY_JOB_STOP_WAIT_TIME_S": "120"}
+    grafana, prometheus = free_port(), free_port()
+    patient |= {"RAY_GRAFANA_HOST": f"http://localhost:{grafana}"}
+    patient |= {"RAY_PROMETHEUS_HOST": f"http://localhost:{prometheus}"}
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=patient
     )
@@ -80,7 +88,8 @@ def ray_cluster(cpus: list[int], *, dashboard: bool = False) -> Iterator[Running
         for line in process.stdout:
             if line.startswith("{"):
                 found = json.loads(line)
-                yield RunningCluster(found["address"], found["dashboard"], found["metrics"], process)
+                told = (found["address"], found["dashboard"], found["metrics"], Path(found["folder"]))
+                yield RunningCluster(*told, grafana, prometheus, process)
                 return
         said.seek(0)
         pytest.fail(f"the Ray cluster did not start:\n{said.read()[-5000:]}")
@@ -129,13 +138,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         for number in range(1, TRIES + 1):
             try:
-                cluster = started(cpus, dashboard, f"{folder}/{number}")
+                own = f"{folder}/{number}"
+                cluster = started(cpus, dashboard, own)
                 break
             except Exception:
                 if number == TRIES:
                     raise
                 traceback.print_exc()
-        obey(cluster, dashboard)
+        obey(cluster, dashboard, own)
 
 
 def reap(cluster: Cluster) -> None:
@@ -150,13 +160,14 @@ def reap(cluster: Cluster) -> None:
         time.sleep(0.5)
 
 
-def obey(cluster: Cluster, dashboard: bool) -> None:
+def obey(cluster: Cluster, dashboard: bool, folder: str) -> None:
     threading.Thread(target=reap, args=(cluster,), daemon=True).start()
     nodes = sorted(cluster.list_all_nodes(), key=lambda node: str(node.node_ip_address))
     try:
         url = cluster.head_node.webui_url if dashboard else ""
         metrics = f"127.0.0.2:{cluster.head_node.metrics_export_port}"
-        print(json.dumps({"address": cluster.address, "dashboard": url, "metrics": metrics}), flush=True)
+        about = {"address": cluster.address, "dashboard": url, "metrics": metrics, "folder": folder}
+        print(json.dumps(about), flush=True)
         for line in sys.stdin:
             order, number = line.split()
             if order == "kill":

@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray_cluster import RunningCluster, ray_cluster
@@ -165,6 +166,36 @@ def test_a_killed_driver_leaves_no_role(cluster: RunningCluster, data: Path, tmp
         job.process.kill()
         wait_until(lambda: not roles_of(tmp_path), 60, lambda: f"the end of {roles_of(tmp_path)}")
         assert f"--resume {tmp_path / 'model'}" in job.output  # said at its start: there was no time later
+
+
+def test_the_dashboard_shows_training_figures_without_prometheus_and_grafana(
+    cluster: RunningCluster, data: Path, tmp_path: Path
+) -> None:
+    def ask(url: str) -> dict[str, Any]:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return json.loads(answer.read())  # type: ignore[no-any-return]
+
+    def drawn() -> set[str]:
+        charts = ask(f"{told['data']['grafanaHost']}/sparsefleet/figures")["charts"]
+        return {f"{chart['name']} of {line['role']}" for chart in charts for line in chart["lines"]}
+
+    command = [sys.executable, "-m", "sparsefleet", "ray-metrics", "--temp-dir", str(cluster.folder)]
+    command += ["--port", str(cluster.grafana_port), "--prometheus-port", str(cluster.prometheus_port)]
+    (tmp_path / "page").mkdir()
+    with (
+        RayJob(command, tmp_path / "page", cluster.environment) as page,
+        RayJob(train(data, "--on", "ray", *LONG), tmp_path, cluster.environment) as job,
+    ):
+        page.wait_for("shows training figures under Metrics")
+        told = ask(f"http://{cluster.dashboard}/api/grafana_health")
+        assert (told["result"], told["msg"]) == (True, "Grafana running")
+        assert ask(f"http://{cluster.dashboard}/api/prometheus_health")["result"] is True
+        wanted = {"loss of worker 0", "auc of worker 1", "table_rows of server 0", "restarts of server 1"}
+        wait_until(lambda: wanted <= drawn(), JOB_SECONDS, lambda: f"charts of {wanted - drawn()}: {page.output}")
+        page.process.send_signal(signal.SIGINT)
+        assert page.ended() == 0, page.output
+        job.process.send_signal(signal.SIGINT)
+        assert job.ended() == 130, job.output
 
 
 def test_a_cluster_without_room_is_waited_for_with_words(cluster: RunningCluster, data: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ COMMANDS = {
     "importance": "Shuffle one slot or dense feature at a time, and tell how much AUC and log loss suffer.",
     "status": "Show tables, speed, latencies and trainers of a running job.",
     "scale": "Go on with more or fewer servers or trainers in a running job, without losing a sample.",
+    "ray-metrics": "Show training figures on the Metrics page of Ray's dashboard, without Prometheus and Grafana.",
     "checkpoint": "Look into checkpoints, check them, compare them.",
     "export": "Make a bundle of a checkpoint: ONNX network, mapped rows, schema.",
     "publish": "Publish a bundle's rows to Redis, for `serve --sparse redis://…`.",
@@ -27,7 +28,7 @@ COMMANDS = {
     "replay": "Send logged requests again and compare the scores; exit status 1 where they differ or a request fails.",
     "doctor": "Tell versions, processor, limits and speed of this machine; exit status 1 where something is broken.",
 }
-"""The module of this package that a command stands in, as `app` or as a function of its name; the first of its help."""
+"""The first of each command's help. It stands in the module of its name, as `app` or as a function of that name."""
 
 
 def application(words: Sequence[str]) -> typer.Typer:
@@ -55,11 +56,12 @@ def _application(imported: Collection[str]) -> typer.Typer:
         if name not in imported:
             app.command(name, help=text)(_not_imported)
             continue
-        module: Any = import_module(f"sparsefleet.cli.{name}")
+        own = name.replace("-", "_")
+        module: Any = import_module(f"sparsefleet.cli.{own}")
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name)
         else:
-            app.command(name)(getattr(module, name))
+            app.command(name)(getattr(module, own))
     return app
 
 

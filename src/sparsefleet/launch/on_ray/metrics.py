@@ -14,14 +14,12 @@ from typing import Any
 
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.fleet.security import Security
+from sparsefleet.launch.on_ray.series import LABELS, PREFIX, SERIES
 from sparsefleet.store.remote.config import RemoteConfig
 from sparsefleet.store.remote.link import ServerLink
 
 EVERY_SECONDS = 3.0
 ASK_SECONDS = 3.0
-PREFIX = "sparsefleet_"
-"""Ray puts its own `ray_` before it."""
-LABELS = ("job_name", "role")
 OF_TRAINERS = {
     "samples_per_second": "rows_per_s",
     "loss": "loss",
@@ -32,18 +30,6 @@ OF_TRAINERS = {
     "staleness_steps": "staleness",
 }
 """Which figure of a trainer's report (`train/status.py`) each metric is."""
-DESCRIPTIONS = {
-    "samples_per_second": "Samples per second of a trainer, over its last seconds of training.",
-    "loss": "Loss per sample of a trainer, since its report before.",
-    "auc": "AUC of a trainer's samples so far in this epoch.",
-    "step": "Steps of a trainer since the training began.",
-    "epoch": "The epoch that a trainer is in, from 1.",
-    "seconds_left": "Seconds until the last epoch's end, at a trainer's speed so far.",
-    "staleness_steps": "Steps that a trainer has done and the servers have not applied.",
-    "table_rows": "Rows in a server's tables.",
-    "memory_bytes": "Memory of a server's tables and dense parameters.",
-    "restarts": "How often a role was started again since the job began.",
-}
 AWAY = ("dropped", "gone", "lost", "stopped")
 """States of trainers that are not in the job any more: what they said last is no figure of now."""
 
@@ -98,7 +84,7 @@ class RayMetrics:
     def _tell(self) -> None:
         from ray.util.metrics import Gauge  # here: the names above are for those without Ray too
 
-        gauges = {name: Gauge(PREFIX + name, text, LABELS) for name, text in DESCRIPTIONS.items()}
+        gauges = {name: Gauge(PREFIX + name, one.text, LABELS) for name, one in SERIES.items()}
         links: dict[int, ServerLink] = {}
         while not self._closing.wait(EVERY_SECONDS):
             figures: list[Figure] = [("restarts", role, float(count)) for role, count in self._restarts().items()]

@@ -38,10 +38,10 @@ def refuse_ray_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} belongs to --on ray")
 
 
-def check_ray() -> None:
+def check_ray(who: str = "--on ray") -> None:
     """Refuse a machine without Ray, in one line."""
     if find_spec("ray") is None:
-        raise ConfigError("--on ray needs Ray, which is not installed: pip install 'sparsefleet[ray]'")
+        raise ConfigError(f"{who} needs Ray, which is not installed: pip install 'sparsefleet[ray]'")
 
 
 def needs_of(
