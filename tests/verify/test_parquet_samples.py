@@ -51,6 +51,27 @@ def test_types_that_json_has_not(tmp_path: Path, kind: pa.DataType, time_format:
     np.testing.assert_array_equal(made.dense, samples.batch.dense)
 
 
+@pytest.mark.parametrize("transformed", [False, True])
+@pytest.mark.parametrize("lists", [False, True])
+def test_decimals(tmp_path: Path, transformed: bool, lists: bool) -> None:
+    """Without a fraction they are whole numbers in a slot, with all their digits, and numbers else."""
+    ids = pa.array([Decimal("12"), None, Decimal("90071992547409931234567"), Decimal(-3)], pa.decimal128(30, 0))
+    if lists:
+        ids = pa.array([[one, None] for one in ids.to_pylist()], pa.list_(ids.type))
+    price = pa.array([Decimal("0.1"), Decimal("12345678901234567.89"), None, Decimal("2.50")], pa.decimal128(30, 2))
+    whole = pa.array([Decimal("7"), Decimal("9007199254740993"), None, Decimal(0)], pa.decimal256(40, 0))
+    table = pa.table({"click": [0, 1, 1, 0], "id": ids, "price": price, "whole": whole})
+    pq.write_table(table, tmp_path / "f.parquet")
+    slots = [Slot("id"), *([Slot("range", column="price", buckets=(0.1, 2.5, 1e9))] if transformed else [])]
+    schema = Schema((DenseFeature("price", diff=4.0), DenseFeature("whole")), tuple(slots), "click")
+    samples = read_samples(str(tmp_path / "f.parquet"), schema, 10)
+    assert [type(one["whole"]) for one in samples.raw] == [int, int, type(None), int]
+    made = SampleParser(schema).body(json.dumps({"rows": samples.raw}).encode())
+    np.testing.assert_array_equal(made.keys, samples.batch.keys)
+    np.testing.assert_array_equal(made.offsets, samples.batch.offsets)
+    np.testing.assert_array_equal(made.dense, samples.batch.dense)
+
+
 def test_bytes_that_no_request_can_hold(tmp_path: Path) -> None:
     pq.write_table(pa.table({"click": [0, 1], "user": [b"\xff", b"a"]}), tmp_path / "f.parquet")
     with pytest.raises(ConfigError, match=r"column 'user' holds b'.xff', which is not UTF-8"):

@@ -12,6 +12,8 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
+
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.inputs import Inputs
@@ -19,6 +21,7 @@ from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import list_files
 from sparsefleet.data.formats import format_for
 from sparsefleet.data.formats.base import BadSamples, Unit
+from sparsefleet.data.formats.columns import is_whole
 from sparsefleet.data.formats.criteo import CriteoFormat
 from sparsefleet.data.formats.parquet import ParquetFormat, open_parquet
 from sparsefleet.data.formats.records import RecordFormat
@@ -110,8 +113,19 @@ def _parquet(file: str, schema: Schema) -> Iterator[RawSample]:
     milliseconds = schema.time_format == "milliseconds"
     with open_parquet(file) as opened:
         for batch in opened.iter_batches(1024, columns=list(schema.fields)):
-            for sample in batch.to_pylist():
+            columns = [_as_read(column) for column in batch.columns]
+            for sample in pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist():
                 yield {name: _plain(value, name, milliseconds) for name, value in sample.items()}
+
+
+def _as_read(column: pa.Array) -> pa.Array:
+    """Decimals with a fraction as the numbers that training makes of them; those without are whole numbers there."""
+    kind, types = column.type, pa.types
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    values = kind.value_type if lists else kind
+    if not types.is_decimal(values) or is_whole(values):
+        return column
+    return column.cast(pa.large_list(pa.float64()) if lists else pa.float64(), safe=False)
 
 
 def _plain(value: Any, name: str, milliseconds: bool) -> Any:
@@ -127,7 +141,7 @@ def _plain(value: Any, name: str, milliseconds: bool) -> Any:
                 "nothing can be compared; write such values as text, in training too"
             ) from None
     if isinstance(value, Decimal):
-        return float(value)
+        return int(value)
     if isinstance(value, datetime):
         since = value - (EPOCH if value.tzinfo else EPOCH.replace(tzinfo=None))
         return int(since // timedelta(milliseconds=1 if milliseconds else 1000))
