@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,51 @@ def test_labels_in_another_order_are_refused() -> None:
         found = function(then.to_dict(), swapped.to_dict())
         assert found == ["labels are in another order: 'click' is number 1 there, 2 here"]
         assert function(then.to_dict(), named.to_dict()) == []
+
+
+def timed(time_format: str) -> sf.Schema:
+    slots = (*OWN.slots, sf.Slot("hour", column="at", derive="hour"), sf.Slot("day", column="at", derive="weekday"))
+    return replace(OWN, slots=slots, time_format=time_format)
+
+
+def at_times(path: Path, times: tuple[str, ...]) -> str:
+    rows = [f"{n % 2},20,3,Oslo,sea,{time}" for n, time in enumerate(times * 4)]
+    path.write_text("\n".join(["label,age,price,city,tags,at", *rows, ""]))
+    return str(path)
+
+
+@pytest.mark.parametrize("here", ["seconds", "auto", "milliseconds"])
+def test_times_in_another_format(tmp_path: Path, caplog: pytest.LogCaptureFixture, here: str) -> None:
+    """Of the same text it makes other keys; of other files, whose times are written so, the same."""
+    trained, other = timed("yymmddhh"), timed(here)
+    times = at_times(tmp_path / "then.csv", ("14102100", "14102213"))
+    seconds = (1413849600, 1413982800)
+    written = tuple(str(1000 * one if here == "milliseconds" else one) for one in seconds)
+    later = at_times(tmp_path / "later.csv", written)
+    torch.manual_seed(0)
+    model = sf.CTRDNN(trained.slot_names, 2, sf.CTRDNNConfig(embedding_size=4, hidden=(8,)))
+    trainer = sf.Trainer(sf.optim.Adam(1e-2), quiet=True)
+    trainer.fit(model, sf.open_reader(times, trained, batch_size=4))
+    said = f"time_format, by which slot 'hour', 'day' is made, is 'yymmddhh' there, '{here}' here"
+    for use in (trainer.evaluate, trainer.infer_from_dataset, lambda *given: next(trainer.predict(*given))):
+        with pytest.raises(ConfigError, match=said):
+            use(model, sf.open_reader(times, other))
+    vouched = sf.open_reader(later, other, same_inputs=True)
+    values = trainer.evaluate(model, sf.open_reader(times, trained))
+    assert trainer.evaluate(model, vouched) == values
+    assert not caplog.records
+    trainer.fit(model, sf.open_reader(later, other, batch_size=4))
+    assert said + ": only if the times of these files are written in that other way" in caplog.text
+
+
+def test_where_no_time_is_read_its_format_says_nothing() -> None:
+    functions = (given_data.read_otherwise, lambda one, other: [*chain(*given_data.differing_keys(one, other))])
+    for function in functions:
+        assert function(timed("auto").to_dict(), timed("seconds").to_dict()) == [], "a number means the same"
+        assert function(OWN.to_dict(), replace(OWN, time="at", time_format="milliseconds").to_dict()) == []
+        assert function(timed("auto").to_dict(), replace(OWN, time_format="yymmddhh").to_dict()) == []
+        assert len(function(timed("auto").to_dict(), timed("milliseconds").to_dict())) == 1
+    assert given_data.read_otherwise(timed("auto").to_dict(), timed("yymmddhh").to_dict(), {"hour", "day"}) == []
 
 
 def test_of_ready_samples_only_what_is_made_of_them_counts() -> None:

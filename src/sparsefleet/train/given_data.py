@@ -27,6 +27,8 @@ OF_NUMBERS = ("clip", "function", "missing")
 OF_SCALE = ("minimum", "diff")
 OF_FILES = ("name", "column", "min_count")
 """Where files have a feature says nothing of what it becomes; of a min_count the values that are kept count."""
+OF_TIMES = ("hour", "weekday")
+"""What slots derive of a time, which the schema's time_format says how to read."""
 MOST = 5
 """Differences that are told one by one."""
 VOUCH = "open_reader(…, same_inputs=True), or --same-inputs at the command line"
@@ -185,6 +187,11 @@ def differing_keys(then: Document, now: Document, ready: Collection[str] = ()) -
         problems += _moved("dense features", before, after)
         if replaced := _replaced(before, after):
             hints.append(f"dense features stand in the place of others: {'; '.join(replaced[:MOST])}")
+    if other_times := _other_times(then, now, ready):
+        hints.append(
+            f"{other_times}: only if the times of these files are written in that other way do they get the keys that "
+            "the model knows"
+        )
     return problems, [*hints, *_other_kept_values(then, now)]
 
 
@@ -227,6 +234,8 @@ def read_otherwise(then: Document, now: Document, ready: Collection[str] = ()) -
         found += _differing_settings(f"slot {name!r}", one, other, (*_of_keys(releases, one, other), *OF_BAGS))
         if _kept(then, name) != _kept(now, name):
             found.append(f"slot {name!r} has other rare values (min_count)")
+    if other_times := _other_times(then, now, ready):
+        found.append(other_times)
     for name, one, other in _shared("dense", then, now, ready):
         found += _differing_settings(f"dense feature {name!r}", one, other, (*OF_NUMBERS, *OF_SCALE))
     before, after = _dense_names(then), _dense_names(now)
@@ -235,6 +244,26 @@ def read_otherwise(then: Document, now: Document, ready: Collection[str] = ()) -
     if len(before) == len(after) and not ({*before}.isdisjoint(after) and {*before, *after} <= {*ready}):
         found += _replaced(before, after)
     return found
+
+
+def _other_times(then: Document, now: Document, ready: Collection[str]) -> str | None:
+    """In words, where the same text of a time is read as another time and a slot that both have is made of it.
+
+    It is a setting of files: other files may have the same times in another format. A number means the same to auto as
+    to seconds, and the text that auto takes besides is none to seconds.
+    """
+    before, after = (str(schema.get("time_format") or "auto") for schema in (then, now))
+    if before == after or {before, after} == {"auto", "seconds"}:
+        return None
+    slots = [
+        name
+        for name, one, other in _shared("slots", then, now, ready)
+        if one.get("derive") in OF_TIMES and other.get("derive") in OF_TIMES
+    ]
+    if not slots:
+        return None
+    of = f"slot {', '.join(map(repr, slots[:MOST]))}" + (f" and {len(slots) - MOST} more" if len(slots) > MOST else "")
+    return f"time_format, by which {of} is made, is {before!r} there, {after!r} here"
 
 
 def _differing_hashing(then: Document, now: Document, ready: Collection[str]) -> list[str]:
