@@ -270,6 +270,13 @@ def test_columns_that_are_not_there(tmp_path: Path) -> None:
         read(CsvFormat(Schema((), (Slot("a"),), label="y")), str(tmp_path / "f"))
 
 
+def test_a_header_that_is_blank(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("\n\n\n")
+    for dialect in (None, CsvDialect()):
+        with pytest.raises(DataError, match="f: the first line is blank; the names of the columns should stand there"):
+            read(CsvFormat(Schema((), (Slot("a"),), label="y", csv=dialect)), str(tmp_path / "f"))
+
+
 def test_samples_without_labels(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("ts,user,price,tags\n5,1,2,a\n")
     form = CsvFormat(SCHEMA, labelled=False)

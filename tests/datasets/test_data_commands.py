@@ -48,6 +48,15 @@ def test_an_error_is_one_clear_message(tmp_path: Path) -> None:
     assert failed.stdout == ""
 
 
+def test_a_schema_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("click,site\n" + "0,a\n1,b\n" * 50)
+    (tmp_path / "afile").write_text("")
+    for out, why in (("afile/s.toml", "File exists"), ("afile/below/s.toml", "Not a directory")):
+        failed = run("inspect", tmp_path / "data.csv", "--out", tmp_path / out)
+        assert failed.returncode == 1
+        assert failed.stderr == f"error: --out {tmp_path / out} cannot be written: {why}; give another name\n"
+
+
 def test_skipped_rows_are_counted_at_the_end(tmp_path: Path) -> None:
     good = "\t".join(["0", *["1"] * 13, *["abcdef01"] * 26])
     (tmp_path / "raw").write_text(f"{good}\nbad\n{good}\nbad\n")

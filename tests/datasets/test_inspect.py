@@ -317,6 +317,12 @@ def test_multislot_that_cannot_be_told(tmp_path: Path, lines: list[str], options
         inspect(tmp_path / "f", **options)
 
 
+def test_blank_lines_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("\n\n\n")
+    with pytest.raises(DataError, match="only blank lines at the beginning"):
+        inspect(tmp_path / "f.csv")
+
+
 def test_lines_with_other_slots_are_counted(tmp_path: Path) -> None:
     lines = multislot_lines()
     lines[30:30] = ["1 0 1 5", "not a line", "1 0 2 0.5"]

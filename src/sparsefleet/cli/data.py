@@ -121,11 +121,18 @@ def inspect_command(
         raise ConfigError(f"--out {out} exists; give another name, or --overwrite to replace it")
     found = inspect(files, label=label, format=format, rows=rows)
     if out is not None:  # first: who looks at the head of a long table closes the pipe
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(found.text())
+        _write_schema(out, found.text())
     show_inspection(found)
     if out is not None:
         print(f"schema  {out}")
+
+
+def _write_schema(out: Path, text: str) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}; give another name") from None
 
 
 @app.command("prepare")

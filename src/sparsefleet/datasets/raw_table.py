@@ -229,6 +229,8 @@ def guess_dialect(head: bytes) -> CsvDialect:
         score = (count / len(rows) if width > 1 else 0.0, width, delimiter, rows)
         if best is None or score[:2] > best[:2]:
             best = score
+    if not text.strip():
+        raise DataError("there are only blank lines at the beginning; take them out, or write the file again")
     if best is None:
         raise DataError("the first lines cannot be read as CSV, with none of comma, tab, semicolon and bar")
     _, _, delimiter, rows = best

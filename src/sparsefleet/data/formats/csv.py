@@ -219,6 +219,11 @@ def read_header(file: str, dialect: CsvDialect | None, needed: Sequence[str]) ->
         text = body.decode().rstrip("\r\n")
     except UnicodeDecodeError:
         raise DataError(f"{file}: the header is not UTF-8: {body[:60]!r}") from None
+    if not text.strip():
+        raise DataError(
+            f"{file}: the first line is blank; the names of the columns should stand there: take blank lines out, or, "
+            "where files have no header, say header = false and columns under csv in the schema"
+        )
     if dialect is None:
         dialect = CsvDialect(best_delimiter(body, needed) or _most_frequent(text))
     try:
