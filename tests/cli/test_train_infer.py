@@ -154,6 +154,10 @@ def test_an_output_that_cannot_be_written(cli, clicks, model, tmp_path):
     result = cli("infer", model[0], "--data", clicks / "test", "--output", tmp_path / "none" / "p.csv")
     assert result.exit_code == 1
     assert f"cannot write predictions to {tmp_path / 'none' / 'p.csv'}: No such file" in result.stderr
+    (tmp_path / "file").write_text("")
+    result = cli("infer", model[0], "--data", clicks / "test", "--output", tmp_path / "file" / "p.csv")
+    assert result.exit_code == 1
+    assert f"cannot write predictions to {tmp_path / 'file' / 'p.csv'}: Not a directory" in result.stderr
 
 
 @pytest.mark.parametrize("reader", ["queue", "memory", "pyreader", "feeder"])

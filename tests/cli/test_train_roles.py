@@ -283,6 +283,8 @@ def test_a_trainer_that_fails_by_itself_ends_the_job_in_every_mode(shell: Comman
         ),
         (["--servers", "1", "--workers", "1", "--save", __file__], f"{__file__} is a file; give a folder, new or of"),
         (["--servers", "1", "--workers", "1", "--save", f"{__file__}/x"], f"--save {__file__}/x: {__file__} is a file"),
+        (["--save", ""], "--save '' names no folder (an unset variable?); give one, or leave --save out"),
+        (["--servers", "1", "--workers", "1", "--save", " "], "--save '' names no folder (an unset variable?)"),
         (["--servers", "1", "--workers", "1", "--data", "/nowhere"], "/nowhere: no such file or folder"),
         (["--servers", "1", "--workers", "5000"], "use fewer workers"),
         (["--servers", "1", "--workers", "1", "--log-dir", __file__], "cannot be used: Not a directory; give a folder"),

@@ -1,5 +1,6 @@
 """`export --outputs`: a bundle of some of a model's labels has what they need and nothing else, and scores the same."""
 
+import inspect
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.errors import BundleError, ConfigError
 from sparsefleet.core.schema import DenseFeature, Label, Schema, Slot
 from sparsefleet.data.open import open_reader
 from sparsefleet.export import Bundle, export_checkpoint
@@ -185,3 +186,28 @@ def test_the_command(trained, cli, tmp_path):
     assert done.exit_code == 0, done.output
     want = Predictor(trained.bundles[0]).predict(trained.rows)
     np.testing.assert_array_equal(Predictor(tmp_path / "b").predict(trained.rows), want)
+
+
+class Branching(nn.Module):
+    """What it computes depends on its data: no graph can say that."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = SparseEmbedding("rows", 3, ["user", "item"])
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, batch):
+        score = self.last(torch.cat([self.embedding(batch), dense_input(batch)], 1)).squeeze(1)
+        return score * 2 if batch.dense[:, 0].mean() > 0 else score
+
+
+def test_a_model_that_torch_cannot_export_is_refused_with_the_reason_and_the_line(capfd):
+    with pytest.raises(BundleError, match="torch cannot export this model to ONNX") as refused:
+        export_network(Branching(), ("user", "item"), 2)
+    told = str(refused.value)
+    line = inspect.getsourcelines(Branching.forward)[1] + 2
+    assert "data-dependent expression" in told
+    assert f"{__file__}, line {line}" in told
+    assert "\x1b" not in told
+    assert "\n" not in told
+    assert capfd.readouterr() == ("", "")  # no graphs, no advice for torch's developers

@@ -26,7 +26,7 @@ from sparsefleet.core.errors import SparseFleetError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, emoji=False)
 """For people. What other programs read goes to stdout with `print`."""
 
 PIPED_WIDTH = 200
@@ -36,7 +36,7 @@ LOG_SECONDS = 10.0
 
 def say(text: str, *, to: Console = console, style: str | None = None, markup: bool = True) -> None:
     """A line for people. In a terminal it is broken between words, and within none: a long path stays whole."""
-    line = Text.from_markup(text) if markup else Text(text)
+    line = Text.from_markup(text, emoji=False) if markup else Text(text)
     if to.is_terminal:
         line = Text("\n").join(line.divide(_breaks(line.plain, to.width)))
     to.print(line, style=style, soft_wrap=True)
@@ -95,7 +95,7 @@ def errors_to_exit(command: Callable[P, R]) -> Callable[P, R]:
 
 def results() -> Console:
     """Results for people, on stdout. In a pipe, lines are as long as they need be."""
-    out = Console(highlight=False)
+    out = Console(highlight=False, emoji=False)
     if not out.is_terminal:
         out.width = PIPED_WIDTH
     return out

@@ -13,6 +13,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from pyarrow import parquet
+from rich.markup import escape
 from rich.table import Table
 
 from sparsefleet.cli.console import console, errors_to_exit, progress, say, size_text
@@ -119,11 +120,12 @@ def export(
     summary = Table("part", "rows", "left out", "kept as", "size")
     for table in manifest.tables:
         size = size_text(manifest.file(table.path).bytes)
-        summary.add_row(f"table {table.name}", f"{table.rows:,}", f"{table.dropped:,}", table.dtype, size)
+        summary.add_row(escape(f"table {table.name}"), f"{table.rows:,}", f"{table.dropped:,}", table.dtype, size)
     summary.add_row("network", "", "", "ONNX", size_text(manifest.file("model.onnx").bytes))
     console.print(summary)
     say(
-        f"[bold]bundle[/] {done.path}  version {manifest.name}, of {manifest.checkpoint.name}; "
+        f"[bold]bundle[/] {escape(str(done.path))}  version {escape(manifest.name)}, "
+        f"of {escape(manifest.checkpoint.name)}; "
         f"ONNX Runtime differs from torch by {done.difference:.1e} at most",
     )
     if manifest.inputs is not None and (takes := pipe_advice(manifest.inputs)):

@@ -106,7 +106,7 @@ def infer(
     tell_skipped(skipped, data)
     if not unlabelled:
         where = f"[bold]{escape(str(checkpoint.location))}[/] on {escape(data)}"
-        say(f"{where}:  {describe_metrics(values)}")
+        say(f"{where}:  {escape(describe_metrics(values))}")
         if details := metrics.details():
             console.print(_segments_table(details))
         for slot, names in metrics.unmet_segments().items():

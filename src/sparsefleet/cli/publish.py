@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from sparsefleet.cli.console import errors_to_exit, progress, say, size_text
 from sparsefleet.core.errors import ConfigError
@@ -64,6 +65,6 @@ def publish(
         markup=False,
     )
     if done.warning:
-        say(f"[yellow]warning:[/] {done.warning}")
+        say(f"[yellow]warning:[/] {escape(done.warning)}")
     if json_output:
         print(json.dumps({"url": address.shown, "prefix": address.prefix, **asdict(done)}))

@@ -46,7 +46,7 @@ def replay(
 
 
 def _show(found: Replayed) -> None:
-    out = Console(highlight=False)
+    out = Console(highlight=False, emoji=False)
     spread = found.spread
     summary = Table(show_header=False)
     for name, count in (

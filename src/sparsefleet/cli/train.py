@@ -291,7 +291,7 @@ def train(
     train_checks.check_leases(leases, reader, bounds, many=bool(servers) or role.kind != "single")
     if save_every is not None and not save:
         raise ConfigError("--save-every needs --save FOLDER")
-    if save:
+    if save is not None:
         train_checks.check_folder("--save", save)
     train_checks.check_validation(context, valid_data)
     if shuffle and reader != "memory":
@@ -449,7 +449,8 @@ def tell_end(summary: Mapping[str, Any], data: str, *, job: bool) -> None:
     if found := summary.get("best"):
         tested = found.get("test") or {}
         beside = f", test AUC {tested['auc']:.4f}" if tested.get("auc") is not None else ""
-        say(f"[bold]best[/] validation {found['metric']} {found['value']:.5f}, after epoch {found['epoch']}{beside}")
+        what = f"{escape(found['metric'])} {found['value']:.5f}"
+        say(f"[bold]best[/] validation {what}, after epoch {found['epoch']}{beside}")
     if summary.get("test_auc") is not None:
         best = _best_possible(Path(data))
         beside = f"   best possible {best:.4f}" if best else ""

@@ -170,7 +170,9 @@ def check_validation(context: typer.Context, valid_data: str | None) -> None:
 
 
 def check_folder(option: str, path: str) -> None:
-    """Refuse a place for checkpoints that is a file, or below one."""
+    """Refuse a place for checkpoints that is a file, or below one, and one without a name: nothing would be saved."""
+    if not path.strip():
+        raise ConfigError(f"{option} '' names no folder (an unset variable?); give one, or leave {option} out")
     for place in (Path(path), *Path(path).parents):
         if place.is_dir():
             return

@@ -17,7 +17,7 @@ SHOWN_SLOTS = 3
 
 
 def show_report(report: Report) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     for name, where in report.places.items():
         say(f"{name:>10}  {where}", markup=False, to=console)
     for number, question in enumerate(report.questions, 1):

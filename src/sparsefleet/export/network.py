@@ -9,7 +9,9 @@ others alone need is left out, embeddings and their tables too.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -171,10 +173,7 @@ def _traced(wrapped: _FromPooled, names: list[str], widths: list[int], dense_fea
         cause = _our_error(error)
         if cause is not None:
             raise cause from error
-        text = str(error).strip().splitlines()
-        raise BundleError(
-            f"torch cannot export this model to ONNX: {type(error).__name__}: {text[0] if text else 'no reason given'}"
-        ) from error
+        raise BundleError(f"torch cannot export this model to ONNX: {_reason(error)}") from error
     proto = program.model_proto if program is not None else None
     if proto is None:
         raise BundleError("torch's ONNX exporter gave no model")
@@ -188,6 +187,16 @@ def _our_error(error: BaseException | None) -> BundleError | None:
             return error
         error = error.__cause__ or error.__context__
     return None
+
+
+def _reason(error: BaseException) -> str:
+    """What it met in the model: the error below all those in which the exporter wraps it, without pages of advice."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    first = text.partition("\n")[0] or "no reason given"
+    place = re.search(r'File "(.+)", line (\d+), in', text)
+    return f"{type(error).__name__}: {first}" + (f" ({place[1]}, line {place[2]})" if place else "")
 
 
 def _tidy(proto: Any) -> None:
@@ -260,13 +269,15 @@ def _difference(got: F32, want: F32, rows: int) -> float:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings, which are for its developers. What matters to users is raised."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence what the exporter tells its developers: warnings, and whole graphs. What matters to users is raised."""
+    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith("torch")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

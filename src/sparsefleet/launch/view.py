@@ -67,7 +67,7 @@ def view_for(stream: TextIO | None = None, *, program: str = PROGRAM, show_resul
     """
     stream = stream or sys.stderr
     if stream.isatty():
-        return LiveView(Console(file=stream), program, show_result=show_result)
+        return LiveView(Console(file=stream, emoji=False), program, show_result=show_result)
     return PlainView(stream, program, show_result=show_result)
 
 

@@ -9,7 +9,7 @@ import csv
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -78,7 +78,8 @@ def _beside(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise SparseFleetError(f"cannot write predictions to {path}: {error.strerror or error}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # of a folder that is none, too: what is wrong with it was raised above
+            beside.unlink(missing_ok=True)
 
 
 def _join_csv(parts: Sequence[Path], path: Path) -> None:

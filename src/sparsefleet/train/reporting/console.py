@@ -28,7 +28,7 @@ def console_reporter(
 
     `describe`: what to tell of a moment, where samples and AUC are not what the run is about.
     """
-    console = console or Console(stderr=True, highlight=False)
+    console = console or Console(stderr=True, highlight=False, emoji=False)
     describe = describe or describe_training
     return BarReporter(console, describe) if console.is_terminal else LogReporter(console, log_seconds, describe)
 
@@ -104,13 +104,14 @@ class BarReporter(Reporter):
     def epoch_end(self, snapshot: Snapshot) -> None:
         self._hide()
         told = with_time_left(self._describe(snapshot), snapshot)
-        self._console.print(f"[bold]epoch {snapshot.epoch + 1}/{snapshot.epochs}[/]  {told}")
+        self._console.print(f"[bold]epoch {snapshot.epoch + 1}/{snapshot.epochs}[/]  {escape(told)}")
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
-        self._console.print(f"[bold]test[/]  {describe_metrics(values)}")
+        self._console.print(f"[bold]test[/]  {escape(describe_metrics(values))}")
 
     def validated(self, step: int, values: Mapping[str, float], best: bool) -> None:
-        self._console.print(f"[bold]valid[/]  {describe_metrics(values)}{'  [bold]best so far[/]' if best else ''}")
+        mark = "  [bold]best so far[/]" if best else ""
+        self._console.print(f"[bold]valid[/]  {escape(describe_metrics(values))}{mark}")
 
     def saved(self, path: str, step: int) -> None:
         self._console.print(f"[bold]saved[/]  {escape(path)}", soft_wrap=True)
