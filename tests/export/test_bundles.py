@@ -220,8 +220,32 @@ class Unused(Own):
         return self.out(torch.cat([self.users(batch), dense, dense.new_zeros(dense.shape[0], 15)], 1))
 
 
+class Centred(Own):
+    """Batch norm made by hand: in training it may help, and a request has no batch."""
+
+    def forward(self, batch):
+        score = super().forward(batch)
+        return score - score.mean()
+
+
+class ByPlace(Own):
+    def forward(self, batch):
+        score = super().forward(batch)
+        return score * torch.cumsum(torch.ones_like(score), 0)
+
+
+DEPENDS = "the score of a row depends on the rows scored with it: of 8 random rows, number "
+
+
 @pytest.mark.parametrize(
-    ("kind", "message"), [(UsesLabels, "batch.labels"), (UsesBags, "batch.slot"), (Unused, "no influence")]
+    ("kind", "message"),
+    [
+        (UsesLabels, "batch.labels"),
+        (UsesBags, "batch.slot"),
+        (Unused, "no influence"),
+        (Centred, DEPENDS + r"1 gets 0\.\d+ with the others, and 0\.5 alone\. A request holds one row, or any others"),
+        (ByPlace, DEPENDS + r"\d gets 0\.\d+ with the others, and 0\.\d+ alone"),
+    ],
 )
 def test_models_that_cannot_be_served_are_refused(tmp_path, kind, message):
     model, store = kind(), LocalStore()

@@ -18,6 +18,10 @@ from http_server import serving
 from sparsefleet.datasets.show import show
 from sparsefleet.export import export_checkpoint
 from sparsefleet.export.onnx_session import open_session
+from sparsefleet.models import CTRDNN
+from sparsefleet.scoring.saved_model import saved_model
+from sparsefleet.verify import VerifyConfig
+from sparsefleet.verify import verify as compare
 
 ROWS = "SparseFeatFactors"
 
@@ -73,6 +77,32 @@ def test_equal_places(trained, verify):
 
 def _raw(value):
     return str(value) if isinstance(value, int) else value
+
+
+class OfItsBatch(CTRDNN):
+    def forward(self, batch):
+        score = super().forward(batch)
+        return score - score.mean(0)
+
+
+def test_rows_whose_score_depends_on_the_others(trained, tmp_path, monkeypatch):
+    """Torch and the bundle say the same of the same batch, and a request gets something else."""
+    monkeypatch.setattr("sparsefleet.export.exporting.require_rows_alone", lambda network: None)
+    model, schema = saved_model(trained.checkpoint(1))
+    own = OfItsBatch(schema.slot_names, model.dense_features, model.config)
+    export_checkpoint(trained.checkpoint(1), tmp_path / "b", model=own)
+    config = VerifyConfig(rows=200)
+    report = compare(trained.checkpoint(1), tmp_path / "b", str(trained.data / "test"), model=own, config=config)
+    assert not report.ok
+    wrong = {check.what: check.figure for check in report.graph.checks if check.ok is False}
+    assert list(wrong) == [f"samples scored alone and in another order, {side}" for side in ("torch", "bundle")]
+    for figure in wrong.values():
+        assert "the score of a row depends on the rows scored with it: sample " in figure
+        assert "gets 0." in figure
+        assert "with 63 others, 0.5 alone" in figure
+    fine = compare(trained.checkpoint(1), trained.bundles[0], str(trained.data / "test"), config=config)
+    alone = [check for check in fine.graph.checks if check.what.startswith("samples scored alone")]
+    assert [check.ok for check in alone] == [True, True]
 
 
 def test_a_changed_tensor(trained, verify, tmp_path):

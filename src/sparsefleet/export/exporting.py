@@ -32,6 +32,7 @@ from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable,
 from sparsefleet.export.network import Network, export_network
 from sparsefleet.export.profile import Profile, make_profile
 from sparsefleet.export.remote import RemoteFolder, check_free, put_bundle, shown
+from sparsefleet.export.rows_alone import require_rows_alone
 from sparsefleet.export.rows_file import RowsFile, RowsHeader
 from sparsefleet.export.rows_writer import RowsWriter, count_rows
 from sparsefleet.export.warm_up import make_warm_up
@@ -191,6 +192,7 @@ def _export(
     schema = given if inputs is None else inputs.served_schema(given)
     options.progress("network")
     network = export_network(model, schema.slot_names, len(schema.dense), options.outputs, schema.label)
+    require_rows_alone(network)
     needed = {entry.table for entry in network.info.embeddings}
     origin = Origin(checkpoint.location.name, checkpoint.manifest.step, checkpoint.manifest.created)
     bundle_id = _bundle_id(checkpoint, schema, inputs, network, options)

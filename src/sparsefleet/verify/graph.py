@@ -6,12 +6,13 @@ Both get the checkpoint's rows, so only the networks can differ.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from sparsefleet.core.batch import Batch
+from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import SparseFleetError
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.onnx_session import OPTIMIZATIONS
@@ -22,12 +23,15 @@ from sparsefleet.verify.places import by_label
 from sparsefleet.verify.report import Check, Question
 
 TITLE = "Is the pruned graph right?"
+TOGETHER, ALONE = 64, 8
+"""Samples that are scored together, and how many of them alone."""
 
 
 def check_graph(
     bundle: Bundle, graph: Any, model: nn.Module, rows: dict[str, KnownRows], batch: Batch, tolerance: float
 ) -> Question:
     checks = [*_compared(bundle, model, rows, batch, tolerance), *_levels(bundle, rows, batch, tolerance)]
+    checks += _rows_alone(bundle, model, rows, batch, tolerance)
     return Question(TITLE, [*checks, _described(bundle, graph)])
 
 
@@ -74,6 +78,47 @@ def _compared(
         of = f", label {label}" if label else ""
         checks.append(Check(what + of, spread.max <= tolerance, figure, allowed, spread.to_dict()))
     return checks
+
+
+def _rows_alone(
+    bundle: Bundle, model: nn.Module, rows: dict[str, KnownRows], batch: Batch, tolerance: float
+) -> list[Check]:
+    """The first samples by themselves, and in another order: nobody knows beside which others a request brings them."""
+    if len(batch) == 1:
+        return []
+    together, source = batch.samples(0, min(len(batch), TOGETHER)), OfflineSource(rows)
+
+    def served(samples: Batch) -> dict[str, F32]:
+        return dict(by_label(predictor.score(samples)))
+
+    try:
+        predictor = Predictor(bundle, source=source)
+        sides = {"torch": lambda samples: torch_scores(model, rows, samples), "bundle": served}
+        return [_row_by_row(side, score, together, tolerance) for side, score in sides.items()]
+    except SparseFleetError:
+        return []  # said by `_compared`
+
+
+def _row_by_row(side: str, score: Callable[[Batch], Mapping[str, F32]], batch: Batch, tolerance: float) -> Check:
+    what, allowed = f"samples scored alone and in another order, {side}", f"{tolerance:g}"
+    count = min(ALONE, len(batch))
+    wanted, turned = score(batch), score(batch.take(np.arange(len(batch))[::-1]))
+    alone = [score(batch.samples(at, at + 1)) for at in range(count)]
+    far, said, differences = 0.0, "", []
+    for label, scores in wanted.items():
+        by_itself = np.concatenate([each[label] for each in alone])
+        for found, of, way in ((by_itself, scores[:count], "alone"), (turned[label][::-1], scores, "in another order")):
+            off = apart(found, of)
+            differences.append(off)
+            worst = int(np.argmax(off))
+            if off[worst] > max(far, tolerance):
+                far = float(off[worst])
+                said = (
+                    f"the score of a row depends on the rows scored with it: sample {worst + 1} gets {of[worst]:.6g} "
+                    f"with {len(batch) - 1} others, {found[worst]:.6g} {way}"
+                )
+    spread = Spread.of(np.concatenate(differences))
+    return Check(what, not said, said or f"{spread.max:.2g} at most", allowed, spread.to_dict())
 
 
 def _described(bundle: Bundle, graph: Any) -> Check:
