@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsefleet.core.batch import I64
 
+F64 = npt.NDArray[np.float64]
 
-def auc_of(positive: I64, negative: I64) -> float:
-    """Area under the ROC curve by trapezoids from the top bucket; NaN where one class is missing."""
+
+def auc_of(positive: I64 | F64, negative: I64 | F64) -> float:
+    """`positive`, `negative`: samples in each bucket, or sums of their weights, as whole numbers of any unit.
+
+    Area under the ROC curve by trapezoids from the top bucket; NaN where one class is missing.
+    """
     clicks, others = int(positive.sum()), int(negative.sum())
     if not clicks or not others:
         return math.nan

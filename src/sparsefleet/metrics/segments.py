@@ -90,5 +90,5 @@ class Segments(Metric):
 
 
 def _plain(number: float) -> int | float:
-    """Of samples without weights, a whole number."""
-    return int(number) if number == int(number) else round(number, 6)
+    """Of samples without weights, a whole number. Nine digits of any other, however small weights are."""
+    return int(number) if number == int(number) else float(f"{number:.9g}")
