@@ -15,6 +15,7 @@ from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.fleet import DistributedStrategy, DistributeTranspiler, DistributeTranspilerConfig, Role
 from sparsefleet.fleet.facade import Fleet
+from sparsefleet.fleet.old_shapes import check_feeds_and_targets
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,7 @@ def test_saving_in_fluids_shape(tmp_path, caplog):
         ((exe, "p", feeds[:5], ["predict"]), r"feeds leave out C10, C11, .*a bundle takes all inputs"),
         ((exe, "p", feeds, ["a", "b"]), r"2 targets; a bundle answers the click probability"),
         ((exe, "p", feeds, ["a"], 5), r"1 arguments too many"),
+        ((exe, "p", feeds, ["auc"]), r"the target 'auc' is no output of the model"),
         ((exe, 5), r"5 is not a path"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -96,6 +98,66 @@ def test_an_inference_model_in_fluids_order_and_in_fleets(tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             fluid.io.save_inference_model(*arguments)
+
+
+def test_feeds_and_targets_that_a_bundle_does_not_have_are_refused(tmp_path):
+    fluid, model = sf.fluid, small_model()
+    fluid.optimizer.Adam(1e-2).minimize(model.loss)
+    exe, feeds = fluid.Executor(fluid.CPUPlace()), ["dense_input", *(f"C{i}" for i in range(1, 27))]
+    exe.train_from_dataset(program=fluid.default_main_program(), dataset=Given(batches(2)), quiet=True)
+    auc = fluid.data("auc")
+    for given, targets, message in (
+        (feeds[1:], ["predict"], "feeds leave out dense_input; a bundle takes all inputs"),
+        ([*feeds[1:], "I1"], ["predict"], "feeds leave out I2, I3, .*, I13; a bundle"),
+        ([*feeds, "foo"], ["predict"], "feeds have 'foo', which is no input of the data .*there are dense_input, C1, "),
+        (feeds, ["nosuch"], "the target 'nosuch' is no output of the model: .* 'predict'"),
+        (feeds, [auc], "the target 'auc' is no output of the model"),
+        (feeds, [model.loss], "the target 'loss' is no output of the model"),
+        (feeds, "auc", "the target 'auc' is no output of the model"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fluid.io.save_inference_model(str(tmp_path / "p"), given, targets, exe)
+    assert not (tmp_path / "p").exists()
+    declared = [fluid.data(name) for name in [*feeds, "label"]]  # a script's inputs have the label too
+    fluid.io.save_inference_model(str(tmp_path / "a"), declared, ["predict"], exe, fluid.default_main_program())
+    assert (tmp_path / "a" / "manifest.json").is_file()
+
+
+def test_feeds_are_named_as_the_script_declared_them(tmp_path):
+    names = [sf.fluid.data("numbers", [2], "float32"), sf.fluid.data("user", [1], "int64"), "label"]
+    data = sf.PyReader(feed_list=names, generator=lambda: iter([([0.1, 0.2], [7], [1])] * 8), batch_size=4)
+    schema = data.schema
+    model = sf.CTRDNN(["user"], 2, sf.CTRDNNConfig(embedding_size=4, hidden=(4,)))
+    for feeds in (["numbers", "user", "label"], ["dense_input", "user"], ["numbers1", "numbers2", "user"]):
+        check_feeds_and_targets(model, schema, feeds, ["predict"])
+    apart = sf.Schema(dense=tuple(map(sf.DenseFeature, ("price", "age"))), slots=(sf.Slot("user"),))
+    check_feeds_and_targets(model, apart, ["price", "age", "user"], None)
+    for given, feeds, message in (
+        (schema, ["user"], "leave out dense_input;"),
+        (schema, ["number", "user"], "feeds have 'number'"),
+        (apart, ["age", "user"], "leave out dense_input|leave out price;"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_feeds_and_targets(model, given, feeds, None)
+
+
+def test_targets_of_a_model_for_several_labels():
+    class Two(torch.nn.Module):
+        label_names = ("click", "buy")
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = sf.nn.SparseEmbedding("t", 4, ["user"])
+
+    schema = sf.Schema(dense=(), slots=(sf.Slot("user"),), label="click", more_labels=(sf.Label("buy"),))
+    for targets in (["predict"], ["click", "buy"], None):
+        check_feeds_and_targets(Two(), schema, ["user", "click", "buy"], targets)
+    for targets, message in (
+        (["buy"], "'buy' is one of the model's labels, .*export --outputs buy"),
+        (["buy", "auc"], "2 targets; a bundle answers the click probability of all labels, click, buy"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_feeds_and_targets(Two(), schema, None, targets)
 
 
 def test_minimize_says_which_model_is_trained(caplog):

@@ -374,7 +374,7 @@ class Fleet:
         if trainer.passes("save_inference_model", str(path)):
             return
         if feeds is not None or targets is not None:
-            check_feeds_and_targets(trainer.trained_model(), feeds, targets)
+            check_feeds_and_targets(trainer.trained_model(), trainer.trained_data().schema, feeds, targets)
         if format == "checkpoint":
             if (rows, min_seen, name) != ("float32", 0, None):
                 raise ConfigError(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from sparsefleet.core.errors import ConfigError
+from sparsefleet.core.layout import dense_in
 from sparsefleet.core.notes import note
 from sparsefleet.core.process_role import PROCESS_ROLE
+from sparsefleet.core.schema import Schema
 from sparsefleet.nn.embedding import tables
+from sparsefleet.nn.objective import label_names
 
 
 class MainProgram:
@@ -75,23 +79,87 @@ def old_arguments(
     return str(os.fspath(dirname)), given
 
 
-def check_feeds_and_targets(model: nn.Module, feeds: Any, targets: Any) -> None:
-    """Refuse what a bundle does not give: fewer inputs than the model has, several outputs."""
+def check_feeds_and_targets(model: nn.Module, schema: Schema, feeds: Any, targets: Any) -> None:
+    """Refuse what a bundle does not give: fewer inputs than the model has, other inputs and outputs than there are.
+
+    schema: of the samples that the model was trained on.
+    """
     if feeds is not None:
-        if isinstance(feeds, str) or not isinstance(feeds, Sequence):
-            raise ConfigError(f"save_inference_model: feeds={feeds!r:.60} must be a list of inputs; it may be left out")
-        names = {feed if isinstance(feed, str) else str(getattr(feed, "name", feed)) for feed in feeds}
-        slots = {slot for users in tables(model).values() for user in users for slot in user.slots}
-        if missing := sorted(slots - names):
-            raise ConfigError(
-                f"save_inference_model: feeds leave out {', '.join(missing)}; a bundle takes all inputs of the model. "
-                "Leave feeds out, or save a model without these slots"
-            )
-    if targets is not None and len(targets if isinstance(targets, Sequence) else [targets]) > 1:
-        raise ConfigError(
-            f"save_inference_model: {len(targets)} targets; a bundle answers the click probability. Leave targets out"
-        )
+        _check_feeds(model, schema, feeds)
+    if targets is not None:
+        _check_targets(label_names(model) or (), targets)
     note("save_inference_model needs no feeds and targets: inputs and output are the model's own")
+
+
+_ALL_DENSE = ("dense_input", "dense_feature", "dense")
+"""What scripts, and our own readers, call the input of all dense values, however the schema names each of them."""
+_PROBABILITY = ("predict", "prediction", "predictions", "probability")
+"""Names of the output that every model has; one of several labels has their names too."""
+
+
+def _check_feeds(model: nn.Module, schema: Schema, feeds: Any) -> None:
+    if isinstance(feeds, str) or not isinstance(feeds, Sequence):
+        raise ConfigError(f"save_inference_model: feeds={feeds!r:.60} must be a list of inputs; it may be left out")
+    names = {_name_of(feed) for feed in feeds}
+    held = {name: _dense_of(name, schema) for name in names}
+    # A script's list of inputs has the label too, and what else its lines have.
+    others = {*schema.slot_names, *schema.labels, schema.weight, schema.group, schema.time}
+    if unknown := sorted(name for name in names if name not in others and not held[name]):
+        dense = ["dense_input"] if schema.dense else []
+        raise ConfigError(
+            f"save_inference_model: feeds have {', '.join(map(repr, unknown))}, which is no input of the data that the "
+            f"model was trained on; there are {', '.join([*dense, *schema.slot_names])}. Leave feeds out: a bundle "
+            "takes all inputs of the model"
+        )
+    slots = {slot for users in tables(model).values() for user in users for slot in user.slots}
+    missing = sorted(slots - names)
+    if lacking := [name for name in schema.dense_names if not any(name in each for each in held.values())]:
+        missing.insert(0, "dense_input" if len(lacking) == len(schema.dense) else ", ".join(lacking))
+    if missing:
+        raise ConfigError(
+            f"save_inference_model: feeds leave out {', '.join(missing)}; a bundle takes all inputs of the model. "
+            "Leave feeds out, or train a model without these inputs"
+        )
+
+
+def _check_targets(labels: Sequence[str], targets: Any) -> None:
+    """labels: of a model for several of them, else none."""
+    one = isinstance(targets, str) or not isinstance(targets, Sequence)
+    names = [_name_of(target) for target in ([targets] if one else targets)]
+    if set(names) == set(labels) and len(names) == len(labels) and labels:
+        return
+    if len(names) > 1:
+        of_all = f" of all labels, {', '.join(labels)}" if labels else ""
+        raise ConfigError(
+            f"save_inference_model: {len(names)} targets; a bundle answers the click probability{of_all}. Leave "
+            "targets out"
+        )
+    if names and names[0] in labels:
+        raise ConfigError(
+            f"save_inference_model: the target {names[0]!r} is one of the model's labels, and a bundle of a running "
+            f"job has them all ({', '.join(labels)}): leave targets out; sparsefleet export --outputs {names[0]} makes "
+            "one of a checkpoint that has this label only"
+        )
+    if names and names[0] not in _PROBABILITY:
+        raise ConfigError(
+            f"save_inference_model: the target {names[0]!r} is no output of the model: a bundle answers the click "
+            "probability, 'predict' (metrics and the loss are of training). Leave targets out"
+        )
+
+
+def _dense_of(name: str, schema: Schema) -> list[str]:
+    """The dense features of an input of this name; an input `x` of width 13 was made x1 to x13 (`set_use_var`)."""
+    if name in _ALL_DENSE or name in schema.dense_names:
+        return list(schema.dense_names) if name not in schema.dense_names else [name]
+    part = re.compile(re.escape(name) + r"_?[0-9]+")
+    found = [each for each in schema.dense_names if part.fullmatch(each)]
+    written = name in (schema.multislot or ()) and name not in (*schema.slot_names, *schema.labels)
+    return found or (dense_in(name, schema.dense_names) if written else [])
+
+
+def _name_of(given: Any) -> str:
+    """Of an input or output: a text, or what has a name."""
+    return given if isinstance(given, str) else str(getattr(given, "name", given))
 
 
 def _is_path(value: Any) -> bool:

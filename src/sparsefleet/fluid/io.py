@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.data.py_reader import PyReader
-from sparsefleet.fleet.old_shapes import check_feeds_and_targets, old_arguments
+from sparsefleet.fleet.old_shapes import MainProgram, check_feeds_and_targets, old_arguments
 from sparsefleet.fleet.serving_model import save_bundle
 from sparsefleet.fluid.executor import Executor
 
@@ -29,10 +31,13 @@ def save_inference_model(
 ) -> None:
     """A bundle, for `sparsefleet serve`, of the model that this process trains.
 
-    Positions as in Fluid, (path, feeds, targets, executor), or as in Fleet, (executor, path, feeds, targets).
+    Positions as in Fluid, (path, feeds, targets, executor, main_program), or as in Fleet, (executor, path, feeds,
+    targets).
     """
     if executor is None and len(arguments) > 3 and isinstance(arguments[3], Executor):
         executor, arguments = arguments[3], (*arguments[:3], *arguments[4:])
+        if len(arguments) == 4 and isinstance(arguments[3], MainProgram | nn.Module | None):
+            main_program, arguments = arguments[3], arguments[:3]
     path, rest = old_arguments("save_inference_model", arguments, executor, dirname, main_program)
     if len(rest) > 2:
         raise ConfigError(f"save_inference_model: {len(rest) - 2} arguments too many; write save_inference_model(path)")
@@ -40,7 +45,7 @@ def save_inference_model(
     feeds = rest[0] if rest else feeded_var_names
     targets = rest[1] if len(rest) > 1 else target_vars
     if feeds is not None or targets is not None:
-        check_feeds_and_targets(trainer.trained_model(), feeds, targets)
+        check_feeds_and_targets(trainer.trained_model(), trainer.trained_data().schema, feeds, targets)
     save_bundle(trainer, path, rows="float32", min_seen=0, name=None)
 
 

@@ -75,6 +75,10 @@ class FleetCalls:
             )
         return values
 
+    def trained_data(self: Trainer) -> Reader:  # type: ignore[misc]
+        """What the model of the run, or of the last one, is trained on: `save_inference_model` names inputs of it."""
+        return self._last_run().data
+
     @contextmanager
     def _threads_of_call(self: Trainer, call: str, dataset: Reader, thread: int) -> Iterator[None]:  # type: ignore[misc]
         """For the call that is made within: as many threads as `thread=` asks for, unless somebody says otherwise."""
