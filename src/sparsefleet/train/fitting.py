@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -118,7 +119,9 @@ class Fit:
         workplace.fits += 1
         workplace.evaluations = 0
         self._number = workplace.fits
-        self._begun = False
+        self._begun = self._stepped = False
+        self._as_before: tuple[TrainedOn, Run | None] | None = None
+        """What was known of the model's samples, and the run before: a call that fails without a step leaves them."""
 
     @property
     def _crew(self) -> Crew:
@@ -144,10 +147,14 @@ class Fit:
                     return self._attempt(until, resume, before)
                 except StoreError as error:
                     before = self._go_back(error, before, at, resumes=resume is not None)
+        except BaseException:
+            if self._as_before is not None and not self._stepped:
+                self._models.trained_on, trained.run = self._as_before
+            raise
         finally:
             if self._begun:
-                # What Python hands in is known once it was read.
-                self._models.trained_on.learn(asked.data)
+                if self._stepped:
+                    self._models.trained_on.learn(asked.data)  # what Python hands in is known once it was read
                 for reporter in asked.reporters:
                     reporter.close()
 
@@ -230,6 +237,10 @@ class Fit:
             fetch=asked.fetch,
             before=before,
         )
+        if self._as_before is None:
+            # Of a call that has loaded a checkpoint, the run before would not know what `save` writes.
+            loaded = facts is not None or asked.start_from is not None
+            self._as_before = copy.copy(models.trained_on), None if loaded else trained.run
         models.trained_on.learn(data)  # not before: what is refused has taught the model nothing
         trained.run = run
         self._begin(until)
@@ -268,6 +279,7 @@ class Fit:
                         scored = score(test)
                     run.end(test=scored, valid=judge.values, best=judge.best, stopped=judge.stopped)
         finally:
+            self._stepped |= run.progress.step > state.step
             trained.step, trained.epoch = run.progress.step, run.epochs_done
         return run.result(scored, judge.values, judge.best, judge.stopped)
 
