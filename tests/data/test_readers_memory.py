@@ -8,12 +8,14 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from reader_contract import FakeFormat, ReaderContract, drain, numbers, reading_threads, rows, same
 
 import sparsefleet as sf
+from sparsefleet.core import notes
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import BadRowError, ConfigError, DataError
 from sparsefleet.data.base import Reader
@@ -202,6 +204,42 @@ def test_global_shuffle_of_one_trainer_is_a_local_one() -> None:
     assert one.get_shuffle_data_size() == 30
     with pytest.raises(ConfigError, match=r"give sparsefleet\.fleet"):
         one.global_shuffle(fleet=object())
+
+
+def test_fluids_numbers_of_threads_are_no_seeds(caplog: pytest.LogCaptureFixture) -> None:
+    notes._told.clear()
+    orders = []
+    for arguments, settings in (((None, 12), {}), ((None,), {"thread_num": 3}), ((), {}), ((), {"seed": 12})):
+        one = loaded([30])
+        one.global_shuffle(*arguments, **settings)
+        orders.append(order_of(one))
+    assert orders[0] == orders[1] == orders[2] != orders[3]
+    assert "needs no thread_num" in caplog.text
+    one = loaded([20, 10])
+    one.preload_into_memory(thread_num=2)
+    one.wait_preload_done()
+    assert one.get_memory_data_size() == 30
+    with pytest.raises(ConfigError, match="threads=0"):
+        one.preload_into_memory(0)
+    assert one.get_memory_data_size() == 30, "what is refused releases nothing"
+
+
+def test_sizes_of_all_trainers() -> None:
+    one, both = loaded([30]), SimpleNamespace(worker_index=lambda: 0, worker_num=lambda: 2, exchange=dict)
+    both.util = SimpleNamespace(all_reduce=lambda number: number + 5)
+    alone = SimpleNamespace(worker_index=lambda: 0, worker_num=lambda: 1, exchange=dict)
+    assert one.get_shuffle_data_size(alone) == one.get_memory_data_size(alone) == 30
+    assert one.get_shuffle_data_size(both) == one.get_memory_data_size(both) == 35
+    with pytest.raises(ConfigError, match=r"get_memory_data_size\(fleet=5\): give sparsefleet\.fleet"):
+        one.get_memory_data_size(5)
+
+
+def test_a_queue_is_not_shuffled() -> None:
+    from sparsefleet.data import QueueDataset
+
+    for call in ("local_shuffle", "global_shuffle"):
+        with pytest.raises(ConfigError, match="QueueDataset streams its own: use create_dataset"):
+            getattr(QueueDataset(), call)(None)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, None, True])

@@ -24,10 +24,11 @@ import numpy.typing as npt
 
 from sparsefleet.core.batch import Batch, Mark
 from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.core.notes import note
 from sparsefleet.data.file_reader import PIECES_PER_THREAD, FileReader
 from sparsefleet.data.formats.base import CHUNK_SAMPLES, BadSamples, Chunk, Unit
 from sparsefleet.data.loading import Loading
-from sparsefleet.data.pass_reader import sum_counts
+from sparsefleet.data.pass_reader import check_threads, sum_counts
 from sparsefleet.data.passes import Pass, check_position
 from sparsefleet.data.sample_blocks import BlockBuilder, SampleBlocks, join_small
 from sparsefleet.data.sample_bytes import Bytes, from_bytes, to_bytes
@@ -46,6 +47,15 @@ class Peers(Protocol):
     def worker_num(self) -> int: ...
 
     def exchange(self, letters: Iterable[tuple[int, Bytes]], /) -> dict[int, list[Bytes]]: ...
+
+    @property
+    def util(self) -> Any:
+        """Whose `all_reduce` sums a number over all trainers."""
+
+
+def _check_peers(call: str, fleet: Peers) -> None:
+    if not all(hasattr(fleet, name) for name in ("worker_index", "worker_num", "exchange")):
+        raise ConfigError(f"{call}(fleet={fleet!r}): give sparsefleet.fleet, after fleet.init_worker()")
 
 
 class InMemoryDataset(FileReader):
@@ -70,14 +80,18 @@ class InMemoryDataset(FileReader):
         self.preload_into_memory()
         self.wait_preload_done()
 
-    def preload_into_memory(self) -> None:
-        """Start to load in the background, while the model is built or another dataset trains."""
+    def preload_into_memory(self, thread_num: int | None = None) -> None:
+        """Start to load in the background, while the model is built or another dataset trains.
+
+        thread_num: threads that load; None: `threads`, as many as train.
+        """
+        threads = self.threads if thread_num is None else check_threads(thread_num)
         if self._loading is not None:
             raise ConfigError("files are being loaded already; call wait_preload_done() before loading again")
         self.release_memory()
-        files, units = self._plan_files(self.threads)
+        files, units = self._plan_files(threads)
         self._files_loaded = files
-        self._loading = Loading(self.format, units, self.threads, self.on_bad_row)
+        self._loading = Loading(self.format, units, threads, self.on_bad_row)
         self._load_bad_samples = tuple(self._loading.bad_samples)
 
     def wait_preload_done(self) -> None:
@@ -101,9 +115,13 @@ class InMemoryDataset(FileReader):
         self._before_slots_shuffle = self._slots_shuffled = None
         self._streams, self._load_bad_samples = (), ()
 
-    def get_memory_data_size(self) -> int:
-        """Samples in memory; 0 when nothing is loaded."""
-        return 0 if self._samples is None else len(self._samples)
+    def get_memory_data_size(self, fleet: Peers | None = None) -> int:
+        """Samples in memory; 0 when nothing is loaded. With a fleet, those of all trainers, which all call it."""
+        own = 0 if self._samples is None else len(self._samples)
+        if fleet is None:
+            return own
+        _check_peers("get_memory_data_size", fleet)
+        return own if fleet.worker_num() == 1 else int(fleet.util.all_reduce(own))
 
     @property
     def memory_bytes(self) -> int:
@@ -121,14 +139,21 @@ class InMemoryDataset(FileReader):
         self._loaded()
         self._seed = seed
 
-    def global_shuffle(self, fleet: Peers | None = None, seed: int = 0) -> None:
+    def global_shuffle(self, fleet: Peers | None = None, thread_num: int | None = None, *, seed: int = 0) -> None:
         """Shuffle across all trainers of a fleet, which all call it; without one, the same as `local_shuffle`.
 
         Every sample goes to one trainer, at random; afterwards all have the same number of samples, give or take one
         per trainer. All samples cross the network; meanwhile a trainer holds its own about twice.
+
+        thread_num: Fluid's; it may stay, and changes nothing.
         """
-        if fleet is not None and not all(hasattr(fleet, name) for name in ("worker_index", "worker_num", "exchange")):
-            raise ConfigError(f"global_shuffle(fleet={fleet!r}): give sparsefleet.fleet, after fleet.init_worker()")
+        if fleet is not None:
+            _check_peers("global_shuffle", fleet)
+        if thread_num is not None:
+            note(
+                "global_shuffle(fleet, thread_num) needs no thread_num: samples are sent and received by a thread "
+                "each; what the order is drawn from is seed=…"
+            )
         self.local_shuffle(seed)  # checks the seed, and gives every epoch an order of its own
         if fleet is None or fleet.worker_num() == 1:
             return
@@ -193,9 +218,10 @@ class InMemoryDataset(FileReader):
         self._slots_shuffled = [names, seed] if names else None
         self._samples = samples.with_slots_shuffled(names, seed) if names else samples
 
-    def get_shuffle_data_size(self) -> int:
-        """Samples in memory after a shuffle: with one trainer, the same number as before."""
-        return self.get_memory_data_size()
+    def get_shuffle_data_size(self, fleet: Peers | None = None) -> int:
+        """Samples in memory after a shuffle: with one trainer, the same number as before. With a fleet, those of all
+        trainers, which all call it."""
+        return self.get_memory_data_size(fleet)
 
     def export_rows(self, numbers: npt.NDArray[np.int64] | None = None) -> Iterator[Batch]:
         """Samples out of memory as batches: all, or those with the given numbers, in that order."""

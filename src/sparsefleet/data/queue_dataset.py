@@ -11,8 +11,9 @@ with reader.epoch(threads=2) as epoch:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
+from sparsefleet.core.errors import ConfigError
 from sparsefleet.data.file_reader import FileReader, unit_lengths
 from sparsefleet.data.passes import Pass, check_position
 from sparsefleet.data.units import UnitPass, check_same_files, units_of
@@ -22,6 +23,15 @@ class QueueDataset(FileReader):
     """Units are handed to the reading threads as these become free; with one thread the order is that of the
     files.
     """
+
+    def local_shuffle(self, *arguments: Any, **settings: Any) -> NoReturn:
+        """Only samples in memory can be shuffled."""
+        raise ConfigError(
+            "local_shuffle and global_shuffle are for samples in memory, and QueueDataset streams its own: use "
+            'create_dataset("InMemoryDataset"), load_into_memory() and local_shuffle(seed)'
+        )
+
+    global_shuffle = local_shuffle
 
     def _start(self, threads: int, sought: Mapping[str, Any]) -> Pass:
         if sought:
