@@ -108,3 +108,9 @@ def test_batch_norm_travels_in_checkpoints_and_scoring_uses_its_statistics(tmp_p
     again, scoring = build(describe(model)), Trainer()
     scoring.load(again, str(tmp_path / "c"), values_only=True)
     np.testing.assert_array_equal(scores, [p for _, p in scoring.predict(again, Given([samples(30)]))])
+
+
+def test_batch_norm_of_ours_takes_a_batch_of_one_sample():
+    trainer, model = Trainer(SGD(0.01)), small("dnn", batch_norm=True, hidden=(8,))
+    assert trainer.fit(model, Given([samples(30), samples(1)])).rows == 31
+    assert int(model.tower.norms[0].num_batches_tracked) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -322,3 +324,70 @@ def test_a_network_that_makes_no_sense(settings, said):
 def test_an_embedding_that_makes_no_sense(settings, said):
     with pytest.raises(ConfigError, match=said):
         SparseEmbedding(**{"table": "t", "dim": 2, "slots": ["a"], **settings})
+
+
+class NormedBag(nn.Module):
+    """`inner`: what stands between the embeddings and the last layer."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.table, self.inner, self.last = SparseEmbedding("t", 3, ["a", "b"]), inner, nn.Linear(6, 1)
+
+    def forward(self, batch):
+        return self.last(self.inner(self.table(batch)))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_batch_of_one_sample_is_normalised_by_the_running_statistics(threads):
+    """It is what is left at the end of a thread's data; its own variance is none."""
+    torch.manual_seed(0)
+    model = NormedBag(nn.BatchNorm1d(6))
+    before = [batch for seed in range(2) for batch in small_batches(2, seed=seed)]
+    trainer = Trainer(SGD(0.01), threads=threads)
+    trainer.fit(model, Feeder(SMALL, lambda: iter(before)))
+    mean, count = model.inner.running_mean.clone(), int(model.inner.num_batches_tracked)
+    assert count == 4
+    assert mean.abs().sum() > 0
+    weight = model.inner.weight.detach().clone()
+    assert trainer.fit(model, small(count=2, rows=1)).rows == 2
+    assert torch.equal(model.inner.running_mean, mean)
+    assert int(model.inner.num_batches_tracked) == count
+    assert not torch.equal(model.inner.weight, weight)  # it has been trained
+    assert model.inner.training
+    # And what was trained on is what scoring computes.
+    batch = next(small_batches(1, rows=1))
+    scored = next(iter(trainer.predict(model, Feeder(SMALL, lambda: iter([batch])))))[1]
+    losses = trainer.fit(model, Feeder(SMALL, lambda: iter([batch]))).train["logloss"]
+    p = float(np.asarray(scored).reshape(-1)[0])
+    assert losses == pytest.approx(-np.log(p if batch.labels[0] else 1 - p), rel=1e-5)
+
+
+def test_a_batch_norm_that_cannot_take_a_single_row_is_told_in_words():
+    model = NormedBag(nn.BatchNorm1d(6, track_running_stats=False))
+    with pytest.raises(ConfigError, match=r"a batch norm of NormedBag got a single row.*track_running_stats"):
+        Trainer(SGD(0.01)).fit(model, small(count=1, rows=1))
+
+
+def test_a_wrong_number_of_outputs_is_told_in_words():
+    class Short(NormedBag):
+        def forward(self, batch):
+            return super().forward(batch)[1:]
+
+    with pytest.raises(ConfigError, match=r"output must be .*\(here B is 16\); got \(15, 1\)"):
+        Trainer(SGD(0.01)).fit(Short(nn.Identity()), small())
+    with pytest.raises(ConfigError, match=r"output must be .*; got \(\d+, 1\)"):
+        list(Trainer(SGD(0.01)).predict(Short(nn.Identity()), small()))
+
+    class ShortOfTwo(Short):
+        label_names = ("click", "buy")
+
+        def __init__(self):
+            super().__init__(nn.Identity())
+            self.last = nn.Linear(6, 2)
+
+    def two_labels():
+        for batch in small_batches():
+            yield replace(batch, labels=np.stack([batch.labels, batch.labels], 1))
+
+    with pytest.raises(ConfigError, match=r"a logit for each, \[B, 2\] \(here B is 16\); got \(15, 2\)"):
+        Trainer(SGD(0.01)).fit(ShortOfTwo(), Feeder(SMALL, two_labels))

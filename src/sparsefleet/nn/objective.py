@@ -65,12 +65,12 @@ def judge(model: nn.Module, output: Output, labels: F32, weights: F32 | None = N
             probabilities = probabilities_of(model, _detached(output), len(labels))
         return Judged(loss.item(), probabilities, loss.backward, named_outputs(output, model))
     if names is not None:
-        of_labels = _label_logits(output, names)
+        of_labels = _label_logits(output, names, len(labels))
         loss_sum, all_probabilities, gradient = label_loss(of_labels, labels.reshape(of_labels.shape), weights)
         root: torch.Tensor = _WithGradient.apply(output, gradient)  # type: ignore[no-untyped-call]
         return Judged(loss_sum, all_probabilities[:, 0].copy(), root.backward, _by_name(all_probabilities, names))
     # Cross-entropy in one kernel: on a few hundred numbers torch's graph of small operations costs more than the sums.
-    logits = _logits(output)
+    logits = _logits(output, len(labels))
     loss_sum, probabilities, gradient = click_loss(logits, labels)
     if weights is not None:
         loss_sum, gradient = _weighted(logits, labels, weights, gradient)
@@ -174,8 +174,8 @@ def probabilities_of(model: nn.Module, output: Output, samples: int) -> F32:
         probabilities: F32 = mine.detach().float().reshape(-1).contiguous().numpy()
         return probabilities
     if (names := label_names(model)) is not None:
-        return _sigmoid(_label_logits(output, names)[:, 0])
-    logits = _logits(output)
+        return _sigmoid(_label_logits(output, names, samples)[:, 0])
+    logits = _logits(output, samples)
     return click_loss(logits, np.zeros(len(logits), np.float32))[1]
 
 
@@ -205,28 +205,35 @@ def _sigmoid(logits: F32) -> F32:
     return values
 
 
-def _label_logits(output: Output, names: tuple[str, ...]) -> F32:
-    """[B, L]"""
-    if not torch.is_tensor(output) or output.dim() != 2 or output.shape[1] != len(names):
+def _label_logits(output: Output, names: tuple[str, ...], samples: int | None = None) -> F32:
+    """[B, L], where B = `samples`, if that is known."""
+    fits = torch.is_tensor(output) and output.dim() == 2 and output.shape[1] == len(names)
+    if not fits or (samples is not None and len(output) != samples):
         raise ConfigError(
-            f"a model for the labels {', '.join(names)} must return a logit for each, [B, {len(names)}]; got "
-            f"{_described(output)}"
+            f"a model for the labels {', '.join(names)} must return a logit for each, [B, {len(names)}]"
+            f"{_here(samples)}; got {_described(output)}"
         )
     values: F32 = output.detach().float().contiguous().numpy()
     return values
 
 
-def _logits(output: Output) -> F32:
-    """[B, 2] or [B, 1]."""
-    _check_shape(output)
+def _logits(output: Output, samples: int) -> F32:
+    """[B, 2] or [B, 1], where B = `samples`."""
+    _check_shape(output, samples)
     values: F32 = output.detach().float().contiguous().view(len(output), -1).numpy()
     return values
 
 
-def _check_shape(output: Output) -> None:
-    if not torch.is_tensor(output) or not (output.dim() == 1 or (output.dim() == 2 and output.shape[1] in (1, 2))):
+def _here(samples: int | None) -> str:
+    return "" if samples is None else f" (here B is {samples})"
+
+
+def _check_shape(output: Output, samples: int | None = None) -> None:
+    """`samples` None: while a model is traced, the length of a batch is a symbol."""
+    fits = torch.is_tensor(output) and (output.dim() == 1 or (output.dim() == 2 and output.shape[1] in (1, 2)))
+    if not fits or (samples is not None and len(output) != samples):
         raise ConfigError(
-            f"a model's output must be [B, 2], [B, 1] or [B]; got {_described(output)}. "
+            f"a model's output must be [B, 2], [B, 1] or [B]{_here(samples)}; got {_described(output)}. "
             "Give the model a loss(output, labels) and a probabilities(output) of its own for anything else."
         )
 
