@@ -184,6 +184,48 @@ def test_sets_that_came_out_empty_are_told(tmp_path: Path) -> None:
     assert report.remarks[-1].startswith("no row is a validation row")
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rows_without_a_group_are_drawn_one_by_one(tmp_path: Path, workers: int) -> None:
+    """As one group, all of them went to one side."""
+    lines = "".join(f"{i % 2},{i},{f'u{i % 50}' if i % 4 else ''},s,{i}\n" for i in range(2000))
+    (tmp_path / "in.csv").write_text("click,ts,user,site,price\n" + lines)
+    report = prepared(tmp_path, "out", PrepareSpec(0.2, 1, valid_share=0.1), split="group", workers=workers)
+    users: dict[str, list[str]] = {}
+    for side in ("train", "test", "valid"):
+        rows = [line.split(",") for line in (tmp_path / "out" / side / "part-0.csv").read_text().splitlines()[1:]]
+        users[side] = [row[2] for row in rows]
+        for other in users.keys() - {side}:
+            assert set(users[side]) & set(users[other]) == {""}
+    without = [users[side].count("") for side in ("train", "test", "valid")]
+    assert sum(without) == 500
+    assert 60 < without[1] < 140
+    assert 25 < without[2] < 75
+    assert report.remarks[-1:] == [
+        "500 of 2,000 rows have no group (an empty 'user'): each was drawn by itself, as --split random draws rows"
+    ]
+
+
+@pytest.mark.parametrize("split", ["random", "group"])
+def test_a_share_that_comes_out_as_no_row_is_told(tmp_path: Path, split: str) -> None:
+    (tmp_path / "in.csv").write_text("click,ts,user,site,price\n" + "1,5,u,s,1\n0,5,v,s,2\n" * 20)
+    report = prepared(tmp_path, "out", PrepareSpec(0.00001, 1), split=split)
+    assert report.test_rows == 0
+    told = "no row is a test row: --test-share 1e-05 of 40 rows is less than one row; ask for a larger share"
+    assert told in report.remarks
+    assert not [one for one in prepared(tmp_path, "none", PrepareSpec(0.0, 1), split=split).remarks if "test" in one]
+
+
+def test_of_criteo_lines_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = "\t".join(["1", *["1"] * 13, *["abcdef01"] * 26])
+    (tmp_path / "in").write_text(f"{row}\n" * 20)
+    runner = CliRunner()
+    result = runner.invoke(
+        app, ["prepare", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--test-share", "0.00001"]
+    )
+    assert result.exit_code == 0, result.output
+    assert "no row is a test row: --test-share 1e-05 of 20 rows is less than one row" in " ".join(result.output.split())
+
+
 def test_criteo_lines(tmp_path: Path) -> None:
     def row(i: int, number: str) -> str:
         return "\t".join([str(i % 2), number, *["1"] * 12, f"{i:08x}", *["abcdef01"] * 25])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from metric_contract import MetricContract, batches, counted
 from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import Schema, Slot
+from sparsefleet.core.xxh64 import xxh64
 from sparsefleet.kernels.text import feature_key
 from sparsefleet.metrics import Calibration, ClickMetrics, GroupAUC, LabelMetrics, MetricSet, Segments
 from sparsefleet.metrics.grouped import GroupedClicks
@@ -95,6 +97,32 @@ def test_samples_without_groups_tell_nothing():
     values = counted(GroupAUC(), batches()).values()
     assert math.isnan(values["gauc"])
     assert values["gauc_groups"] == 0
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("weights", [False, True])
+def test_samples_without_a_group_are_left_out_and_counted(seed, weights):
+    """They were one giant group."""
+    batch, outputs = drawn(weights=weights)
+    without = np.random.default_rng(1).random(len(batch)) < 0.3
+    batch.labels[3] = np.nan
+    groups = np.where(without, np.uint64(xxh64(b"", seed)), batch.groups)
+    some = replace(batch, groups=groups)
+    schema = Schema((), (Slot("ad"),), group="user", hash_seed=seed)
+    given = [
+        (some.samples(at, at + 500), {"probability": outputs["probability"][at : at + 500]})
+        for at in range(0, len(batch), 500)
+    ]
+    rest = np.flatnonzero(~without)
+    alone = counted(GroupAUC(), [(batch.take(rest), {"probability": outputs["probability"][rest]})]).values()
+    left_out = int((without & ~np.isnan(batch.labels)).sum())
+    assert left_out > 500
+    (whole, first, second) = (metrics_of(schema)[0] for _ in range(3))
+    counted(first, given[::2])
+    counted(second, given[1::2])
+    first.merge(GroupAUC.from_dict(json.loads(json.dumps(second.to_dict()))))
+    for metric in (counted(whole, given), first):
+        assert metric.values() == {**alone, "gauc_ungrouped": left_out}
 
 
 def test_beyond_its_room_it_is_a_fair_sample_of_whole_groups_the_same_for_all_parts():

@@ -178,7 +178,7 @@ def prepare_command(
     Measures on the way what the schema needs: of raw Criteo rows the normalisation, else the values that a min_count
     keeps, the bounds of quantiles, and minimum and diff of a measure. --keep-constants leaves what the schema knows.
     """
-    from sparsefleet.datasets.prepare import PrepareSpec, prepare
+    from sparsefleet.datasets.prepare import PrepareSpec, not_held_out, prepare
 
     spec = PrepareSpec(test_share, parts, seed, keep_constants, on_bad_row.value, valid_share)
 
@@ -192,6 +192,9 @@ def prepare_command(
 
     def summary(report: PrepareReport) -> None:
         _tell_rows(report, out)
+        rows = report.train_rows + report.test_rows + (report.valid_rows or 0)
+        for remark in not_held_out(spec, report.test_rows, report.valid_rows, rows):
+            print(f"note           {remark}")
         for reason, count in report.skipped.items():
             print(f"skipped        {count:,}: {reason}")
         schema = Schema.load(out / "schema.json")

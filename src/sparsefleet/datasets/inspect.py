@@ -439,9 +439,12 @@ def _schema(columns: Sequence[Column], table: RawTable, label: str) -> Schema:
     if not slots:
         raise ConfigError("no column looks like a category or a list: a model here needs at least one slot")
     distinct = sum(column.distinct for column in columns if column.kind in ("category", "list"))
+    used = {one.source for one in (*dense, *slots)} if table.format == "jsonl" else set()
     return Schema(
         dense=tuple(dense),
         slots=tuple(slots),
+        # Other files may be without what few rows have, and are no others for that.
+        optional=tuple(one.name for one in columns if one.name in used and one.missing > RARE * one.rows),
         label=label,
         sparse_feature_dim=1000001 if distinct < 300_000 else 10_000_019,
         more_labels=tuple(more),
@@ -475,6 +478,8 @@ def _comments(found: Inspection) -> dict[str, str]:
     table = found.table
     seen = "all" if table.whole else "the first"
     comments = {
+        "optional": "Fewer than 1 in 100 rows have these, so that a file may be without: else a column that no row has "
+        "is refused.",
         "": f"Made by `sparsefleet data inspect` of {seen} {table.rows:,} rows; {100 * found.label_rate:.2f} % of them "
         f"have {found.schema.label} = 1.\nEdit it: take lines out, or add settings. Commands take it by --schema.",
         "dense": 'Numbers: clip = [low, high], function = "log1p" or "ln2", then (x - minimum) / diff; missing = x.\n'

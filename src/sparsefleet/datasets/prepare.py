@@ -150,6 +150,21 @@ def report_text(report: Any) -> str:
     return json.dumps(told, indent=1) + "\n"
 
 
+def not_held_out(spec: PrepareSpec, test: int, valid: int | None, rows: int, split: str = "random") -> list[str]:
+    """Which sets have no row though a share was asked for, and why, in words."""
+    told = []
+    for name, option, share, found in (
+        ("test", "--test-share", spec.test_share, test),
+        ("validation", "--valid-share", spec.valid_share, valid),
+    ):
+        if share and found == 0:
+            why = f"{option} {share:g} of {rows:,} rows is less than one row; ask for a larger share"
+            if share * rows >= 1:
+                why = f"too few differ, for --split {split}, to hold some out"
+            told.append(f"no row is a {name} row: {why}")
+    return told
+
+
 def entries_of(out: str | Path, spec: PrepareSpec, schema_name: str) -> tuple[str, ...]:
     """What a run puts into `out`, in that order; what an earlier run has left there under these names goes.
 

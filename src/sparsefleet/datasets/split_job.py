@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from sparsefleet.core.batch import I64, Batch
 from sparsefleet.core.schema import DenseFeature, Schema
+from sparsefleet.core.xxh64 import xxh64
 from sparsefleet.data.files import file_size, is_packed
 from sparsefleet.data.formats import format_for
 from sparsefleet.data.formats.base import F64, BadSamples, Unit
@@ -83,6 +84,8 @@ class Done:
     moments: Sequence[Sequence[float]] = ()
     """Of the training rows, for each dense feature that is measured: the fields of `Moments`."""
     valid: int = 0
+    ungrouped: int = 0
+    """By group: rows that have none."""
 
 
 def cut_into_items(files: Sequence[str], format: Any, item_bytes: int = ITEM_BYTES) -> list[list[Piece]]:
@@ -118,6 +121,9 @@ class Worker:
         assert isinstance(found, TextFormat | ParquetFormat)
         if isinstance(found, ParquetFormat):
             found.numbers = bool(job.scaled or job.ranged)
+        self._no_group = np.uint64(xxh64(b"", schema.hash_seed))  # what readers make of no group, or an empty text
+        self._ungrouped = 0
+        """Rows of the item."""
         self._format: TextFormat | ParquetFormat = found
         self._counts = ValueCounts(folder, [*job.counted, *(slot for slot, _ in job.ranged)], tag)
 
@@ -138,7 +144,7 @@ class Worker:
         valid = _Parts(self._folder / f"item-{item}.valid", self._spec.valid_parts)
         spec = replace(self._spec, seed=_seed_of(self._spec.seed, item))
         moments = [Moments()] * len(self._job.scaled)
-        seen = before = 0
+        seen = before = self._ungrouped = 0
         try:
             for piece in self._job.items[item]:
                 for batch, rows, done in self._rows(Unit(*piece), bad):
@@ -157,7 +163,8 @@ class Worker:
             train.close()
             test.close()
             valid.close()
-        return Done(train.rows, test.rows, dict(bad.counts), [astuple(one) for one in moments], valid.rows)
+        of_moments = [astuple(one) for one in moments]
+        return Done(train.rows, test.rows, dict(bad.counts), of_moments, valid.rows, self._ungrouped)
 
     def finish(self) -> None:
         """After the last item: what was counted goes to files."""
@@ -207,7 +214,14 @@ class Worker:
             seed = mix64(np.array([self._spec.seed], np.uint64))[0]
             drawn = mix64(batch.groups ^ np.uint64(seed)).astype(np.float64) / 2.0**64
             test = np.asarray(drawn < spec.test_share, np.bool_)
-            return HeldOut(test, np.asarray(drawn < spec.test_share + spec.valid_share, np.bool_) & ~test)
+            held = HeldOut(test, np.asarray(drawn < spec.test_share + spec.valid_share, np.bool_) & ~test)
+            # Rows without a group are no group, which would be a giant: each of them is drawn by itself.
+            without = batch.groups == self._no_group
+            if not without.any():
+                return held
+            self._ungrouped += int(without.sum())
+            alone = held_out(np.arange(seen, seen + len(batch)), spec)
+            return HeldOut(np.where(without, alone.test, held.test), np.where(without, alone.valid, held.valid))
         return held_out(np.arange(seen, seen + len(batch)), spec)
 
     def _by_time(self, times: I64) -> HeldOut:

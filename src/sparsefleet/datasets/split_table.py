@@ -7,7 +7,7 @@ they came; CSV parts get the header of their file. Rows are dealt to the parts i
 
 - random: of every ten rows (for a test share of 0.1), one at a random place;
 - time: the latest rows; validation rows are the latest before them. This reads the files twice;
-- group: whole groups (all rows of a user), drawn by a hash of the group.
+- group: whole groups (all rows of a user), drawn by a hash of the group; rows without one at random, each by itself.
 
 There are validation rows where a share of them is asked for; the test set is the same with them and without.
 
@@ -43,7 +43,7 @@ from sparsefleet.data.formats.csv import CsvFormat
 from sparsefleet.data.formats.records import BOM
 from sparsefleet.data.formats.source import open_source
 from sparsefleet.datasets.measures import Moments, bounds_of, scale
-from sparsefleet.datasets.prepare import PREPARE_FILE, PrepareSpec, entries_of, report_text
+from sparsefleet.datasets.prepare import PREPARE_FILE, PrepareSpec, entries_of, not_held_out, report_text
 from sparsefleet.datasets.progress import OnProgress, ignore_progress
 from sparsefleet.datasets.split_job import (
     ITEM_BYTES,
@@ -152,7 +152,7 @@ def split_table(
             from_time, valid_from_time = _times_of_the_split(split_workers, job, work, spec, progress.next_pass())
             job = replace(job, from_time=from_time, valid_from_time=valid_from_time)
         tell = progress.next_pass()
-        train, test, valid, skipped = 0, 0, 0, Counter[str]()
+        train, test, valid, ungrouped, skipped = 0, 0, 0, 0, Counter[str]()
         moments = [Moments()] * len(scaled)
         with ExitStack() as stack:
             parts = {
@@ -162,6 +162,7 @@ def split_table(
             }
             for item, done in split_workers.each(job, "split", tell):
                 train, test, valid = train + done.train, test + done.test, valid + done.valid
+                ungrouped += done.ungrouped
                 skipped.update(done.skipped)
                 more = map(Moments.from_plain, done.moments)
                 moments = [one.plus(other) for one, other in zip(moments, more, strict=True)]
@@ -176,8 +177,12 @@ def split_table(
         measured = _with_kept(schema, counted, work)
         kept = {slot.name: _kept_values(slot) for slot in measured.slots if slot.min_count is not None}
         measured, remarks = _with_numbers(measured, job, moments, work)
-        if spec.valid_share and not valid:
-            remarks.append(f"no row is a validation row: too few differ, for --split {split}, to hold some out")
+        remarks += not_held_out(spec, test, valid if spec.valid_share else None, train + test + valid, split)
+        if ungrouped:
+            remarks.append(
+                f"{ungrouped:,} of {train + test + valid:,} rows have no group (an empty {schema.group!r}): each was "
+                "drawn by itself, as --split random draws rows"
+            )
         report = SplitReport(
             *(len(files), train, test, split, spec.seed, job.from_time, dict(skipped), kept),
             buckets={slot.name: list(slot.buckets or ()) for slot in measured.slots if slot.quantiles is not None},

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.schema import Schema, Slot
+from sparsefleet.core.xxh64 import xxh64
 from sparsefleet.data.formats.tables import TableAssembler
 from sparsefleet.kernels.text import feature_key
 from sparsefleet.metrics import Calibration, GroupAUC, LabelMetrics, Metric, Segments, label_names
@@ -21,7 +22,7 @@ def metrics_of(schema: Schema, calibration: bool = False, segments: Sequence[str
     names = label_names(schema)
     made: list[Metric] = [LabelMetrics(name, index) for index, name in enumerate(names) if index]
     if getattr(schema, "group", None) is not None:
-        made.append(GroupAUC())
+        made.append(GroupAUC(no_group=xxh64(b"", schema.hash_seed)))
     if calibration:
         made.append(Calibration())
     return (*made, *(_segments(schema, text) for text in dict.fromkeys(segments)))
