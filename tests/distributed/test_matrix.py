@@ -24,7 +24,7 @@ RULES = {
     "async": (optim.Adam(1e-2), optim.Adagrad(2e-2)),
     "geo": (optim.SGD(2e-3), optim.Adam(1e-2)),
 }
-STRATEGIES = {mode: DistributedStrategy(mode=mode, k_steps=5) for mode in RULES}
+STRATEGIES = {mode: DistributedStrategy(mode=mode, k_steps=5 if mode == "geo" else 2) for mode in RULES}
 
 
 @pytest.fixture(scope="module")

@@ -77,10 +77,62 @@ def test_what_is_set_afterwards_is_checked_when_used(name: str, value: Any, mess
 def test_fleets_names_are_translated() -> None:
     strategy = DistributedStrategy()
     assert strategy.resolved().mode == "async"
-    strategy.a_sync_configs = {"k_steps": 100, "max_merge_var_num": 3}
-    assert (strategy.resolved().mode, strategy.resolved().k_steps, strategy.resolved().max_merge) == ("geo", 100, 3)
+    strategy.a_sync_configs = {"k_steps": 100}
+    assert (strategy.resolved().mode, strategy.resolved().k_steps) == ("geo", 100)
+    strategy.a_sync_configs = {"k_steps": 2}
+    assert (strategy.resolved().mode, strategy.resolved().k_steps) == ("geo", 2)
+    strategy.a_sync_configs = {"k_steps": 0, "max_merge_var_num": 3, "send_queue_size": 9}
+    assert strategy.resolved() == DistributedStrategy("async", max_merge=3, send_queue_size=9).resolved()
     for none in (0, -1):
         strategy.a_sync_configs = {"k_steps": none}
         assert (strategy.resolved().mode, strategy.resolved().k_steps) == ("async", 2)
     strategy.a_sync = False
     assert (strategy.resolved().mode, strategy.resolved().lost_trainer) == ("sync", "error")
+
+
+GEO, ASYNC = "it belongs to mode geo", "it belongs to mode async; leave it out"
+WRITE = "; write mode='geo', k_steps=100, or leave it out"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "async", "k_steps": 100}, f"k_steps=100 does nothing in mode async: {GEO}{WRITE}"),
+        ({"k_steps": 100}, f"k_steps=100 does nothing in mode async: {GEO}{WRITE}"),
+        ({"a_sync": False, "k_steps": 100}, f"k_steps=100 does nothing in mode sync: {GEO}{WRITE}"),
+        ({"mode": "sync", "max_merge": 20, "staleness": 3}, f"max_merge=20 does nothing in mode sync: {ASYNC}"),
+        ({"mode": "half_async", "staleness": 0}, f"staleness=0 does nothing in mode half_async: {ASYNC}"),
+        ({"mode": "geo", "send_queue_size": 9}, f"send_queue_size=9 does nothing in mode geo: {ASYNC}"),
+        ({"mode": "sync", "dense_refresh": 2}, f"dense_refresh=2 does nothing in mode sync: {ASYNC}"),
+        (
+            {"a_sync": False, "a_sync_configs": {"k_steps": 100}},
+            f"a_sync_configs['k_steps']=100 does nothing in mode sync: {GEO}{WRITE}",
+        ),
+        ({"mode": "async", "a_sync_configs": {"k_steps": 2}}, "a_sync_configs['k_steps']=2 does nothing in mode async"),
+        (
+            {"a_sync_configs": {"k_steps": 100, "max_merge_var_num": 3}},
+            f"a_sync_configs['max_merge_var_num']=3 does nothing in mode geo: {ASYNC}",
+        ),
+        ({"mode": "geo", "a_sync": False}, "mode='geo' and a_sync=False, which means sync, contradict each other"),
+        (
+            {"k_steps": 50, "a_sync_configs": {"k_steps": 100}},
+            "k_steps=50 and a_sync_configs['k_steps']=100 mean the same setting: leave one out",
+        ),
+    ],
+    ids=str,
+)
+def test_a_setting_of_another_mode_is_refused_where_it_is_used(settings: dict[str, Any], message: str) -> None:
+    strategy = DistributedStrategy()
+    for name, value in settings.items():
+        setattr(strategy, name, value)
+    for made in (strategy, DistributedStrategy(**settings)):
+        with pytest.raises(ConfigError) as caught:
+            made.resolved()
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo"])
+def test_what_a_setting_is_by_default_may_stand_in_any_mode(mode: str) -> None:
+    plain = DistributedStrategy(mode)
+    assert DistributedStrategy(mode, k_steps=2, max_merge=1, staleness=None).resolved() == plain.resolved()
+    assert dataclasses.replace(plain, timeout=5.0).resolved().mode == mode

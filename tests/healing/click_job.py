@@ -22,7 +22,9 @@ from sparsefleet.models import CTRDNNConfig
 def main(mode: str, data: str, saved: str, pace: float, timeout: float) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s")
     fleet.init()
-    strategy = fleet.DistributedStrategy(mode=mode, k_steps=3, timeout=timeout, connect_timeout=60.0)
+    strategy = fleet.DistributedStrategy(mode=mode, timeout=timeout, connect_timeout=60.0)
+    if mode == "geo":
+        strategy.k_steps = 3
     optimizer = fleet.distributed_optimizer(sf.optim.Adam(1e-2), strategy)
     if fleet.is_server():
         fleet.init_server()

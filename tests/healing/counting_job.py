@@ -113,7 +113,9 @@ def main(mode: str, data: str, saved: str, pace: float, timeout: float, *more: s
     options = dict(part.partition("=")[::2] for part in more)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s")
     fleet.init()
-    strategy = fleet.DistributedStrategy(mode=mode, k_steps=3, timeout=timeout, connect_timeout=60.0)
+    strategy = fleet.DistributedStrategy(mode=mode, timeout=timeout, connect_timeout=60.0)
+    if mode == "geo":
+        strategy.k_steps = 3
     optimizer = fleet.distributed_optimizer(sf.optim.SGD(1.0), strategy)
     if fleet.is_server():
         fleet.init_server()

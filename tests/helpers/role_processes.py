@@ -199,7 +199,7 @@ def _script(options: Options) -> None:
     fleet.init()
     strategy = fleet.DistributedStrategy(
         mode=options.mode,
-        k_steps=5,
+        k_steps=5 if options.mode == "geo" else 2,
         max_merge=options.max_merge,
         timeout=options.timeout,
         connect_timeout=options.connect_timeout,

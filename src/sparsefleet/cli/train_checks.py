@@ -15,6 +15,7 @@ from sparsefleet.cli.run_config import given
 from sparsefleet.core.elastic import Elastic
 from sparsefleet.core.errors import CheckpointError, ConfigError, SparseFleetError
 from sparsefleet.fleet.roles import TRAINING_ROLE, Role
+from sparsefleet.fleet.strategy import MODE_OF
 from sparsefleet.launch.on_ray.options import PLACES, check_ray
 
 _FOR_MANY = (
@@ -29,14 +30,6 @@ _FOR_MANY = (
     "lost_trainer",
 )
 """Not `mode`: the same command is to work for one process and for many."""
-_OF_MODE = {
-    "k_steps": "geo",
-    "max_merge": "async",
-    "send_queue_size": "async",
-    "staleness": "async",
-    "dense_refresh": "async",
-}
-"""The only mode that heeds a setting."""
 
 
 _RAY_ONLY = ("server_cpus", "worker_cpus", "server_memory", "worker_memory")
@@ -80,9 +73,9 @@ def check_knobs(context: typer.Context, mode: str, *, alone: bool) -> None:
             raise ConfigError(
                 f"{parameter.opts[0]} does nothing in one process: give --servers and --workers too, or leave it out"
             )
-        if name in _OF_MODE and mode != _OF_MODE[name]:
+        if name in MODE_OF and mode != MODE_OF[name]:
             raise ConfigError(
-                f"{parameter.opts[0]} does nothing in mode {mode}: it belongs to --mode {_OF_MODE[name]}; leave it out"
+                f"{parameter.opts[0]} does nothing in mode {mode}: it belongs to --mode {MODE_OF[name]}; leave it out"
             )
 
 

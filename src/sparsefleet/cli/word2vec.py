@@ -118,7 +118,7 @@ def train_command(
     train_checks.check_counts(servers, workers, role)
     strategy = fleet.DistributedStrategy(
         mode=mode,
-        k_steps=k_steps,
+        k_steps=k_steps if mode == "geo" else _USUAL.k_steps,
         max_merge=max_merge,
         timeout=timeout,
         connect_timeout=connect_timeout,

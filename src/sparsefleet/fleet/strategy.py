@@ -16,6 +16,18 @@ from sparsefleet.store.wire.coarse import ENCODINGS
 Made = TypeVar("Made")
 
 MODES = ("sync", "half_async", "async", "geo")
+MODE_OF = {
+    "k_steps": "geo",
+    "max_merge": "async",
+    "send_queue_size": "async",
+    "staleness": "async",
+    "dense_refresh": "async",
+}
+"""The only mode that heeds a setting."""
+_FLEETS = {"k_steps": "k_steps", "max_merge_var_num": "max_merge", "send_queue_size": "send_queue_size"}
+"""Keys of `a_sync_configs`, and what they are called here."""
+NOT_GEO = (0, -1)
+"""Fleet's ways to say so, as `k_steps` of `a_sync_configs`."""
 LEAVING_SECONDS = 6.0
 """What a trainer may need to tell everybody that it has given a server up, and to end."""
 
@@ -45,7 +57,10 @@ def _check_known(made: type[Any], name: str) -> None:
 @_names_the_nearest
 @dataclass
 class DistributedStrategy:
-    """Plainly `DistributedStrategy(mode="geo")`, or as in Fleet: `strategy.a_sync = True` with `a_sync_configs`."""
+    """Plainly `DistributedStrategy(mode="geo")`, or as in Fleet: `strategy.a_sync = True` with `a_sync_configs`.
+
+    A setting of another mode (`MODE_OF`) is refused where the strategy is used, unless it is what it is by default.
+    """
 
     mode: str | None = None
     """sync, half_async, async or geo; None: as `a_sync` says."""
@@ -115,6 +130,9 @@ class DistributedStrategy:
         mode = self.mode
         if mode is None:
             mode = "sync" if not self.a_sync else "geo" if "k_steps" in given else "async"
+        elif not self.a_sync and mode != "sync":
+            raise ConfigError(f"mode={mode!r} and a_sync=False, which means sync, contradict each other: leave one out")
+        self._check_heeded(mode)
         if mode == "geo" and self.dense_wire != "float32":
             raise ConfigError(
                 f"dense_wire={self.dense_wire!r} does nothing in mode geo, which sends differences every k_steps: "
@@ -137,18 +155,40 @@ class DistributedStrategy:
 
     def _fleet_settings(self) -> dict[str, int]:
         """What `a_sync_configs` says, under the names that are used here."""
-        known = {"k_steps": "k_steps", "max_merge_var_num": "max_merge", "send_queue_size": "send_queue_size"}
         if not isinstance(self.a_sync_configs, Mapping):
             raise ConfigError(f"a_sync_configs={self.a_sync_configs!r} must be a dict, such as {{'k_steps': 100}}")
-        unknown = sorted(set(self.a_sync_configs) - set(known))
+        unknown = sorted(set(self.a_sync_configs) - set(_FLEETS))
         if unknown:
-            raise ConfigError(f"a_sync_configs has {', '.join(unknown)}; known are {', '.join(known)}")
+            raise ConfigError(f"a_sync_configs has {', '.join(unknown)}; known are {', '.join(_FLEETS)}")
         given = dict(self.a_sync_configs)
-        if given.get("k_steps") in (0, -1):  # Fleet's ways to say: not geo
+        if given.get("k_steps") in NOT_GEO:
             del given["k_steps"]
         for name, value in given.items():
             _check_count(f"a_sync_configs[{name!r}]", value, least=1)
-        return {known[name]: value for name, value in given.items()}
+            own = getattr(self, _FLEETS[name])
+            if own not in (_default(_FLEETS[name]), value):
+                raise ConfigError(
+                    f"{_FLEETS[name]}={own} and a_sync_configs[{name!r}]={value} mean the same setting: leave one out"
+                )
+        return {_FLEETS[name]: value for name, value in given.items()}
+
+    def _check_heeded(self, mode: str) -> None:
+        """Whoever gives a setting that only another mode heeds expects it to do something."""
+        given = [(name, name, getattr(self, name)) for name in MODE_OF]
+        given = [one for one in given if one[2] != _default(one[1])]
+        for key, value in self.a_sync_configs.items():
+            name = _FLEETS[key]
+            if (value not in NOT_GEO) if name == "k_steps" else (value != _default(name)):
+                given.append((f"a_sync_configs[{key!r}]", name, value))
+        for shown, name, value in given:
+            if mode != MODE_OF[name]:
+                write = f"write mode='geo', k_steps={value}, or " if name == "k_steps" else ""
+                belongs = f"it belongs to mode {MODE_OF[name]}; {write}leave it out"
+                raise ConfigError(f"{shown}={value} does nothing in mode {mode}: {belongs}")
+
+
+def _default(name: str) -> Any:
+    return next(each.default for each in fields(DistributedStrategy) if each.name == name)
 
 
 def _check_count(name: str, value: object, *, least: int) -> None:

@@ -70,6 +70,8 @@ class DistributeTranspilerConfig:
                 f"geo_sgd_need_push_nums={self.geo_sgd_need_push_nums} belongs to geo, and the mode is {mode}; set "
                 "geo_sgd_mode=True, or leave it out"
             )
+        if mode != "geo":
+            return DistributedStrategy(mode=mode).resolved()
         return DistributedStrategy(mode=mode, k_steps=self.geo_sgd_need_push_nums).resolved()
 
 
