@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 from sparsefleet.checkpoint import Checkpoint, latest
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.fleet import DistributedStrategy
-from sparsefleet.metrics import Metric
+from sparsefleet.metrics import ClickMetrics, LabelMetrics, Metric, MetricSet
 from sparsefleet.nn import SparseEmbedding
 from sparsefleet.optim import SGD, Adam
 from sparsefleet.train import FetchHandler, Trainer
@@ -211,3 +212,34 @@ def test_probabilities_in_a_column_are_taken(probabilities):
     model = heads(probabilities=probabilities)
     result = Trainer(Adam(0.01)).fit(model, Given(batches(2)), test=Given(batches(1)))
     assert (result.train["rows"], result.test["rows"]) == (40, 20)
+
+
+@pytest.mark.parametrize("only", [0, 1])
+def test_training_on_one_class_alone_is_told_once(caplog, only):
+    given = [replace(batch, labels=np.full_like(batch.labels, only)) for batch in batches(4)]
+    rows = sum(map(len, given))
+    Trainer(SGD(0.01), threads=2).fit(small_model(), Given(given), epochs=2)
+    told = [record.getMessage() for record in caplog.records if "the label" in record.getMessage()]
+    assert len(told) == 1
+    assert f"all {rows:,} training rows that have the label 'label' have {only} there" in told[0]
+    assert f"rows of label {1 - only} were left out" in told[0]
+
+
+def test_both_classes_are_not_told_nor_those_that_only_another_trainer_has(caplog):
+    given = list(batches(4))
+    Trainer(SGD(0.01)).fit(small_model(), Given(given))
+    ones, zeros = ([replace(batch, labels=np.full_like(batch.labels, only)) for batch in given] for only in (1, 0))
+    with cluster(1) as fleet:
+        fleet.train(readers([ones, zeros]), SGD(0.01), DistributedStrategy(mode="sync"))
+    assert "the label" not in caplog.text
+
+
+def test_of_several_labels_each_is_looked_at():
+    metrics = MetricSet(ClickMetrics(), (LabelMetrics("buy", 1),))
+    for batch in batches(2):
+        labels = np.stack([batch.labels, np.where(batch.labels == 1, 0, np.nan)], 1).astype(np.float32)
+        outputs = {"probability": np.full(len(batch), 0.5, np.float32), "buy": np.full(len(batch), 0.5, np.float32)}
+        metrics.update(replace(batch, labels=labels), outputs)
+    bought = int(sum(batch.labels.sum() for batch in batches(2)))
+    assert metrics.only_classes("click") == {"buy": (0, bought)}
+    assert MetricSet(ClickMetrics()).only_classes("click") == {}

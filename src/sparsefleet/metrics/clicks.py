@@ -117,6 +117,13 @@ class ClickMetrics(Metric):
         """Rows counted; those without a label, or whose prediction is not a number, are not (see `bad`)."""
         return int(self.positive.sum() + self.negative.sum())
 
+    @property
+    def only_class(self) -> int | None:
+        """The label that all rows have, 0 or 1; None: there are both, or no rows."""
+        if not self.rows or (self.positive.any() and self.negative.any()):
+            return None
+        return int(self.positive.any())
+
     def values(self) -> dict[str, float]:
         rows = self.rows
         if self.weighted is not None:

@@ -30,26 +30,30 @@ class LabelMetrics(Metric):
 
     def __init__(self, label: str, index: int) -> None:
         """`index`: of its column in the labels. The model's output of the same name is its probability."""
-        self.name = f"label {label}"
-        self._label, self._index = label, index
+        self.name, self.label = f"label {label}", label
+        self._index = index
         self.more_is_better = tuple(f"{label}_{name}" for name in ClickMetrics.more_is_better)
         self.less_is_better = tuple(f"{label}_{name}" for name in ClickMetrics.less_is_better)
         self._sums = ClickMetrics()
 
     def update(self, batch: Batch, outputs: Outputs) -> None:
         labels = batch.labels.reshape(len(batch), -1)
-        if self._label not in outputs or self._index >= labels.shape[1]:
+        if self.label not in outputs or self._index >= labels.shape[1]:
             raise ConfigError(
-                f"metrics of label {self._label!r} need the model's probabilities of it and column {self._index + 1} "
+                f"metrics of label {self.label!r} need the model's probabilities of it and column {self._index + 1} "
                 f"of the labels; the model gives {', '.join(outputs)}, the samples have {labels.shape[1]} label(s)"
             )
-        self._sums.count(outputs[self._label], labels[:, self._index], batch.weights)
+        self._sums.count(outputs[self.label], labels[:, self._index], batch.weights)
+
+    @property
+    def clicks(self) -> ClickMetrics:
+        return self._sums
 
     def merge(self, other: Self) -> None:
         self._sums.merge(other._sums)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"label": self._label, "index": self._index, "sums": self._sums.to_dict()}
+        return {"label": self.label, "index": self._index, "sums": self._sums.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -58,4 +62,4 @@ class LabelMetrics(Metric):
         return made
 
     def values(self) -> dict[str, float]:
-        return {f"{self._label}_{name}": value for name, value in self._sums.values().items()}
+        return {f"{self.label}_{name}": value for name, value in self._sums.values().items()}

@@ -11,6 +11,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.metrics.base import Metric, Outputs
 from sparsefleet.metrics.clicks import ClickMetrics
+from sparsefleet.metrics.labels import LabelMetrics
 from sparsefleet.metrics.segments import Segments
 
 OWN = "own"
@@ -87,6 +88,19 @@ class MetricSet:
         with self._lock:
             segments = [metric for metric in self._own.values() if isinstance(metric, Segments)]
             return {metric.slot: names for metric in segments if (names := metric.unmet())}
+
+    def only_classes(self, label: str) -> dict[str, tuple[int, int]]:
+        """Of each label that is the same in all rows that have it: which one, 0 or 1, and how many rows. `label`: the
+        first one's name.
+        """
+        with self._lock:
+            labels = {metric.label: metric.clicks for metric in self._own.values() if isinstance(metric, LabelMetrics)}
+            found = {label: self._all_clicks(), **labels}
+            return {
+                name: (clicks.only_class, clicks.rows)
+                for name, clicks in found.items()
+                if clicks.only_class is not None
+            }
 
     def _own_values(self) -> dict[str, float]:
         return {name: value for metric in self._own.values() for name, value in metric.values().items()}

@@ -20,6 +20,7 @@ from sparsefleet.data.leased import LeasedDataset
 from sparsefleet.metrics import Metric, MetricSet, check_metrics
 from sparsefleet.metrics.clicks import NUM_THRESHOLDS, SLIDE_STEPS
 from sparsefleet.models import registry
+from sparsefleet.nn.own_pass import BringsPass
 from sparsefleet.nn.precision import computing_in
 from sparsefleet.store.base import Pending, RunFacts
 from sparsefleet.train.binding import BoundModel
@@ -190,6 +191,7 @@ class Run:
         """How the run stands by its validation data."""
         self.ended: Mapping[str, Any] | None = None
         """What this call of `fit` has come to (`FitResult`), once all trainers have nothing left to do in it."""
+        self._looked_at_classes = False
         self._caller = threading.current_thread()
         self._untold: deque[tuple[str, int]] = deque()
         self._description = registry.describe(bound.model)  # now: a model that cannot be described is not trained
@@ -264,6 +266,7 @@ class Run:
         if self.crew.size > 1:
             self.meet(number, communicator)
         self._met = number + 1
+        self._warn_of_one_class()
         for reporter, window in self._looks:
             reporter.epoch_end(progress.snapshot(share=1.0, metrics=self.everyone, window=window))
 
@@ -378,6 +381,22 @@ class Run:
                     "others train its pieces" if self._lent else "samples that it had not trained yet are missing",
                 )
         communicator.flush()  # what others sent after our last step belongs to the model that is scored and saved
+
+    def _warn_of_one_class(self) -> None:
+        """Once. A model with a pass of its own (word2vec's) has labels of its own too."""
+        if self._looked_at_classes or isinstance(self.bound.model, BringsPass) or not self._is_first():
+            return
+        self._looked_at_classes = True
+        found = (self.everyone or self.progress.metrics).only_classes(self.data.schema.label)
+        for name, (only, rows) in found.items():
+            logger.warning(
+                "all %s training rows that have the label %r have %d there: the model can only learn to say that, and "
+                "there is no AUC; look whether that is the right column, and whether rows of label %d were left out",
+                f"{rows:,}",
+                name,
+                only,
+                1 - only,
+            )
 
     def tick(self) -> None:
         self.saver.check()
