@@ -143,6 +143,36 @@ def test_a_run_is_resumed(saved, text, tmp_path):
     assert json.loads(done.stdout.splitlines()[-1])["words"] == 48_000, "what was missing"
 
 
+def test_a_run_that_goes_on_with_another_text_says_so_and_counts_what_it_reads(saved, text, tmp_path):
+    shorter = tmp_path / "shorter.txt"
+    shorter.write_text("".join(text.read_text().splitlines(keepends=True)[:500]) + "words that are unknown\n")
+    words = ("--save", tmp_path / "m", "--epochs", 5, "--resume", saved, "--json")
+    done = run("train", "--text", shorter, *SMALL, *words)
+    assert done.exit_code == 0, done.output
+    assert "another text: it has 6,004 words, and the checkpoint's vocabulary was counted in 24,000" in " ".join(
+        done.output.split()
+    )
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert (summary["words"], summary["trained"]) == (2 * 6004, 2 * 6000)
+    assert summary["words_per_s"] == pytest.approx(2 * 6004 / summary["seconds"])
+
+
+def test_resume_auto_begins_and_goes_on(shell: CommandLine, text: Path) -> None:
+    begin = ("word2vec", "train", "--text", text, *SMALL, "--resume", "auto", "--min-count", 3)
+    train = (*begin, "--save", "m")
+    first = shell.result(*train, "--epochs", 1)
+    assert first["words"] == 24_000
+    more = shell.run(*train, "--epochs", 2, "--json")
+    assert json.loads(more.stdout.splitlines()[-1])["words"] == 24_000, "what was missing"
+    assert "goes on from" in more.stderr
+    assert "another text" not in more.stderr
+    assert "of an earlier run" not in more.stderr
+    job = ("--servers", 1, "--workers", 2, "--mode", "geo", "--k-steps", 10)
+    assert shell.result(*train, "--epochs", 3, *job)["words"] == 24_000
+    begun = shell.result(*begin, "--save", "n", "--epochs", 1, *job)
+    assert (begun["words"], begun["trainers"]) == (24_000, 2), "where there is nothing to go on from"
+
+
 @pytest.mark.parametrize(
     "mode",
     [*(pytest.param(mode, marks=pytest.mark.slow) for mode in ("sync", "half_async", "async")), "geo"],

@@ -90,7 +90,11 @@ def train_command(
     save_every: Annotated[int | None, _saving("Also save after every so many batches (of the first worker).")] = None,
     keep: Annotated[int, _saving("Checkpoints that stay in the folder.")] = 3,
     resume: Annotated[
-        str | None, _saving("Go on from a checkpoint, or from the newest one of a folder, with its vocabulary.")
+        str | None,
+        _saving(
+            "Go on from a checkpoint, or from the newest one of a folder, with its vocabulary; auto: from the newest "
+            "one of the --save folder, or begin where there is none, so that the same command may be started again."
+        ),
     ] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is one JSON object.", rich_help_panel="Output")
@@ -149,21 +153,29 @@ def train_command(
     files = word2vec.text_files(text)
     if threads is None:
         threads = 2 if role.kind == "single" and not workers else 1
-    if resume:
-        check_resumed(resume, config)
+    begins_from = train_checks.goes_on_from(resume, save)
+    if begins_from:
+        check_resumed(begins_from, config)
         if role.is_first_worker:
-            train_checks.look_at_resumed(resume, epochs, mode, alone=role.kind == "single" and not workers)
-    elif role.kind == "single":
-        train_checks.look_at_used_folder(save)
+            alone = role.kind == "single" and not workers
+            train_checks.look_at_resumed(begins_from, epochs, mode, alone=alone)
+    if role.kind == "single":
+        train_checks.look_at_used_folder(save, begins_from)
     if servers and workers:
         word2vec.share_text(files, 0, workers)
         folder = Path(log_dir or train_roles.LOG_FOLDER)
-        more = [] if resume or vocabulary else [_counted_once(files, min_count, folder)]
+        # All trainers are to mean one checkpoint, or none; and whoever gets a vocabulary counts nothing.
+        kept = ["resume", "min_count"]
+        if begins_from:
+            more = [f"--resume={begins_from}"]
+            kept.append("vocabulary")
+        else:
+            more = [] if vocabulary else [_counted_once(files, min_count, folder)]
         status, summary = train_roles.launch_roles(
             *(context, servers, workers, job.strategy, folder),
             words=("word2vec", "train"),
             more=more,
-            kept=("min_count",),  # whoever gets a vocabulary counts nothing
+            kept=kept,
         )
         _tell(summary)
         if json_output and summary:
@@ -171,30 +183,35 @@ def train_command(
         raise typer.Exit(status)
 
     with sigterm_interrupts():
-        if resume:
-            known = word2vec.saved_vocabulary(resume)
+        if begins_from:
+            known = word2vec.saved_vocabulary(begins_from)
         elif vocabulary:
             known = word2vec.Vocabulary.load(vocabulary)
         else:
             known = _count(files, min_count, threads)
         count = role.worker_num
+        share = word2vec.share_text(files, max(role.index, 0) if count > 1 else 0, count)
+        # A run may go on with another text than its vocabulary was counted in.
+        words = _words_in(share, threads) if begins_from else known.text_words / count
         usual = ASYNC_BATCH_WORDS if role.kind != "single" and mode == "async" else BATCH_WORDS
         reader = word2vec.WordReader(
-            word2vec.share_text(files, max(role.index, 0) if count > 1 else 0, count),
+            share,
             known,
             config,
             epochs=epochs,
             batch_size=usual if batch_size is None else batch_size,
             threads=threads,
-            words=known.text_words / count,
+            words=words,
         )
         report = WordsReport(reader.words)
         log_seconds = LOG_SECONDS if role.kind == "single" else train_roles.ROLE_LOG_SECONDS
         reporters = (console_reporter(console, log_seconds, report.describe), report)
         trainer = Trainer(job, threads=threads, seed=seed, reporters=reporters)
         fleet.init_worker()
+        if begins_from:
+            _tell_another_text(trainer, words, known)
         policy = SavePolicy(save, every_steps=save_every, keep=keep)
-        result = trainer.fit(word2vec.SkipGram(known, config), reader, epochs, save=policy, resume=resume)
+        result = trainer.fit(word2vec.SkipGram(known, config), reader, epochs, save=policy, resume=begins_from)
         summary = _summary(trainer, result, known, report)
         fleet.stop_worker()
     _tell(summary)
@@ -203,7 +220,11 @@ def train_command(
 
 
 def _check_vocabulary(context: typer.Context, vocabulary: str | None, resume: str | None) -> None:
-    """Words come from one place: whoever names another one, or says how to count there, expects it to do something."""
+    """Words come from one place: whoever names another one, or says how to count there, expects it to do something.
+
+    With --resume auto it does, where the run begins; the command that begins it is the one that goes on with it.
+    """
+    resume = None if resume == "auto" else resume
     if resume and vocabulary:
         raise ConfigError(
             "--resume goes on with the vocabulary that lies in the checkpoint, so --vocabulary does nothing: leave it "
@@ -233,6 +254,24 @@ def _count(files: list[str], min_count: int, threads: int) -> Vocabulary:
         f"{min_count} times are left out"
     )
     return known
+
+
+def _words_in(files: list[str], threads: int) -> int:
+    from sparsefleet.word2vec import words_in
+
+    with progress("counting words", "bytes") as told:
+        return words_in(files, threads=threads, progress=told)
+
+
+def _tell_another_text(trainer: Trainer, words: float, known: Vocabulary) -> None:
+    """Say so where the text is not the one that the checkpoint's vocabulary was counted in; all trainers call it."""
+    text_words = round(sum(part["words"] for part in trainer.crew.reduce("text", {"words": words})))
+    if text_words != known.text_words and trainer.crew.index == 0:
+        say(
+            f"[yellow]another text[/]: it has {text_words:,} words, and the checkpoint's vocabulary was counted in "
+            f"{known.text_words:,}. Words that the vocabulary does not have get no vector; the rate falls over all "
+            "--epochs as before"
+        )
 
 
 def _counted_once(files: list[str], min_count: int, folder: Path) -> str:

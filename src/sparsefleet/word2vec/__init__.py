@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparsefleet.word2vec.questions import read_questions
     from sparsefleet.word2vec.reader import WordReader
     from sparsefleet.word2vec.vectors import WordVectors, saved_vocabulary
-    from sparsefleet.word2vec.vocabulary import Vocabulary, count_words
+    from sparsefleet.word2vec.vocabulary import Vocabulary, count_words, words_in
 
 __all__ = [
     "SkipGram",
@@ -36,6 +36,7 @@ __all__ = [
     "share_text",
     "step_rule",
     "text_files",
+    "words_in",
 ]
 
 _HOMES = {
@@ -50,5 +51,6 @@ _HOMES = {
     "share_text": "corpus",
     "step_rule": "model",
     "text_files": "corpus",
+    "words_in": "vocabulary",
 }
 __getattr__ = lazy_names(__name__, _HOMES)  # a command's help should not wait for torch

@@ -137,6 +137,20 @@ def count_words(
     """
     if min_count < 1:
         raise ConfigError(f"min_count={min_count} must be 1 or above")
+    return _vocabulary(_counted(files, threads, most, progress), files, min_count)
+
+
+def words_in(
+    files: Sequence[str],
+    *,
+    threads: int = 1,
+    progress: Callable[[int, int | None], None] = lambda done, total: None,
+) -> int:
+    """How many words all files have together: `Vocabulary.text_words` of them, whatever the vocabulary."""
+    return _counted(files, threads, MOST_WORDS, progress).words
+
+
+def _counted(files: Sequence[str], threads: int, most: int, progress: Callable[[int, int | None], None]) -> WordCounter:
     if threads < 1:
         raise ConfigError(f"threads={threads} must be 1 or above")
     if most < 2 * threads:
@@ -164,7 +178,7 @@ def count_words(
     whole = WordCounter(most)
     for counter in counters:
         whole.merge(counter)
-    return _vocabulary(whole, files, min_count)
+    return whole
 
 
 def _vocabulary(counter: WordCounter, files: Sequence[str], min_count: int) -> Vocabulary:
