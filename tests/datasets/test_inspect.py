@@ -317,6 +317,23 @@ def test_multislot_that_cannot_be_told(tmp_path: Path, lines: list[str], options
         inspect(tmp_path / "f", **options)
 
 
+def test_what_few_rows_have_is_optional(tmp_path: Path) -> None:
+    """In JSON lines, where a file without it would be refused; a column of CSV is there or not."""
+    rows = [
+        {"click": n % 2, "site": f"s{n % 9}"} | ({"coupon": f"c{n % 7}"} if n % 300 == 0 else {}) for n in range(3000)
+    ]
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = inspect(tmp_path / "f.jsonl")
+    assert found.schema.optional == ("coupon",)
+    assert "that a file may be without" in found.text()
+    (tmp_path / "schema.toml").write_text(found.text())
+    assert Schema.load(tmp_path / "schema.toml") == found.schema
+    (tmp_path / "f.csv").write_text(
+        "\n".join(["click,site,coupon", *(f"{r['click']},{r['site']},{r.get('coupon', '')}" for r in rows)])
+    )
+    assert inspect(tmp_path / "f.csv").schema.optional == ()
+
+
 def test_blank_lines_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_text("\n\n\n")
     with pytest.raises(DataError, match="only blank lines at the beginning"):

@@ -45,6 +45,9 @@ SEPARATORS = ("|", ";", " ", ",")
 FEW = 50
 """Whole numbers of up to so many different values are taken as a category."""
 
+SELDOM = 0.01
+"""The share of rows below which JSON lines may be without a field altogether."""
+
 
 @dataclass(slots=True)
 class Column:
@@ -439,12 +442,14 @@ def _schema(columns: Sequence[Column], table: RawTable, label: str) -> Schema:
     if not slots:
         raise ConfigError("no column looks like a category or a list: a model here needs at least one slot")
     distinct = sum(column.distinct for column in columns if column.kind in ("category", "list"))
-    used = {one.source for one in (*dense, *slots)} if table.format == "jsonl" else set()
+    sources = {feature.source for feature in dense} | {slot.source for slot in slots}
+    lines = table.format == "jsonl"
+    few = {column.name for column in columns if column.rows - column.missing < SELDOM * column.rows}
     return Schema(
         dense=tuple(dense),
         slots=tuple(slots),
         # Other files may be without what few rows have, and are no others for that.
-        optional=tuple(one.name for one in columns if one.name in used and one.missing > RARE * one.rows),
+        optional=tuple(column.name for column in columns if column.name in sources & few) if lines else (),
         label=label,
         sparse_feature_dim=1000001 if distinct < 300_000 else 10_000_019,
         more_labels=tuple(more),

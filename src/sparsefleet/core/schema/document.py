@@ -77,11 +77,13 @@ def from_document(kind: type[Schema], data: Mapping[str, Any], where: str) -> Sc
 
 
 def meaning_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document without the settings that only `data prepare` reads: `buckets`, `minimum` and `diff` alone count."""
+    """A document without the settings that only `data prepare` reads (`buckets`, `minimum` and `diff` alone count), and
+    without what JSON lines may be without, which says nothing of what a sample becomes.
+    """
     asked = ("quantiles", "measure")
     parts = {name: document[name] for name in ("dense", "slots") if name in document}
     told = {name: [{k: v for k, v in one.items() if k not in asked} for one in part] for name, part in parts.items()}
-    return {**document, **told}
+    return {name: value for name, value in {**document, **told}.items() if name != "optional"}
 
 
 def _as_plain(part: Any, always: tuple[str, ...]) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Schema:
     """Of the time column, and of columns whose hour or weekday is taken."""
     csv: CsvDialect | None = None
     """How CSV files are taken apart; None: as their header suggests."""
+    optional: tuple[str, ...] = ()
+    """Columns that JSON lines may be without in all rows; any other one has to occur."""
     multislot: tuple[str, ...] | None = None
     """The slots of a MultiSlot line, in order: names of slots and of dense features, and the label. A name that only
     begins dense features (slot2 of slot2_1, slot2_2) is a slot that holds them all. None: all dense features as one
@@ -87,6 +89,11 @@ class Schema:
         leaking = sorted({*self.fields} & {*self.labels})
         if leaking:
             raise ConfigError(f"the label {leaking[0]!r} is used as a feature too; leave it out of dense and slots")
+        if not isinstance(self.optional, tuple):
+            raise ConfigError(f"optional={self.optional!r:.80} is mistyped: it must be a list of columns")
+        for name in self.optional:
+            if name not in (*self.fields, self.group):
+                raise ConfigError(f"optional: {name!r:.80} is no column that a feature is made of, nor the group")
         if self.multislot is not None:
             self._check_multislot()
         if self.version not in (1, VERSION):
@@ -114,7 +121,7 @@ class Schema:
             raise ConfigError("csv and multislot do not go together: files are of one format; take one out")
 
     def _has_only_version_1(self) -> bool:
-        more = (self.more_labels, self.weight, self.group, self.time, self.csv, self.multislot)
+        more = (self.more_labels, self.weight, self.group, self.time, self.csv, self.optional, self.multislot)
         keys, measured = any(slot.keys for slot in self.slots), any(feature.measure for feature in self.dense)
         return not any(more) and self.time_format == "auto" and not keys and not measured
 
