@@ -16,6 +16,7 @@ streamed, so memory does not grow with the file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -31,6 +32,7 @@ from sparsefleet.core.schema import Schema
 from sparsefleet.data.files import check_file, empty_file, open_file
 from sparsefleet.data.formats.base import CHUNK_SAMPLES, BadSamples, Chunk, Format, FormatOptions, Head, Unit
 from sparsefleet.data.formats.columns import Refusals, check_types, dense_values, label_values, slot_keys, slot_word
+from sparsefleet.data.formats.old_times import OldTimes
 from sparsefleet.data.formats.tables import TableAssembler
 from sparsefleet.kernels.text_types import Reason
 
@@ -40,6 +42,7 @@ class ParquetFormat(Format):
 
     def __init__(self, schema: Schema, *, labelled: bool = True) -> None:
         self.schema, self.labelled = schema, labelled
+        self._old_times = OldTimes(schema.time, schema.time_format)
         self.numbers = False
         """Whether chunks have `Chunk.numbers`."""
 
@@ -88,7 +91,11 @@ class ParquetFormat(Format):
         check_file(unit.file)
         file = open_parquet(unit.file)
         try:
-            yield from self._chunks(file, unit, bad_samples, 0 if resume is None else resume.samples)
+            chunks = self._chunks(file, unit, bad_samples, 0 if resume is None else resume.samples)
+            for chunk in islice(chunks, 1):
+                self._old_times.look_at(chunk.batch, unit.file)
+                yield chunk
+            yield from chunks
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{unit.file}: damaged Parquet file: {error}; fetch or write it again") from error
         finally:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, ClassVar, Self
 
+from sparsefleet.core.batch import Mark
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
-from sparsefleet.data.formats.base import CHUNK_SAMPLES, FormatOptions, Head
+from sparsefleet.data.formats.base import CHUNK_SAMPLES, BadSamples, Chunk, FormatOptions, Head, Unit
+from sparsefleet.data.formats.old_times import OldTimes
 from sparsefleet.data.formats.record_plan import record_plan
 from sparsefleet.data.formats.source import ByteSource, open_source
 from sparsefleet.data.formats.text import SampleParser, TextFormat
@@ -29,6 +32,7 @@ class RecordFormat(TextFormat):
         super().__init__(schema, max_line)
         self.labelled = labelled
         self._plans: dict[tuple[str, ...] | None, RecordPlan] = {}
+        self._old_times = OldTimes(schema.time, schema.time_format)
         self.record_plan()  # refuses a schema that it cannot follow
 
     @classmethod
@@ -63,6 +67,15 @@ class RecordFormat(TextFormat):
         # Room for any one line: a value of a list takes two bytes of it at least. Crosses may need more: they are
         # refused where one sample has more values than fit.
         return RecordColumns.for_plan(plan, samples, max(2 * samples * len(plan.slots), self.max_line // 2 + 1))
+
+    def _chunks(
+        self, source: ByteSource, unit: Unit, bad_samples: BadSamples, resume: Mark | None, raw: bool = False
+    ) -> Iterator[Chunk]:
+        chunks = super()._chunks(source, unit, bad_samples, resume, raw)
+        for chunk in islice(chunks, 1):
+            self._old_times.look_at(chunk.batch, unit.file)
+            yield chunk
+        yield from chunks
 
     def explain(self, reason: Reason, done: Parsed) -> str:
         if reason == Reason.LONG_LINE:
