@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from sparsefleet.core.errors import DataError
+from sparsefleet.core.errors import ConfigError, DataError
+from sparsefleet.data import QueueDataset
 from sparsefleet.data.files import list_files
+from sparsefleet.data.split import split_files
 
 
 def names(files: list[str]) -> list[str]:
@@ -64,3 +66,35 @@ def test_a_folder_of_folders_names_them(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     with pytest.raises(DataError, match=r"no data files .*; give one of the folders in it \(test, train\)"):
         list_files(tmp_path)
+
+
+def test_folders_and_patterns_of_set_filelist_and_split_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").mkdir()
+    for number in (10, 2, 1):
+        (tmp_path / "small" / f"part-{number}").write_text("1\n" * 100)
+    (tmp_path / "small" / "schema.json").write_text("{}")
+    files = [f"small/part-{number}" for number in (1, 2, 10)]
+    for given, found in (
+        (["small"], files),
+        (["small/*-?"], files[:2]),
+        ([f"file://{tmp_path}/small"], [str(tmp_path / file) for file in files]),
+        (["small/part-10", "small/part-[12]"], [files[2], *files[:2]]),
+        (["nothing", "small/part-1#bytes=0:10"], ["nothing", "small/part-1#bytes=0:10"]),  # refused where they are read
+    ):
+        dataset = QueueDataset()
+        dataset.set_filelist(given)
+        assert dataset.files == found
+        if "nothing" not in given:
+            assert split_files(given, 0, 1) == found
+    shares = [split_files(["small"], worker, 3) for worker in range(3)]
+    assert sorted(name for share in shares for name in share) == sorted(files)
+    for given, message in (
+        (["small", "small/part-2"], "listed twice"),
+        (["small/x*"], "no file matches this pattern"),
+    ):
+        dataset = QueueDataset()
+        dataset.set_filelist(given)
+        for refused in (lambda dataset=dataset: dataset.files, lambda given=given: split_files(given, 0, 1)):
+            with pytest.raises((ConfigError, DataError), match=message):
+                refused()

@@ -86,6 +86,18 @@ def test_file_uris_are_local_paths(folder: Path) -> None:
     assert np.array_equal(samples(reader), samples(sf.open_reader(folder / "test", CRITEO)))
 
 
+def test_folders_and_patterns_of_set_filelist(held: Place, folder: Path) -> None:
+    test = [f"{URI}/test/{Path(name).name}" for name in sf.list_files(folder / "test")]
+    for given in ([f"{URI}/test"], [f"{URI}/te*/part-*"], test):
+        dataset = sf.QueueDataset()
+        dataset.set_filelist(given)
+        assert dataset.files == test
+        assert split_files(given, 0, 1) == test
+    dataset = sf.QueueDataset()
+    dataset.set_filelist([f"{URI}/nowhere"])
+    assert dataset.files == [f"{URI}/nowhere"], "refused where it is read"
+
+
 def test_listing(held: Place, folder: Path) -> None:
     local = [Path(name).name for name in sf.list_files(folder / "train")]
     assert sf.list_files(f"{URI}/train") == [f"{URI}/train/{name}" for name in local]

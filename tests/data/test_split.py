@@ -326,8 +326,8 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         split_files(names[0], 0, 1)
     with pytest.raises(ConfigError, match="is a share already"):
         split_files(["a#bytes=0:1"], 0, 1)
-    with pytest.raises(ConfigError, match="is a directory"):
-        split_files([tmp_path, names[0]], 0, 2)
+    with pytest.raises(ConfigError, match="listed twice"):
+        split_files([tmp_path, names[0]], 0, 2)  # a folder stands for its files
     with pytest.raises(DataError, match=r"missing cannot be shared out: No such file"):
         split_files([str(tmp_path / "missing"), names[0]], 0, 2)
 

@@ -14,7 +14,7 @@ from sparsefleet.core.filesystems import is_uri
 from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.schema import Schema
 from sparsefleet.data.batching import Cutter, check_batch_size
-from sparsefleet.data.files import local_name
+from sparsefleet.data.files import expanded, local_name
 from sparsefleet.data.formats.base import BadSamples, Format, Unit
 from sparsefleet.data.pass_reader import PassReader, check_threads
 from sparsefleet.data.readahead import check_capacity
@@ -52,6 +52,10 @@ class FileReader(PassReader):
         """
         super().__init__()
         self._files: list[str] | None = None if files is None else _file_list(files)
+        self._listed = False
+        """`_files` may name folders and patterns too."""
+        self._found: list[str] | None = None
+        """The files behind them, once somebody has asked."""
         self._format = format
         self._pipe_command: str | None = None
         self._schema: Schema | None = None
@@ -67,8 +71,9 @@ class FileReader(PassReader):
     # Fluid's names: thin, and only before the first epoch.
 
     def set_filelist(self, files: Sequence[Path]) -> None:
+        """Files to read in this order; a folder or a pattern stands for its files."""
         self._before_first_use("set_filelist")
-        self._files = _file_list(files)
+        self._files, self._listed, self._found = _file_list(files), True, None
 
     def set_batch_size(self, batch_size: int) -> None:
         self._before_first_use("set_batch_size")
@@ -85,7 +90,7 @@ class FileReader(PassReader):
         a Kerberos ticket (kinit).
         """
         self._before_first_use("set_hdfs_config")
-        self._place = _place(fs_name, fs_ugi)
+        self._place, self._found = _place(fs_name, fs_ugi), None
 
     def set_fea_eval(self, record_candidate_size: int, fea_eval: bool = True) -> None:
         """Only samples in memory can be shuffled by slots."""
@@ -124,7 +129,10 @@ class FileReader(PassReader):
     def files(self) -> list[str]:
         if not self._files:
             raise ConfigError(f"{type(self).__name__} has no files to read: give files=[…], or call set_filelist")
-        return self._files if self._place is None else [_placed(self._place, name) for name in self._files]
+        if self._found is None:
+            names = self._files if self._place is None else [_placed(self._place, name) for name in self._files]
+            self._found = _file_list(expanded(names)) if self._listed else names
+        return self._found
 
     @property
     def format(self) -> Format:

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
@@ -54,6 +55,33 @@ def list_files(paths: Path | Iterable[Path]) -> list[str]:
     if not several:
         raise DataError("no input files were given; give a file, a folder or a pattern")
     return [file for path in several for file in _expand(local_name(path))]
+
+
+def expanded(names: Iterable[Path]) -> list[str]:
+    """As `list_files`, of names of which those of files stay as they are, whether there is such a file or not."""
+    given = [local_name(name) for name in names]
+    several = {name: _several(name) for name in given if not is_uri(name)}
+    if uris := [name for name in given if is_uri(name)]:
+        with ThreadPoolExecutor(min(16, len(uris)), "sparsefleet-files") as pool:  # each is a question over a network
+            several |= zip(uris, pool.map(_several_elsewhere, uris), strict=True)
+    return [file for name in given for file in (_expand(name) if several[name] else [name])]
+
+
+def _several(path: str) -> bool:
+    """Whether a local name is that of a folder, or a pattern; that of a trainer's share of a file is neither."""
+    return RANGE_MARK not in path and (os.path.isdir(path) or (glob.has_magic(path) and not os.path.lexists(path)))
+
+
+def _several_elsewhere(uri: str) -> bool:
+    from sparsefleet.data import remote
+
+    if RANGE_MARK in uri:
+        return False
+    try:
+        kind = remote.kind_of(uri)
+    except (OSError, DataError):
+        return False  # whoever reads it says what is wrong
+    return kind == "folder" or (kind == "nothing" and glob.has_magic(urlsplit(uri).path))
 
 
 def _expand(path: str) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sparsefleet.core.errors import ConfigError, DataError
 from sparsefleet.core.filesystems import is_uri
-from sparsefleet.data.files import check_file, empty_file, local_name, open_file
+from sparsefleet.data.files import check_file, empty_file, expanded, open_file
 from sparsefleet.data.formats.base import HEAD_BYTES, Head, Unit
 
 Path = str | os.PathLike[str]
@@ -33,7 +33,7 @@ _PACKED_BYTES = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 def split_files(files: Sequence[Path], worker_index: int, worker_num: int, *, cuttable: bool = True) -> list[str]:
     """This worker's share, as names in the order of `files`: whole files, or `file#bytes=start:stop` ranges.
 
-    All workers must give the same files in the same order.
+    A folder or a pattern among `files` stands for its files. All workers must give the same files in the same order.
     """
     return [unit_name(unit) for unit in split_units(files, worker_index, worker_num, cuttable=cuttable)]
 
@@ -124,7 +124,7 @@ def cut_unit(unit: Unit, pieces: int) -> list[Unit]:
 def _names(files: Sequence[Path]) -> list[str]:
     if isinstance(files, str | os.PathLike):
         raise ConfigError(f"files={os.fspath(files)!r} must be a list of files")
-    names = [local_name(file) for file in files]
+    names = expanded(files)
     if not names:
         raise ConfigError("the list of files is empty; give at least one file")
     seen: set[str] = set()
