@@ -67,6 +67,20 @@ def test_while_scoring_and_by_seconds(capsys):
     assert capsys.readouterr().out == f"accuracy {values['accuracy']}\n", "of all samples; the last batch is not"
 
 
+def test_the_auc_of_the_last_batches_in_scoring(capsys):
+    trainer, model, given = sf.Trainer(sf.optim.Adam(1e-2), quiet=True, slide_steps=2), small_model(), batches(5)
+    trainer.fit(model, Given(given))
+    kept = Kept(["auc", "batch_auc"])
+    values = trainer.infer_from_dataset(
+        model, Given(given), fetch_handler=kept, fetch_list=["auc", "batch_auc"], print_period=5
+    )
+    assert "batch_auc" not in values, "of all samples"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[::2] for line in lines] == [["auc", "batch_auc"], ["auc"]]
+    assert kept.seen[1][0] == kept.seen[1][1], "two batches are all so far"
+    assert kept.seen[4][1] == pytest.approx(trainer.evaluate(model, Given(given[3:]))["auc"])
+
+
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_with_servers(mode):
     """Rows come over the wire; with a rate of 0 nothing moves, and all is as in one process."""

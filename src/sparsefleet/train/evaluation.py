@@ -14,7 +14,7 @@ from sparsefleet.core.batch import Batch
 from sparsefleet.crew import PassLender
 from sparsefleet.data.base import Reader
 from sparsefleet.data.leased import LeasedDataset
-from sparsefleet.metrics import ClickMetrics, MetricSet
+from sparsefleet.metrics import PROBABILITY, ClickMetrics, MetricSet, WindowMetrics
 from sparsefleet.metrics.base import Outputs
 from sparsefleet.train.fetch import FetchHandler
 from sparsefleet.train.fetcher import Fetcher
@@ -27,6 +27,9 @@ from sparsefleet.train.threads import intra_op_threads_kept, run_threads
 from sparsefleet.train.workplace import Workplace
 
 log = logging.getLogger(__name__)
+
+BATCH_AUC = "batch_auc"
+"""What handlers may fetch while a pass goes on: of its last batches, as in training."""
 
 
 class Evaluation:
@@ -109,11 +112,15 @@ class Evaluation:
         threads = threads_for(data, self._threads, config.threads)
         metrics = MetricSet(ClickMetrics(config.num_thresholds), config.metrics)
         wanted = [name for handler in fetch for name in handler.fetch_list]
-        fetcher = Fetcher(shared, pull, config.precision, wanted, metrics.values())
+        window = WindowMetrics(config.num_thresholds, config.slide_steps)
+        fetcher = Fetcher(shared, pull, config.precision, wanted, [*metrics.values(), BATCH_AUC])
         batches = itertools.count(1)
 
+        def numbers(names: Sequence[str]) -> dict[str, float]:
+            return {**metrics.values(), **({BATCH_AUC: window.auc()} if BATCH_AUC in names else {})}
+
         def look(names: Sequence[str]) -> list[Any]:
-            return fetcher.values(names, lambda _: metrics.values())
+            return fetcher.values(names, numbers)
 
         def tick() -> None:
             for handler in fetch:
@@ -125,6 +132,8 @@ class Evaluation:
             def score(index: int, batch: Batch) -> None:
                 outputs = scorers[index].outputs(batch)
                 metrics.update(batch, outputs)
+                if BATCH_AUC in wanted:
+                    window.update(outputs[PROBABILITY], batch.labels)
                 fetcher.seen(batch, outputs)
                 data.consumed(batch)
                 count = next(batches)
