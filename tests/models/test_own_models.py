@@ -373,7 +373,7 @@ def test_a_wrong_number_of_outputs_is_told_in_words():
         def forward(self, batch):
             return super().forward(batch)[1:]
 
-    with pytest.raises(ConfigError, match=r"output must be .*\(here B is 16\); got \(15, 1\)"):
+    with pytest.raises(ConfigError, match=r"output must be .*; got \(15, 1\) where B is 16"):
         Trainer(SGD(0.01)).fit(Short(nn.Identity()), small())
     with pytest.raises(ConfigError, match=r"output must be .*; got \(\d+, 1\)"):
         list(Trainer(SGD(0.01)).predict(Short(nn.Identity()), small()))
@@ -389,5 +389,5 @@ def test_a_wrong_number_of_outputs_is_told_in_words():
         for batch in small_batches():
             yield replace(batch, labels=np.stack([batch.labels, batch.labels], 1))
 
-    with pytest.raises(ConfigError, match=r"a logit for each, \[B, 2\] \(here B is 16\); got \(15, 2\)"):
+    with pytest.raises(ConfigError, match=r"a logit for each, \[B, 2\]; got \(15, 2\) where B is 16"):
         Trainer(SGD(0.01)).fit(ShortOfTwo(), Feeder(SMALL, two_labels))

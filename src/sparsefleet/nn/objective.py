@@ -210,8 +210,8 @@ def _label_logits(output: Output, names: tuple[str, ...], samples: int | None = 
     fits = torch.is_tensor(output) and output.dim() == 2 and output.shape[1] == len(names)
     if not fits or (samples is not None and len(output) != samples):
         raise ConfigError(
-            f"a model for the labels {', '.join(names)} must return a logit for each, [B, {len(names)}]"
-            f"{_here(samples)}; got {_described(output)}"
+            f"a model for the labels {', '.join(names)} must return a logit for each, [B, {len(names)}]; got "
+            f"{_described(output)}{_here(samples)}"
         )
     values: F32 = output.detach().float().contiguous().numpy()
     return values
@@ -225,7 +225,7 @@ def _logits(output: Output, samples: int) -> F32:
 
 
 def _here(samples: int | None) -> str:
-    return "" if samples is None else f" (here B is {samples})"
+    return "" if samples is None else f" where B is {samples}"
 
 
 def _check_shape(output: Output, samples: int | None = None) -> None:
@@ -233,7 +233,7 @@ def _check_shape(output: Output, samples: int | None = None) -> None:
     fits = torch.is_tensor(output) and (output.dim() == 1 or (output.dim() == 2 and output.shape[1] in (1, 2)))
     if not fits or (samples is not None and len(output) != samples):
         raise ConfigError(
-            f"a model's output must be [B, 2], [B, 1] or [B]{_here(samples)}; got {_described(output)}. "
+            f"a model's output must be [B, 2], [B, 1] or [B]; got {_described(output)}{_here(samples)}. "
             "Give the model a loss(output, labels) and a probabilities(output) of its own for anything else."
         )
 
