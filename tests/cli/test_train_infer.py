@@ -420,7 +420,8 @@ def test_who_only_asks_does_not_wait_for_torch(words: list[str], status: int, sh
 
 
 def test_the_list_of_commands_has_their_own_words() -> None:
-    for name, text in COMMANDS.items():
+    for command, text in COMMANDS.items():
+        name = command.replace("-", "_")
         module = importlib.import_module(f"sparsefleet.cli.{name}")
         own = module.app.info.help if hasattr(module, "app") else getattr(module, name).__doc__
         assert own.startswith(text.rstrip("."))
