@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -65,6 +65,15 @@ def test_an_error_of_the_block_is_not_hidden_by_it() -> None:
         held_off(interrupt(), lambda: {}["no such row"])
 
 
+@pytest.fixture
+def default_sigterm() -> Iterator[None]:
+    """As a process begins; a test of Ray leaves a handler of Ray's own."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("default_sigterm")
 def test_what_ends_the_process_at_once_still_does_and_other_threads_change_nothing() -> None:
     seen: list[object] = []
 
