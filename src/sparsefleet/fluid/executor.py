@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
+from torch import nn
+
+from sparsefleet.checkpoint import latest
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.core.notes import note
 from sparsefleet.core.places import CPUPlace
@@ -13,6 +17,7 @@ from sparsefleet.fleet.old_shapes import StartupProgram, model_of
 from sparsefleet.fleet.optimizer import DistributedOptimizer
 from sparsefleet.optim.base import UpdateRule
 from sparsefleet.train import FetchHandler, FitResult, Trainer
+from sparsefleet.train.loaded_to_score import forget, loaded_to_score, remember
 
 __all__ = ["Executor", "FetchHandler"]
 
@@ -23,7 +28,6 @@ class Executor:
     def __init__(self, place: CPUPlace | None = None) -> None:
         if place is not None and not isinstance(place, CPUPlace):
             raise ConfigError(f"Executor({place!r:.60}): write Executor(CPUPlace())")
-        self._scores: Trainer | None = None
 
     def run(self, program: Any = None, feed: Any = None, fetch_list: Any = None, **settings: Any) -> list[Any]:
         """Only the startup program runs, and does nothing: parameters are made when training begins."""
@@ -46,9 +50,17 @@ class Executor:
     def infer_from_dataset(
         self, program: Any = None, dataset: Reader | None = None, scope: None = None, thread: int = 0, **settings: Any
     ) -> dict[str, float]:
-        """Score a dataset; settings as those of `Trainer.infer_from_dataset`."""
+        """Score a dataset; settings as those of `Trainer.infer_from_dataset`.
+
+        A model that was loaded beside the one in training has rows of its own.
+        """
         model, data = model_of(program, "infer_from_dataset"), _dataset("infer_from_dataset", dataset)
-        trainer = self._scores or self.trainer()
+        loaded = loaded_to_score(model)
+        if loaded is not None and PROCESS_ROLE.part_of_job:
+            note(
+                "a model that is loaded beside the one in training is scored by each process alone, on its own samples"
+            )
+        trainer = self.trainer() if loaded is None else loaded.trainer
         return trainer.infer_from_dataset(model, data, scope=scope, thread=thread, **_plain(settings))
 
     def close(self) -> None:
@@ -66,13 +78,25 @@ class Executor:
         return PROCESS_ROLE.trainer
 
     def load(self, dirname: str, program: Any) -> None:
-        """`fluid.io.load_persistables`: to train on where there is an optimizer, else to score."""
+        """`fluid.io.load_persistables`: into the model that is trained, to train on; into another one, to score it.
+
+        Before there is an optimizer it is to score, too: whoever trains the model then takes the checkpoint over.
+        """
         model = model_of(program, "load_persistables")
-        if PROCESS_ROLE.optimizer is not None:
+        if PROCESS_ROLE.optimizer is not None and self._is_trained(model):
             self.trainer().load(model, dirname)
-        else:
-            self._scores = Trainer()
-            self._scores.load(model, dirname, values_only=True)
+            return
+        forget(model)
+        gc.collect()  # a model that was scored before, its trainer and all their rows hold each other
+        trainer, path = Trainer(), str(latest(dirname))
+        trainer.load(model, path, values_only=True)
+        remember(model, trainer, path)
+
+    def _is_trained(self, model: nn.Module) -> bool:
+        """Whether it is the model in training, or, before anything is trained, the one that will be."""
+        trainer = self.trainer()
+        candidates = (trainer.in_training, PROCESS_ROLE.model, trainer.own_model)
+        return next((one for one in candidates if one is not None), model) is model
 
 
 def _dataset(call: str, dataset: Reader | None) -> Reader:

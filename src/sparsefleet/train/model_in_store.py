@@ -30,6 +30,10 @@ class ModelInStore:
         self.filled_after: int | None = None
         """The script has filled the model from a checkpoint, after so many calls of `fit`; None: never."""
 
+    @property
+    def model(self) -> nn.Module | None:
+        return None if self._bound is None else self._bound.model
+
     def bind(self, model: nn.Module) -> BoundModel:
         """The one place where model, store and crew come together: the trainer's model is in the store from here on."""
         if self._bound is None or self._bound.model is not model:

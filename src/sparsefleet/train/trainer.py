@@ -13,6 +13,7 @@ from sparsefleet.communicator import Communicator, DirectCommunicator
 from sparsefleet.core.batch import F32, Batch
 from sparsefleet.core.errors import ConfigError, Rejoin
 from sparsefleet.core.places import CPUPlace
+from sparsefleet.core.process_role import PROCESS_ROLE
 from sparsefleet.crew import Crew
 from sparsefleet.data.base import Reader
 from sparsefleet.metrics import Metric, MetricSet
@@ -23,9 +24,10 @@ from sparsefleet.store.base import ParameterStore, RunFacts
 from sparsefleet.train.binding import PartialLoad
 from sparsefleet.train.evaluation import Evaluation
 from sparsefleet.train.fetch import FetchHandler, PrintSteps
-from sparsefleet.train.fitting import Fit, FitRequest, Trained
+from sparsefleet.train.fitting import AUTO, Fit, FitRequest, Trained
 from sparsefleet.train.fleet_calls import FleetCalls, one_count, optimizer_of_process
 from sparsefleet.train.given_data import threads_for
+from sparsefleet.train.loaded_to_score import forget, loaded_to_score
 from sparsefleet.train.model_in_store import ModelInStore
 from sparsefleet.train.reporting.base import Reporter
 from sparsefleet.train.reporting.console import console_reporter
@@ -160,6 +162,9 @@ class Trainer(FleetCalls):
                 reporters=self._reporters_for(quiet),
             )
             self.config = replace(self.config, threads=threads_for(data, self._threads, self._called_with or 1))
+            if start_from or resume not in (None, AUTO):
+                forget(model)  # all that it was filled with is replaced
+            self._take_over(model)
             result = Fit(request, self.config, self.workplace, self._models, self._evaluation, self._trained).run()
             self.work_done = True
             return result
@@ -184,6 +189,7 @@ class Trainer(FleetCalls):
     ) -> dict[str, float]:
         """Metrics over the shares of all trainers of the job, exactly those of one process; all must call it."""
         self.work_done = False
+        self._take_over(model)
         config = self.config if self._called_with is None else replace(self.config, threads=self._called_with)
         values = self._evaluation.everywhere(config, model, data, fetch)
         self.work_done = not self._fitting  # within a fit it is the fit that must come to its end
@@ -191,6 +197,7 @@ class Trainer(FleetCalls):
 
     def measure(self, model: nn.Module, data: Reader, *, fetch: Sequence[FetchHandler] = ()) -> MetricSet:
         """The sums behind `evaluate`, which can be merged with those of other processes."""
+        self._take_over(model)
         return self._evaluation.here(self.config, model, data, fetch)
 
     def predict(self, model: nn.Module, data: Reader) -> Generator[tuple[Batch, F32]]:
@@ -200,6 +207,7 @@ class Trainer(FleetCalls):
 
     def predict_outputs(self, model: nn.Module, data: Reader) -> Generator[tuple[Batch, Outputs]]:
         """Every batch with all outputs by name, as metrics get them: of several labels the probability of each."""
+        self._take_over(model)
         yield from self._evaluation.outputs(self.config, model, data)
 
     # -- parameters ----------------------------------------------------------------------------------------------
@@ -222,11 +230,42 @@ class Trainer(FleetCalls):
         `partial`: into another network. Tables and parameters of the same name and shape are taken, the others begin
         afresh; a table goes on with another optimizer where that is what it has. The log says what became of each, and
         so does the result. `values_only`: optimizers start afresh. In a job of several trainers all call it, before the
-        first of them trains.
+        first of them trains. Refused for another model than the one in training, whose rows it would replace.
         """
+        if self.in_training not in (None, model):
+            raise ConfigError(
+                f"load {path}: this trainer trains another model, and would go on with its dense parameters and the "
+                "rows of the checkpoint. Load into the model in training, or give the other one a trainer of its own: "
+                "sf.Trainer().load(model, path, values_only=True) to score it, sf.Trainer(optimizer) to train it"
+            )
         loaded = self._models.load(model, path, values_only=values_only, partial=partial)
         self._models.filled_after = self.workplace.fits
+        forget(model)
         return loaded
+
+    def _take_over(self, model: nn.Module) -> None:
+        """Of a model that another trainer has filled to score it (`loaded_to_score`): fill it here, rows and all."""
+        loaded = loaded_to_score(model)
+        if loaded is None or loaded.trainer is self:
+            return
+        if PROCESS_ROLE.part_of_job:
+            raise ConfigError(
+                f"load_persistables of {loaded.path} has filled this model to be scored by this process alone: the "
+                "job's servers have none of its rows. To train it, or to score it together, call load_persistables "
+                "after optimizer.minimize(…) and fleet.init_worker(), in every trainer; or start the servers from it, "
+                "fleet.init_server(path), and leave load_persistables out"
+            )
+        self.load(model, loaded.path)
+
+    @property
+    def in_training(self) -> nn.Module | None:
+        """The model of the run, or of the last one; None: nothing was trained yet."""
+        return None if self._trained.run is None else self._trained.run.bound.model
+
+    @property
+    def own_model(self) -> nn.Module | None:
+        """The model whose dense parameters are in the store: it is trained, or was loaded or scored first."""
+        return self._models.model
 
     def save(self, path: str, *, drop_state: bool = False) -> None:
         """Write a checkpoint of the parameters as they are now, and of where the run stands, or the last one.
