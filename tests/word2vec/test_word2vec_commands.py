@@ -13,6 +13,9 @@ from topical_text import TOPICS
 from typer.testing import CliRunner
 
 from sparsefleet.cli.app import app
+from sparsefleet.core.errors import CheckpointError
+from sparsefleet.store.base import RunFacts
+from sparsefleet.train.training_state import TrainingState
 from sparsefleet.word2vec import WordVectors
 
 SMALL = ("--dim", "12", "--window", "4", "--subsample", "0", "--learning-rate", "0.05", "--batch-size", "250")
@@ -155,6 +158,22 @@ def test_a_run_that_goes_on_with_another_text_says_so_and_counts_what_it_reads(s
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["words"], summary["trained"]) == (2 * 6004, 2 * 6000)
     assert summary["words_per_s"] == pytest.approx(2 * 6004 / summary["seconds"])
+
+
+def test_what_a_checkpoint_within_an_epoch_is_not_resumed_with(text: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text())
+    saved = run(
+        "train", "--text", text, *SMALL, "--epochs", 1, "--save", tmp_path / "m", "--save-every", 40, "--threads", 1
+    )
+    assert saved.exit_code == 0, saved.output
+    within = next((tmp_path / "m").glob("step-*40"))
+    again = run("train", "--text", other, *SMALL, "--epochs", 1, "--resume", within, "--save", tmp_path / "n")
+    said = " ".join(again.output.split())
+    assert "begin the epoch anew: resume a checkpoint of an epoch's end" in said
+    facts = RunFacts(step=1, positions={"0": {"at": 1}}, extra={})
+    with pytest.raises(CheckpointError, match=r"do not fit 2: .* \(`sparsefleet train --leases`, or open_reader"):
+        TrainingState.from_facts(facts, 0, 2)
 
 
 def test_resume_auto_begins_and_goes_on(shell: CommandLine, text: Path) -> None:

@@ -151,6 +151,9 @@ def files_with_sizes(names: Sequence[str]) -> list[list[Any]]:
     return [[file, file_size(file)] for file in names]
 
 
+_ANEW = "resume a checkpoint of an epoch's end, or none (a reader that a script sets: reader.seek({}))"
+
+
 def check_same_files(position: Mapping[str, Any], present: Sequence[Sequence[Any]]) -> None:
     """Refuse a position of other files than the reader's: its samples would be skipped in the wrong places."""
     stored = position.get("files")
@@ -165,7 +168,7 @@ def check_same_files(position: Mapping[str, Any], present: Sequence[Sequence[Any
         parts += ["the same files in another order"] if not gone and not new else []
         raise ConfigError(
             f"the position belongs to another list of files ({'; '.join(parts)}); "
-            f"give the files it was taken with, or begin the epoch anew (seek({{}}), or without --resume)"
+            f"give the files it was taken with, or begin the epoch anew: {_ANEW}"
         )
     changed = [
         f"{file} had {then} bytes, has {size}"
@@ -175,7 +178,7 @@ def check_same_files(position: Mapping[str, Any], present: Sequence[Sequence[Any
     if changed:
         raise ConfigError(
             f"files have changed since the position was taken ({_some(changed)}); restore them, "
-            f"or begin the epoch anew (seek({{}}), or without --resume)"
+            f"or begin the epoch anew: {_ANEW}"
         )
     known = set(now)
     strange = [unit.file for unit in units_of(position) if unit.file and unit.file not in known]

@@ -68,7 +68,7 @@ class TrainingState:
             raise CheckpointError(
                 f"the checkpoint was cut within an epoch, with the reader positions of {len(facts.positions)} "
                 f"trainer(s); they do not fit {trainers}: resume with as many, or from a checkpoint of an epoch's end "
-                "(with leases, --leases, any number of trainers can go on)"
+                "(`sparsefleet train --leases`, or open_reader(…, leased=True), goes on with any number)"
             )
         try:
             training = facts.extra["training"]
