@@ -67,6 +67,34 @@ def test_while_scoring_and_by_seconds(capsys):
     assert capsys.readouterr().out == f"accuracy {values['accuracy']}\n", "of all samples; the last batch is not"
 
 
+def test_names_in_a_dict_as_in_later_fluid():
+    class Keyed(sf.FetchHandler):
+        def handler(self, fetched):
+            seen.append(fetched)
+
+    seen: list[dict[str, np.ndarray]] = []
+    trainer, model = sf.Trainer(sf.optim.Adam(1e-2), quiet=True), small_model()
+    for handler in (
+        Keyed(var_dict={"of all": "auc", "cost": model.loss}, period_batches=1),
+        Keyed({"of all": "auc", "cost": model.loss}, period_batches=1),
+    ):
+        seen.clear()
+        trainer.fit(model, Given(batches(2)), fetch=[handler])
+        assert [list(each) for each in seen] == [["of all", "cost"]] * 2
+        assert 0 < float(seen[1]["cost"]) < 2
+    assert Keyed(var_dict={"auc": "auc"}).period_secs == 60
+    assert Keyed(var_dict={"auc": "auc"}, period_secs=5).period_secs == Keyed({"auc": "auc"}, 5).period_secs == 5
+    for arguments, settings, message in (
+        ((["auc"], 5), {"var_dict": {"auc": "auc"}}, "needs the names to fetch"),
+        ((), {"period_secs": 5}, "needs the names to fetch"),
+        ((), {"var_dict": ["auc"], "period_secs": 5}, "it must be a dict"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Keyed(*arguments, **settings)
+    with pytest.raises(ConfigError, match=r"fetch_info='auc' must be a list of texts, one a name: \['auc'\]"):
+        trainer.train_from_dataset(model, Given(batches(1)), fetch_list=["auc"], fetch_info="auc")
+
+
 def test_the_auc_of_the_last_batches_in_scoring(capsys):
     trainer, model, given = sf.Trainer(sf.optim.Adam(1e-2), quiet=True, slide_steps=2), small_model(), batches(5)
     trainer.fit(model, Given(given))

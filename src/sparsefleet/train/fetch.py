@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,23 +27,35 @@ class FetchHandler:
 
     def __init__(
         self,
-        fetch_list: Sequence[Any],
+        fetch_list: Sequence[Any] | Mapping[str, Any] | None = None,
         period_secs: float | None = None,
         return_np: bool = True,
         *,
         period_batches: int | None = None,
+        var_dict: Mapping[str, Any] | None = None,
     ) -> None:
+        """`var_dict`, or a dict as the first argument, is of Fluid 1.7 and later: `handler` is called with a dict of
+        its keys then, every 60 seconds unless told."""
+        if (fetch_list is None) == (var_dict is None):
+            raise ConfigError("a FetchHandler needs the names to fetch, FetchHandler(['auc'], 5): once")
+        given = fetch_list if var_dict is None else var_dict
+        self._keys = list(given) if isinstance(given, Mapping) else None
+        if isinstance(given, Mapping):
+            given = list(given.values())
+            period_secs = 60.0 if period_secs is None and period_batches is None else period_secs
+        elif var_dict is not None:
+            raise ConfigError(f"FetchHandler(var_dict={var_dict!r:.60}): it must be a dict, such as {{'auc': 'auc'}}")
         if (period_secs is None) == (period_batches is None):
             raise ConfigError("a FetchHandler needs either period_secs or period_batches")
         if (period_secs or period_batches or 0) <= 0:
             raise ConfigError("a FetchHandler's period must be above 0")
-        self.fetch_list, self.period_secs, self.period_batches = names_of(fetch_list), period_secs, period_batches
+        self.fetch_list, self.period_secs, self.period_batches = names_of(given or ()), period_secs, period_batches
         self.return_np = return_np
         self._lock = threading.Lock()
         self._next = time.monotonic() + (period_secs or 0.0)
 
-    def handler(self, fetched: list[Any]) -> None:
-        """Called with one value per name of `fetch_list`."""
+    def handler(self, fetched: Any) -> None:
+        """Called with a list, one value per name of `fetch_list`; with a dict where names were given as one."""
         raise NotImplementedError("write handler(self, fetched) in your FetchHandler")
 
     def after_step(self, step: int, fetch: Fetch) -> None:
@@ -57,10 +69,9 @@ class FetchHandler:
 
     def _call(self, fetch: Fetch) -> None:
         with self._lock:
-            values = fetch(self.fetch_list)
-            self.handler(
-                [_as_numpy(value) for value in values] if self.return_np else [torch.as_tensor(v) for v in values]
-            )
+            made = _as_numpy if self.return_np else torch.as_tensor
+            values = [made(value) for value in fetch(self.fetch_list)]
+            self.handler(values if self._keys is None else dict(zip(self._keys, values, strict=True)))
 
 
 class PrintFetched(FetchHandler):
@@ -87,6 +98,8 @@ class PrintSteps(FetchHandler):
 
 def infos_for(fetch_list: Sequence[str], fetch_info: Sequence[str] | None) -> list[str]:
     """The texts to print before the values."""
+    if isinstance(fetch_info, str):
+        raise ConfigError(f"fetch_info={fetch_info!r:.60} must be a list of texts, one a name: [{fetch_info!r:.60}]")
     infos = list(fetch_info or fetch_list)
     if len(infos) != len(fetch_list):
         raise ConfigError(f"fetch_info has {len(infos)} texts for {len(fetch_list)} names of fetch_list")
