@@ -72,6 +72,9 @@ def test_three_samples_of_three_inputs_are_not_mistaken_for_one() -> None:
 
 def test_batches_as_arrays() -> None:
     arrays = (np.ones((5, 2), "float32"), np.arange(5)[:, None], np.ones((5, 2), "int64"), np.zeros((5, 1), "int64"))
+    assert sf.PyReader(INPUTS, 64).read_ahead == sf.PyReader(INPUTS, capacity=64).read_ahead == 64  # Fluid's positions
+    with pytest.raises(ConfigError, match="give Fluid's settings by name"):
+        sf.PyReader(INPUTS, 64, True)
     reader = sf.PyReader(feed_list=INPUTS, capacity=64)
     reader.decorate_batch_generator(lambda: iter([arrays]))
     (found,) = batches(reader)

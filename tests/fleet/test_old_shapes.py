@@ -160,6 +160,46 @@ def test_targets_of_a_model_for_several_labels():
             check_feeds_and_targets(Two(), schema, None, targets)
 
 
+def test_a_checkpoint_has_no_file_name(tmp_path):
+    fluid, model = sf.fluid, small_model()
+    fluid.optimizer.Adam(1e-2).minimize(model.loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.train_from_dataset(program=fluid.default_main_program(), dataset=Given(batches(2)), quiet=True)
+    fluid.io.save_persistables(executor=exe, dirname=tmp_path / "a", main_program=None, filename=None)
+    fluid.io.save_persistables(exe, tmp_path / "a", None, None)
+    fluid.io.load_persistables(executor=exe, dirname=tmp_path / "a", main_program=None, filename=None)
+    for call in (fluid.io.save_persistables, fluid.io.load_persistables):
+        with pytest.raises(ConfigError, match=r"persistables\(filename='p'\): a checkpoint is a folder of files"):
+            call(executor=exe, dirname=tmp_path / "a", filename="p")
+    fleet, model = a_fleet(), small_model()
+    fleet.train_from_dataset(model, Given(batches(2)), quiet=True)
+    fleet.save_persistables(exe, tmp_path / "b", filename=None)
+    with pytest.raises(ConfigError, match="filename='p'"):
+        fleet.save_persistables(exe, tmp_path / "b", filename="p")
+
+
+def test_a_server_is_told_how_it_starts_from_a_checkpoint():
+    fleet = Fleet()
+    fleet.init(Role.server(0, 1, ["127.0.0.1:1"]))
+    fleet.distributed_optimizer(sf.optim.Adam(1e-2))
+    with pytest.raises(ConfigError, match=r"this process is a server, .* by fleet\.init_server\(path\)"):
+        fleet._trainer().load(small_model(), "anywhere")
+
+
+def test_get_file_shard_of_too_few_files(tmp_path):
+    class TwoTrainers:
+        index, size = 1, 2
+
+    util, files = sf.fleet.facade.Util(TwoTrainers), [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_text("1\n" * 10)
+    assert util.get_file_shard(files) == util.get_file_shard([tmp_path]) == [str(files[1])]
+    with pytest.raises(
+        ConfigError, match=r"1 file\(s\) for 2 trainers, .* write fleet\.split_files\(files\), which cuts"
+    ):
+        util.get_file_shard(files[:1])
+
+
 def test_minimize_says_which_model_is_trained(caplog):
     fleet, model = a_fleet(), small_model()
     fleet._optimizer.minimize(model.loss)
@@ -300,6 +340,8 @@ def test_a_transpiler_config_that_contradicts_itself(caplog):
     with pytest.raises(ConfigError, match="geo_sgd_need_push_nums=0 must be a whole number, 1 or above"):
         config.geo_sgd_need_push_nums = 0
     config.slice_var_up = False
+    config.wait_port = True
+    assert "wait_port is not needed: trainers wait" in caplog.text
     assert "slice_var_up is not needed" in caplog.text
     config.geo_sgd_need_push_nums = 5
     with pytest.raises(ConfigError, match="belongs to geo, and the mode is sync"):
@@ -372,7 +414,23 @@ def test_what_is_not_in_fluid_says_what_to_write():
     ):
         with pytest.raises(ConfigError, match=message):
             look()
+    for look, message in (
+        (lambda: fluid.io.load_params, r"trainer\.load\(model, path, values_only=True\)"),
+        (lambda: fluid.io.save_params, "save_persistables"),
+        (lambda: fluid.io.load_inference_model, r"sf\.Predictor\(path\)"),
+        (lambda: fluid.io.DataLoader, r"fluid\.io\.PyReader\(feed_list=inputs"),
+        (lambda: fluid.save, r"fluid\.io\.save_persistables"),
+        (lambda: fluid.load, r"fluid\.io\.load_persistables"),
+        (lambda: sf.fleet.load_model, r"fleet\.init_server\(path\)"),
+        (lambda: sf.fleet.load_persistables, r"trainer\.load\(model, path\)"),
+        (lambda: sf.fleet.save, r"fleet\.save_persistables\(path\)"),
+        (lambda: sf.fleet.shrink, "min_seen=N"),
+        (lambda: sf.fleet.StrategyFactory.create_sync_strategy(), r"DistributedStrategy\(mode='sync'\)"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            look()
     assert not hasattr(fluid, "no_such_name")
+    assert not hasattr(fluid.io, "no_such_name")
     assert fluid.layers.data("C1", [1], "int64", 1).name == fluid.data("C1").name == "C1"
     assert fluid.optimizer.SGDOptimizer(0.5) == sf.optim.SGD(0.5)
     assert (fluid.initializer.Uniform().numbers, fluid.initializer.Normal(scale=2.0).numbers) == ((-1, 1), (0, 2))
@@ -418,6 +476,8 @@ def test_optimizers_with_fluids_arguments(caplog):
         ("Ftrl", (), {"lr_power": -0.4}, "lr_power=-0.4; here rates fall with the root"),
         ("Adagrad", (), {"initial_accumulator_value": 1.0, "initial_accumulator": 1.0}, "mean the same thing"),
         ("Adam", (1e-3, 0.9, 0.99, 1e-8, None), {}, "5 arguments by position; give those after epsilon by name"),
+        ("SGD", ("1e-4",), {}, "learning_rate='1e-4' must be a number, not a text: write float"),
+        ("Adam", (), {"epsilon": "1e-6"}, "epsilon='1e-6' must be a number"),
         ("SGD", (1e-3,), {"learning_rate": 1.0}, "learning_rate is given twice"),
         ("SGD", (), {"momentum": 0.9}, "no setting momentum; there are learning_rate, schedule, exact, weight_decay"),
     ):

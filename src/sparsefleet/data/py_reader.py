@@ -41,7 +41,7 @@ class PyReader(Feeder):
     def __init__(
         self,
         schema: Schema | Sequence[Any] | None = None,
-        generator: Callable[[], Iterable[Item]] | None = None,
+        generator: Callable[[], Iterable[Item]] | int | None = None,
         batch_size: int | None = 1000,
         *,
         capacity: int = 16,
@@ -53,7 +53,8 @@ class PyReader(Feeder):
     ) -> None:
         """
         schema: what the samples mean: a Schema, or inputs as `set_use_var` takes them, in the order of their positions.
-        generator: a function without arguments that returns a fresh iterable; every epoch calls it once.
+        generator: a function without arguments that returns a fresh iterable; every epoch calls it once. A number in
+        its place is Fluid's second position, the capacity.
         batch_size: samples in a batch; None gives the batches as the generator yields them.
         capacity: batches that each stream's reading thread keeps ready.
         threads: streams of an epoch that is not told how many.
@@ -61,6 +62,13 @@ class PyReader(Feeder):
         use_double_buffer, return_list: Fluid's; they may stay, and change nothing: batches are always read ahead, and
         go to the trainer. iterable: Fluid's; False, which belongs to `start()` and `reset()`, is refused.
         """
+        if isinstance(generator, bool) or isinstance(batch_size, bool):
+            raise ConfigError(
+                "PyReader: the third position is the batch size here, and the second the generator or capacity; give "
+                "Fluid's settings by name: PyReader(feed_list=inputs, capacity=64, use_double_buffer=True)"
+            )
+        if isinstance(generator, int):
+            capacity, generator = generator, None
         if not iterable:
             raise ConfigError(
                 "PyReader(iterable=False): there is no start() and no reset() here; leave it out, and give the reader "

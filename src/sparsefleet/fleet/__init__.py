@@ -69,9 +69,22 @@ _CALLS = [
     "worker_num",
 ]
 """The names of one `Fleet` (`facade.py`), which is made when the first of them is used."""
+_LOAD = "servers start from a checkpoint by fleet.init_server(path); a trainer takes one by trainer.load(model, path)"
+_INSTEAD = {
+    "load_model": _LOAD,
+    "load_persistables": _LOAD,
+    "save": "fleet.save_persistables(path), or fleet.save_inference_model(path) for scoring",
+    "shrink": "tables are made smaller where they are served and saved: fleet.save_inference_model(path, min_seen=N), "
+    "sparsefleet export --min-seen N",
+    "StrategyFactory": "fleet.DistributedStrategy(mode='sync'), 'half_async', 'async' or 'geo' with k_steps=N",
+}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _INSTEAD:
+        from sparsefleet.core.errors import ConfigError
+
+        raise ConfigError(f"fleet.{name} is not here: {_INSTEAD[name]} (docs/from-paddle.md)")
     if name not in _CALLS:
         raise AttributeError(f"fleet has no {name!r}; dir(fleet) lists what it has")
     from sparsefleet.fleet.facade import FLEET

@@ -23,6 +23,7 @@ from sparsefleet.fleet.old_shapes import (
     MainProgram,
     StartupProgram,
     check_feeds_and_targets,
+    check_no_filename,
     old_arguments,
 )
 from sparsefleet.fleet.optimizer import DistributedOptimizer
@@ -335,12 +336,18 @@ class Fleet:
         return self._trainer().infer_from_dataset(model, dataset, **settings)
 
     def save_persistables(
-        self, *arguments: Any, executor: Any = None, dirname: Any = None, main_program: Any = None
+        self,
+        *arguments: Any,
+        executor: Any = None,
+        dirname: Any = None,
+        main_program: Any = None,
+        filename: None = None,
     ) -> None:
         """`save_persistables(path)`: a checkpoint of everything: rows, optimizer state, dense parameters.
 
         One trainer calls it. Fluid's `save_persistables(exe, path, main_program)` means the same.
         """
+        check_no_filename("save_persistables", filename)
         path, _ = old_arguments("save_persistables", arguments, executor, dirname, main_program)
         self._trainer().save(path)
 

@@ -79,6 +79,15 @@ def old_arguments(
     return str(os.fspath(dirname)), given
 
 
+def check_no_filename(call: str, filename: Any) -> None:
+    """Fluid's setting for one file in place of many."""
+    if filename is not None:
+        raise ConfigError(
+            f"{call}(filename={filename!r:.60}): a checkpoint is a folder of files, none of which has a name of yours; "
+            "leave filename out"
+        )
+
+
 def check_feeds_and_targets(model: nn.Module, schema: Schema, feeds: Any, targets: Any) -> None:
     """Refuse what a bundle does not give: fewer inputs than the model has, other inputs and outputs than there are.
 

@@ -27,7 +27,7 @@ class FleetWorkplace(Workplace):
 
     def __init__(self, rule: UpdateRule, strategy: Resolved, role: Role) -> None:
         self.rule, self._strategy = rule, strategy
-        self._single = role.kind == "single"
+        self._single, self._server = role.kind == "single", role.is_server
         self._store: ParameterStore | None = LocalStore() if self._single else None
         self._crew: Crew = CrewOfOne()
         self._last: Communicator | None = None
@@ -49,6 +49,11 @@ class FleetWorkplace(Workplace):
 
     @property
     def store(self) -> ParameterStore:
+        if self._store is None and self._server:
+            raise ConfigError(
+                "this process is a server, which nothing is loaded into or saved from by a script: a server starts "
+                "from a checkpoint by fleet.init_server(path); trainers load and save after fleet.init_worker()"
+            )
         if self._store is None:
             raise ConfigError("this trainer is not connected to its servers yet: call fleet.init_worker() first")
         return self._store

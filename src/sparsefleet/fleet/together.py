@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.crew import Crew
+from sparsefleet.data.files import expanded
 from sparsefleet.data.split import Path, split_files
 
 Array = npt.NDArray[Any]
@@ -50,7 +51,12 @@ class Util:
 
     def get_file_shard(self, files: Sequence[Path]) -> list[str]:
         """Whole files of this trainer; `fleet.split_files` also cuts files, so that shares are even."""
-        crew = self._crew()
+        crew, files = self._crew(), expanded(files)
+        if 0 < len(files) < crew.size:
+            raise ConfigError(
+                f"get_file_shard: {len(files)} file(s) for {crew.size} trainers, and it gives whole files, of which "
+                "some would get none: write fleet.split_files(files), which cuts files, or give more of them"
+            )
         return split_files(files, crew.index, crew.size, cuttable=False)
 
     def print_on_rank(self, message: str, rank_id: int) -> None:

@@ -35,6 +35,9 @@ class DistributeTranspilerConfig:
         if name in _SPREAD:
             note(f"DistributeTranspilerConfig.{name} is not needed: {_FIXED}")
             return
+        if name == "wait_port":
+            note("DistributeTranspilerConfig.wait_port is not needed: trainers wait for servers that are not up yet")
+            return
         known = list(DistributeTranspilerConfig.__annotations__)
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

@@ -50,6 +50,8 @@ _INSTEAD = {
     "was a sum over the batch, c times the batch size where it was a mean; L1 is fluid.optimizer.Ftrl(rate, l1=c)",
     "clip": "gradients are clipped by their global norm: fleet.distributed_optimizer(optimizer, "
     "fleet.DistributedStrategy(clip_norm=…))",
+    "save": "fluid.io.save_persistables(exe, path) writes a checkpoint, and save_inference_model what scoring needs",
+    "load": "fluid.io.load_persistables(exe, path, model), or trainer.load(model, path)",
     "Program": "there are no programs; a model is a torch.nn.Module",
     "program_guard": "there are no programs; a model is a torch.nn.Module",
 }

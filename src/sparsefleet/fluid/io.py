@@ -8,15 +8,33 @@ from torch import nn
 
 from sparsefleet.core.errors import ConfigError
 from sparsefleet.data.py_reader import PyReader
-from sparsefleet.fleet.old_shapes import MainProgram, check_feeds_and_targets, old_arguments
+from sparsefleet.fleet.old_shapes import MainProgram, check_feeds_and_targets, check_no_filename, old_arguments
 from sparsefleet.fleet.serving_model import save_bundle
 from sparsefleet.fluid.executor import Executor
 
 __all__ = ["PyReader", "load_persistables", "save_inference_model", "save_persistables"]
 
 
-def save_persistables(*arguments: Any, executor: Any = None, dirname: Any = None, main_program: Any = None) -> None:
+_INSTEAD = {
+    "save_params": "save_persistables(executor, path): a checkpoint has parameters, rows and optimizer state; "
+    "fleet.save_inference_model(path, format='checkpoint') leaves the state out",
+    "load_params": "load_persistables(executor, path, model), or trainer.load(model, path, values_only=True) without "
+    "optimizer state",
+    "save_vars": "save_persistables(executor, path)",
+    "load_vars": "trainer.load(model, path, partial=True), which takes what fits",
+    "load_inference_model": "sf.Predictor(path) scores with what save_inference_model has written, as sparsefleet "
+    "serve does",
+    "DataLoader": "fluid.io.PyReader(feed_list=inputs, capacity=64), or a dataset of fluid.DatasetFactory()",
+}
+
+
+def save_persistables(
+    *arguments: Any, executor: Any = None, dirname: Any = None, main_program: Any = None, filename: None = None
+) -> None:
     """A checkpoint of the model that this process trains. Of several trainers one calls it, as in Fluid."""
+    check_no_filename("save_persistables", filename)
+    if len(arguments) == 4 and arguments[3] is None:
+        arguments = arguments[:3]
     path, _ = old_arguments("save_persistables", arguments, executor, dirname, main_program)
     _executor(executor, arguments).trainer().save(path)
 
@@ -49,8 +67,9 @@ def save_inference_model(
     save_bundle(trainer, path, rows="float32", min_seen=0, name=None)
 
 
-def load_persistables(executor: Any, dirname: Any, main_program: Any = None) -> None:
+def load_persistables(executor: Any, dirname: Any, main_program: Any = None, filename: None = None) -> None:
     """Fill a model from a checkpoint: `main_program` is the model, or the one whose loss is minimized."""
+    check_no_filename("load_persistables", filename)
     if not isinstance(executor, Executor):
         raise ConfigError(
             f"load_persistables({executor!r:.60}, …): give the executor that is to work with the model; or write "
@@ -62,3 +81,9 @@ def load_persistables(executor: Any, dirname: Any, main_program: Any = None) -> 
 def _executor(executor: Any, arguments: tuple[Any, ...]) -> Executor:
     given = [one for one in (executor, *arguments[:1]) if isinstance(one, Executor)]
     return given[0] if given else Executor()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _INSTEAD:
+        raise ConfigError(f"fluid.io.{name} is not here: {_INSTEAD[name]} (docs/from-paddle.md)")
+    raise AttributeError(f"fluid.io has no {name!r}; there are {', '.join(__all__)}")

@@ -110,6 +110,8 @@ def _made(
             raise ConfigError(f"{call}: there is no setting {setting}; there are {', '.join(known)}")
         elif value is not None:
             _leave_out(call, rule, setting)
+    if texts := [f"{setting}={value!r:.60}" for setting, value in own.items() if isinstance(value, str)]:
+        raise ConfigError(f"{call}: {', '.join(texts)} must be a number, not a text: write float(…) around it")
     return rule(**{**defaults, **own})
 
 
