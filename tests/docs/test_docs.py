@@ -279,7 +279,7 @@ def test_the_protocol_lists_every_message():
 def test_formats_say_the_versions_that_are_written():
     from sparsefleet.checkpoint.manifest import VERSION as CHECKPOINT
     from sparsefleet.export.manifest import VERSION as BUNDLE
-    from sparsefleet.serving.redis.record import HASHES as ROWS
+    from sparsefleet.serving.redis.record import HOT as ROWS
     from sparsefleet.store.wire import PROTOCOL
 
     package = ROOT / "src" / "sparsefleet"

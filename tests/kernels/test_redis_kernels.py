@@ -13,7 +13,7 @@ from test_bundle_rows import KEYS, written
 
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.serving.kernels import redis_rows as native
-from sparsefleet.serving.kernels.redis_rows import UNKNOWN, BucketPlace, ReplyStatus, RowCache
+from sparsefleet.serving.kernels.redis_rows import NOT_WANTED, UNKNOWN, BucketPlace, ReplyStatus, RowCache
 from sparsefleet.serving.kernels.reference import redis_rows as reference
 
 PLACES = [BucketPlace(b"p:0123456789ab:0", b""), BucketPlace(b"", b"p:0123456789ab:0:")]
@@ -67,6 +67,65 @@ def test_what_is_written_is_read_back_however_it_is_cut(tmp_path_factory, dtype,
         np.testing.assert_array_equal(found.view(np.bool_), there)
         for decode in (native.decode_rows, reference.decode_rows):
             np.testing.assert_array_equal(decode(packed, found, layout.dim, dtype), want)
+
+
+def hot_reply(rows):
+    """What Redis answers to HMGET of all values that hot rows lie in."""
+    each = native.hot_value_rows(rows.shape[1])
+    return reply_of([rows[at : at + each].tobytes() for at in range(0, len(rows), each)], len(rows))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_hot_rows_are_read_however_they_are_cut(data):
+    stride = data.draw(st.sampled_from([9000, 20000, 40000]))
+    draw = np.random.default_rng(data.draw(st.integers(0, 9)))
+    rows = draw.integers(0, 256, (data.draw(st.integers(1, 12)), stride), np.uint8)
+    assert native.hot_value_rows(stride) == reference.hot_value_rows(stride)
+    raw = np.frombuffer(hot_reply(rows), np.uint8)
+    to = draw.permutation(len(rows)).astype(np.uint32)
+    to[draw.random(len(rows)) < 0.3] = NOT_WANTED
+    ends = sorted({*data.draw(st.lists(st.integers(0, len(raw)), max_size=5)), len(raw)})
+    want = np.zeros_like(rows)
+    want[to[to != NOT_WANTED]] = rows[to != NOT_WANTED]
+    for kernels in (native, reference):
+        packed, begin, answered = np.zeros_like(rows), 0, 0
+        for end in ends:
+            read = kernels.read_hot_rows(raw, (begin, end), to, answered, packed)
+            begin, answered = begin + read.consumed, read.answered
+        assert (read.status, begin) == (ReplyStatus.DONE, len(raw))
+        np.testing.assert_array_equal(packed, want)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"-WRONGTYPE no\r\n", ReplyStatus.REFUSED),
+        (b":1\r\n", ReplyStatus.MISSHAPEN),
+        (b"*2\r\n$3\r\nabc\r\n", ReplyStatus.MISSHAPEN),
+        (b"*1\r\n*1\r\n", ReplyStatus.MISSHAPEN),
+        (b"*1\r\n$-1\r\n", ReplyStatus.ABSENT),
+        (b"*1\r\n$11\r\n", ReplyStatus.MISSHAPEN),
+        (b"*1\r\n$99999999999999999999\r\n", ReplyStatus.MISSHAPEN),
+        (b"*" + b"1" * 40, ReplyStatus.MISSHAPEN),
+        (b"*1\r\n$12\r\nabc", ReplyStatus.MORE),
+        (b"", ReplyStatus.MORE),
+    ],
+)
+def test_a_reply_that_holds_no_hot_rows(raw, status):
+    data, to = np.frombuffer(raw, np.uint8), np.arange(3, dtype=np.uint32)
+    for kernels in (native, reference):
+        packed = np.zeros((3, 4), np.uint8)
+        read = kernels.read_hot_rows(data, (0, len(data)), to, 0, packed)
+        if kernels is native or len(raw) < 30:
+            assert (read.status, read.answered, read.consumed) == (status, 0, 0)
+        assert not packed.any()
+
+
+def test_hot_rows_have_places_within_the_array():
+    data, packed = np.zeros(0, np.uint8), np.zeros((3, 4), np.uint8)
+    with pytest.raises(ValueError, match="a row has no place"):
+        native.read_hot_rows(data, (0, 0), np.array([3], np.uint32), 0, packed)
 
 
 @settings(max_examples=40, deadline=None)

@@ -124,26 +124,31 @@ SAMPLES = st.lists(st.tuples(st.integers(-99, 99), st.none(), WORDS, WORDS, WORD
 
 
 @settings(max_examples=40, deadline=None)
-@given(samples=SAMPLES, most=st.integers(0, 40), whole=st.booleans())
-def test_networks_score_bodies_alike(tmp_path_factory, samples, most, whole):
+@given(several=st.lists(st.tuples(SAMPLES, st.booleans()), min_size=1, max_size=4), most=st.integers(0, 40))
+def test_networks_score_bodies_alike(tmp_path_factory, several, most):
     folder, draw = tmp_path_factory.mktemp("rows"), np.random.default_rng(0)
-    body = json.dumps({"rows": samples}).encode()[: None if whole else -1]
+    bodies = [json.dumps({"rows": samples}).encode()[: None if whole else -1] for samples, whole in several]
     requests = PlainRequests(PLAIN, max_samples=100, max_text=100, max_values=100)
-    parsed = requests.parse(json.dumps({"rows": samples}).encode())
-    held = np.unique(parsed[1])[::2] if parsed is not None else np.arange(3, dtype=np.uint64)
+    parsed = [requests.parse(json.dumps({"rows": samples}).encode()) for samples, _ in several]
+    held = np.unique(np.concatenate([np.arange(3, dtype=np.uint64), *(one[1] for one in parsed if one)]))[::2]
     files = [written(folder, held, draw.normal(size=(len(held), dim)).astype(np.float32)) for dim in (4, 3)]
-    found, want = (network_of(kind, files, 3, 2).score_body(requests, body, most) for kind in (native, reference))
-    assert (found is None) == (want is None) == (not whole or not 0 < len(samples) <= most)
-    if found is not None:
-        np.testing.assert_allclose(found[0], want[0], rtol=0, atol=2e-6)
-        assert found[1:] == want[1:]
+    network, room = network_of(native, files, 3, 2), [most] * len(bodies)
+    found, want = (kind.score_bodies(requests, bodies, room) for kind in (network, network_of(reference, files, 3, 2)))
+    assert found[1:] == want[1:]
+    pairs = zip(found.probabilities, want.probabilities, strict=True)
+    for (samples, whole), body, (got, wanted) in zip(several, bodies, pairs, strict=True):
+        assert (got is None) == (wanted is None) == (not whole or not 0 < len(samples) <= most)
+        if got is not None:
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6)
+            (alone,) = network.score_bodies(requests, [body], [most]).probabilities
+            assert got.tobytes() == alone.tobytes()
 
 
 def test_a_body_of_another_schema_is_refused(tmp_path):
     files = [written(tmp_path, np.arange(50), np.ones((50, dim), np.float32)) for dim in (4, 3)]
     other = PlainRequests(Schema((), (Slot("a"),)), max_samples=9, max_text=9, max_values=9)
     with pytest.raises(ValueError, match="another schema"):
-        network_of(native, files, 3, 2).score_body(other, b'{"rows": [{"a": "x"}]}', 1)
+        network_of(native, files, 3, 2).score_bodies(other, [b'{"rows": [{"a": "x"}]}'], [1])
 
 
 def test_a_damaged_directory_and_wrong_bags_are_refused(tmp_path):
@@ -162,7 +167,7 @@ def test_a_damaged_directory_and_wrong_bags_are_refused(tmp_path):
         network_of(native, files, 3, 2).score(keys, offsets, dense)
     requests = PlainRequests(PLAIN, max_samples=9, max_text=9, max_values=9)
     with pytest.raises(BundleError, match="directory is damaged"):
-        network_of(native, files, 3, 2).score_body(requests, b'{"rows": [[1, 2, "x", "y", "z"]]}', 1)
+        network_of(native, files, 3, 2).score_bodies(requests, [b'{"rows": [[1, 2, "x", "y", "z"]]}'], [1])
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def full(shape, dtype=np.float32, **options) -> Out:
 
 KEYS, FLOATS = u64([5, 3]), np.ones((2, 4), np.float32)
 REPLY = np.frombuffer(b"*2\r\n$12\r\n" + (5).to_bytes(8, "little") + b"rows\r\n$-1\r\n", np.uint8)
+HOT_REPLY = np.frombuffer(b"*1\r\n$8\r\nhot rows\r\n", np.uint8)
 BODY = b'{"rows": [[1, 2, "x", "y", "z"], [3, 4, "x", "y", "z"]]}'
 
 
@@ -136,6 +137,10 @@ CASES: dict[str, Callable[[Any, Path], tuple[Any, ...]]] = {
         full((2, 4), np.uint8),
         full(2, np.uint8),
     ),
+    "read_hot_rows": lambda k, _: (
+        partial(k.read_hot_rows, HOT_REPLY, 0, len(HOT_REPLY), np.arange(2, dtype=np.uint32), 0),
+        full((2, 4), np.uint8),
+    ),
     "receive_buckets": lambda k, _: (
         partial(k.receive_buckets, -1, 1.0),
         Out(REPLY.copy(), kept=True),
@@ -156,7 +161,10 @@ CASES: dict[str, Callable[[Any, Path], tuple[Any, ...]]] = {
         partial(network_of(k, folder).score, u64([5] * 6), np.arange(7), np.ones((2, 2), np.float32)),
         full(2),
     ),
-    "MappedNetwork.score_body": lambda k, folder: (network_of(k, folder).score_body, parser_of(k), BODY, full(2)),
+    "MappedNetwork.score_bodies": lambda k, folder: (
+        partial(network_of(k, folder).score_bodies, [parser_of(k)], [BODY], [2]),
+        full(2),
+    ),
 }
 """A call and its arguments, by the kernels of a level and an empty folder."""
 

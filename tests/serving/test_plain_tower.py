@@ -21,6 +21,10 @@ WIDE = pytest.mark.skipif(
 )
 
 
+def in_one_call(predictor, body, most):
+    return predictor.score_bodies([body], [most])[0]
+
+
 @WIDE
 def test_a_predictor_takes_it_and_scores_as_onnx_runtime_does(trained):
     own, theirs = Predictor(trained.bundles[0]), Predictor(trained.bundles[0], own_tower=False)
@@ -44,24 +48,24 @@ def test_a_plain_body_is_scored_in_one_call_as_its_samples_are(trained):
     rows = trained.rows[:60]
     context = {name: rows[0][name] for name in NAMES[:20]}
     candidates = [{name: row[name] for name in NAMES[20:]} for row in rows]
-    assert predictor.score_body(json.dumps({"rows": rows}).encode(), 60) is None  # it is to be counted
+    assert in_one_call(predictor, json.dumps({"rows": rows}).encode(), 60) is None  # it is to be counted
     for document in ({"rows": rows}, {"context": context, "candidates": candidates}):
         body = json.dumps(document).encode()
         want = predictor.score(predictor.parser.body(body))
         for most in (60, 100):
-            found = predictor.score_body(body, most)
+            found = in_one_call(predictor, body, most)
             np.testing.assert_array_equal(found.probabilities, want.probabilities)
             assert (found.keys, found.unknown) == (want.keys, want.unknown)
-        assert predictor.score_body(body, 59) is None
+        assert in_one_call(predictor, body, 59) is None
     for other in (b'{"rows": []}', b'{"request_id": 1, "rows": []}', b"{", b'{"rows": [{"I1": "x"}]}'):
-        assert predictor.score_body(other, 10) is None
+        assert in_one_call(predictor, other, 10) is None
 
 
 @WIDE
 def test_one_batch_in_so_many_is_counted_whichever_way_it_comes(trained):
     predictor, counted, body = Predictor(trained.bundles[0]), 0, json.dumps({"rows": trained.rows[:2]}).encode()
     for number in range(4 * COUNTED):
-        if number % 3 == 0 or predictor.score_body(body, 2) is None:
+        if number % 3 == 0 or in_one_call(predictor, body, 2) is None:
             counted += predictor.score(predictor.parser.body(body)).by_slot is not None
     assert counted == 4
 

@@ -25,7 +25,7 @@ from sparsefleet.serving.redis import RedisAddress, RedisError, RedisSource, pub
 from sparsefleet.serving.redis.catalog import Catalog
 from sparsefleet.serving.redis.connection import Connection
 from sparsefleet.serving.redis.lock import PublishLock, PublishLockError
-from sparsefleet.serving.redis.record import HASHES, STRINGS, VersionRecord, tag
+from sparsefleet.serving.redis.record import HASHES, HOT, STRINGS, VersionRecord, tag
 from sparsefleet.serving.redis.tables import TableBuckets
 from sparsefleet.serving.source import NotPublishedError, source_opener
 from sparsefleet.train import Trainer
@@ -223,7 +223,7 @@ def test_an_interrupted_publish_is_ended_by_the_same_again(trained, store):
     assert rows.tobytes() == bundle.tables[TABLE].lookup(bundle.tables[TABLE].keys())[0].tobytes()
 
 
-@pytest.mark.parametrize("layout", [STRINGS, HASHES])
+@pytest.mark.parametrize("layout", [STRINGS, HASHES, HOT])
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_lost_bucket_is_found_when_the_version_is_published_again(trained, store, release, layout, whole):
     bundle, client = opened(trained.bundles[0]), store.client()
@@ -235,16 +235,30 @@ def test_a_lost_bucket_is_found_when_the_version_is_published_again(trained, sto
     name = f"sparsefleet:{tag(bundle.manifest.id)}:0".encode()
     if whole:
         client.delete(*row_names(store, bundle))
-    elif layout == HASHES:
+    elif layout != STRINGS:
         assert client.hdel(name, number)
     else:
         assert client.delete(name + b":" + number)
     with pytest.raises(RedisError, match="no longer in Redis"):
         source.rows(TABLE, keys)
-    release(HASHES)  # whichever release heals it, servers find it where they look
+    release(HOT)  # whichever release heals it, servers find it where they look
     assert publish(bundle, address(store)).written
     assert not publish(bundle, address(store)).written
     assert source.rows(TABLE, keys)[1].all()
+
+
+def test_lost_hot_rows_are_written_again(trained, store):
+    bundle = opened(trained.bundles[0])
+    publish(bundle, address(store))
+    (name,) = [name for name in row_names(store, bundle) if name.endswith(b":hot")]
+    values = store.client().hgetall(name)
+    record = VersionRecord.of(bundle, "2026-01-01T00:00:00Z").tables[0]
+    rows = b"".join(values[number.to_bytes(4, "little")] for number in range(len(values)))
+    assert rows == bundle.tables[TABLE].packed(bundle.hot[TABLE][: record.hot]).tobytes()
+    assert not publish(bundle, address(store)).written
+    store.client().delete(name)
+    assert publish(bundle, address(store)).written
+    assert store.client().hgetall(name) == values
 
 
 # -- releases ----------------------------------------------------------------------------------------------------------
@@ -256,7 +270,12 @@ def release(monkeypatch):
     usual = VersionRecord.of
 
     def use(layout):
-        monkeypatch.setattr(VersionRecord, "of", staticmethod(lambda *given: replace(usual(*given), layout=layout)))
+        def of(*given):
+            record = usual(*given)
+            tables = record.tables if layout >= HOT else tuple(replace(table, hot=0) for table in record.tables)
+            return replace(record, layout=layout, tables=tables)
+
+        monkeypatch.setattr(VersionRecord, "of", staticmethod(of))
 
     return use
 
@@ -268,7 +287,7 @@ def test_what_an_earlier_release_published_is_read_kept_and_removed(trained, sto
     publish(v2, address(store))
     assert json.loads(store.client().get(f"sparsefleet:{tag(v2.manifest.id)}"))["version"] == 1
     assert len(row_names(store, v2)) > 1
-    release(HASHES)
+    release(HOT)
     source = RedisSource(v2, address(store, cache_mb=0))
     keys = v2.tables[TABLE].keys().copy()
     rows, found = source.rows(TABLE, keys)
@@ -278,8 +297,9 @@ def test_what_an_earlier_release_published_is_read_kept_and_removed(trained, sto
     done = publish(v3, address(store))
     assert (done.previous, done.removed) == ("v2", (tag(v1.manifest.id),))
     assert not row_names(store, v1)
-    assert json.loads(store.client().get(f"sparsefleet:{tag(v3.manifest.id)}"))["version"] == 2
-    assert row_names(store, v3) == [f"sparsefleet:{tag(v3.manifest.id)}:0".encode()]
+    assert json.loads(store.client().get(f"sparsefleet:{tag(v3.manifest.id)}"))["version"] == 3
+    name = f"sparsefleet:{tag(v3.manifest.id)}:0".encode()
+    assert sorted(row_names(store, v3)) == [name, name + b":hot"]
     assert source.rows(TABLE, keys)[1].all()
     assert roll_back(address(store)).version == "v2"
 
@@ -290,16 +310,16 @@ def test_what_an_earlier_release_left_unfinished_is_removed(trained, store, rele
     with pytest.raises(Interrupted):
         publish(bundle, address(store), progress=stop_at_once)
     assert row_names(store, bundle)
-    release(HASHES)
+    release(HOT)
     assert publish(bundle, address(store)).written
-    assert len(row_names(store, bundle)) == 1
+    assert len(row_names(store, bundle)) == 2
     assert RedisSource(bundle, address(store)).rows(TABLE, bundle.tables[TABLE].keys().copy())[1].all()
 
 
 def test_what_a_later_release_published_is_refused(trained, store, release):
-    release(3)
+    release(4)
     publish(opened(trained.bundles[0]), address(store))
-    with pytest.raises(BundleError, match=r"version 3 of the record of rows in Redis format.*reads versions 1 to 2"):
+    with pytest.raises(BundleError, match=r"version 4 of the record of rows in Redis format.*reads versions 1 to 3"):
         RedisSource(opened(trained.bundles[0]), address(store))
 
 
@@ -401,7 +421,7 @@ def test_a_hostile_bucket_is_no_score(trained, store, value):
     bundle = opened(trained.bundles[0])
     publish(bundle, address(store))
     client = store.client()
-    (table,) = row_names(store, bundle)
+    table = min(row_names(store, bundle))
     for field in client.hkeys(table):
         client.hset(table, field, value)
     source = RedisSource(bundle, address(store, timeout=30))
@@ -423,7 +443,7 @@ def test_a_hostile_bucket_is_no_score(trained, store, value):
 def test_something_else_in_a_tables_place_is_told(trained, store):
     bundle = opened(trained.bundles[0])
     publish(bundle, address(store))
-    source, (table,) = RedisSource(bundle, address(store)), row_names(store, bundle)
+    source, table = RedisSource(bundle, address(store)), min(row_names(store, bundle))
     store.client().set(table, "x")
     for _ in range(2):
         with pytest.raises(RedisError, match=r"something else under the names.*choose another prefix"):

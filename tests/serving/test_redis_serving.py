@@ -193,7 +193,7 @@ def test_something_else_in_a_bucket_is_503_and_no_score(trained, store):
     bundle = Bundle.open(trained.bundles[0])
     with serving(trained.bundles[0], "--sparse", store.url) as server:
         client = store.client()
-        (table,) = client.keys(f"sparsefleet:{tag(bundle.manifest.id)}:*")
+        (table,) = client.keys(f"sparsefleet:{tag(bundle.manifest.id)}:0")
         for field, value in client.hgetall(table).items():
             client.hset(table, field, value + b"!")
         answer = server.post("/v1/predict", {"rows": trained.rows[:5]})
@@ -226,7 +226,7 @@ def one_call(trained, store):
 
 def in_one_call(predictor, body):
     predictor._uncounted = 0  # one batch in so many goes the long way
-    return predictor.score_body(body, 10)
+    return predictor.score_bodies([body], [10])[0]
 
 
 def body_of(rows):
@@ -241,7 +241,7 @@ def test_a_body_is_scored_in_one_call_as_over_mapped_files(trained, one_call, ca
     for start in range(0, 100, 10):
         body = body_of(trained.rows[start : start + 10])
         before = predictor.source.stats()
-        got, want = predictor.score_body(body, 10), mapped.score_body(body, 10)
+        (got,), (want,) = (one.score_bodies([body], [10]) for one in (predictor, mapped))
         assert got is not None
         assert got.probabilities.tobytes() == want.probabilities.tobytes()
         assert (got.keys, got.unknown) == (want.keys, want.unknown)
@@ -250,7 +250,7 @@ def test_a_body_is_scored_in_one_call_as_over_mapped_files(trained, one_call, ca
         assert asked == got.keys
         assert after["round_trips"] - before["round_trips"] == (after["cache_misses"] > before["cache_misses"])
     assert cache_mb or after["cache_hits"] == 0
-    assert predictor.score_body(b'{"rows": [', 10) is None
+    assert predictor.score_bodies([b'{"rows": ['], [10]) == [None]
     assert predictor.source.stats()["errors"] == 0
 
 

@@ -18,7 +18,7 @@ from sparsefleet.serving.server import _Server
 class Waiting:
     """In place of the batcher: the test says what its threads do, and when."""
 
-    def submit(self, work, item, samples, deadline):
+    def submit(self, work, item, samples, deadline, merges):
         return SimpleNamespace(dropped=False)
 
     def drop(self, task):
@@ -27,7 +27,7 @@ class Waiting:
 
 
 def direct_requests(metrics, log=None):
-    versions = SimpleNamespace(current=SimpleNamespace(version="v1"))
+    versions = SimpleNamespace(current=SimpleNamespace(version="v1", merges=False), shadow=None)
     return DirectRequests(versions, Waiting(), metrics, log)
 
 

@@ -1,4 +1,5 @@
 #include "../bindings.h"
+#include "sparsefleet/serving/hot_rows.h"
 #include "sparsefleet/serving/redis_rows.h"
 #include "sparsefleet/serving/row_cache.h"
 
@@ -88,6 +89,20 @@ void bind_redis(nb::module_& m) {
               }
               return nb::make_tuple(received.begin, received.end, done.answered, done.status, done.error);
           });
+    m.def("hot_value_rows", [](std::size_t stride) {
+        expect(stride > 0, "a row has bytes");
+        return hot_value_rows(stride);
+    });
+    m.def("read_hot_rows", [](In<std::uint8_t, 1> data, std::size_t begin, std::size_t end,
+                              In<std::uint32_t, 1> to, std::size_t answered, Out<std::uint8_t, 2> packed) {
+        expect(begin <= end && end <= data.shape(0) && packed.shape(1) > 0,
+               "read_hot_rows reads within the buffer");
+        for (std::size_t i = 0; i < to.shape(0); ++i)
+            expect(to.data()[i] == kNotHot || to.data()[i] < packed.shape(0), "a row has no place");
+        const BucketsRead done = read_hot_rows(data.data() + begin, end - begin, to.data(), to.shape(0),
+                                               packed.shape(1), answered, packed.data());
+        return nb::make_tuple(done.consumed, done.answered, done.status);
+    });
     m.def("decode_rows",
           [](In<std::uint8_t, 2> packed, In<std::uint8_t, 1> found, std::uint32_t type, Out<float, 2> out) {
               const std::size_t n = packed.shape(0), stride = packed.shape(1);

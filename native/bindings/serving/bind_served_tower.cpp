@@ -2,6 +2,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <memory>
 #include <tuple>
 
 #include "../bindings.h"
@@ -20,9 +21,9 @@ using Layout = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint
 using EmbeddingOf = std::tuple<std::vector<std::int32_t>, bool, std::size_t>;
 using PooledOf = std::tuple<std::vector<std::int32_t>, std::vector<EmbeddingOf>>;
 using MappedOf = std::tuple<In<std::uint8_t, 1>, Layout>;
-// The cache; seed, bits, dim, stride, type; the hash, and what names begin with.
+// The cache; seed, bits, dim, stride, type; the hash, and what names begin with; hot keys, and their hash.
 using RedisOf = std::tuple<nb::object, std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t,
-                           std::uint32_t, nb::bytes, nb::bytes>;
+                           std::uint32_t, nb::bytes, nb::bytes, In<std::uint64_t, 1>, nb::bytes>;
 
 void expect_places(const std::vector<std::int32_t>& places, std::size_t of) {
     expect(all_below(places.data(), places.size(), of), "a place is of no slot");
@@ -111,38 +112,82 @@ struct BoundRedis {
           held(std::move(given)),
           network(checked_network(nb::cast<const ServedTower&>(tower), pooled, dims_of(held), slots, dense,
                                   dense_column)) {
-        for (const auto& [cache, seed, bits, dim, stride, type, hash, prefix] : held) {
+        for (const auto& [cache, seed, bits, dim, stride, type, hash, prefix, keys, hot_hash] : held) {
             RowCache& rows = nb::cast<RowCache&>(cache);
             const std::uint64_t needed = row_bytes(type, dim);
             expect(bits <= 32 && rows.stride() == stride && needed && needed <= stride,
                    "packed rows hold as many values as are wanted, and the cache holds such rows");
-            tables.push_back({&rows, seed, bits, dim, stride, type, std::string(hash.c_str(), hash.size()),
-                              std::string(prefix.c_str(), prefix.size())});
+            expect(keys.shape(0) < (std::size_t{1} << 24), "fewer than 2^24 hot rows");
+            tables.push_back(
+                {&rows, seed, bits, dim, stride, type, std::string(hash.c_str(), hash.size()),
+                 std::string(prefix.c_str(), prefix.size()),
+                 keys.shape(0) ? std::make_shared<const HotKeys>(keys.data(), keys.shape(0)) : nullptr,
+                 std::string(hot_hash.c_str(), hot_hash.size())});
         }
     }
 };
 
-struct BodyScored {
-    bool plain = false, fits = true;
+// A request's bytes, with a parser for them and room for the probabilities of at most so many samples.
+struct Body {
+    RequestParser* parser;
+    const char* data;
+    std::size_t size, most;
+    float* out;
+    std::int64_t samples = -1;  // as found; -1: it is not a plain request, and is left out
+};
+struct BodiesScored {
+    bool fits = true;  // the parsers are of this network's schema; else nothing was scored
     ServedNetwork::Counts counts;
 };
 
-// Parses a request's body and scores its samples. Called without the GIL.
-BodyScored score_body(const ServedNetwork& network, RequestParser& parser, const char* data, std::size_t size,
-                      RowLookup& lookup, float* out, std::size_t most) {
-    BodyScored done;
-    {
-        const KeepDenormals mode;
-        done.plain = parser.parse(data, size);
+// Parses requests and scores those that are plain. Called without the GIL.
+BodiesScored score_bodies(const ServedNetwork& network, std::vector<Body>& bodies, RowLookup& lookup) {
+    BodiesScored done;
+    std::vector<ServedNetwork::Request> plain;
+    std::size_t values = 0;
+    for (Body& body : bodies) {
+        RequestParser& parser = *body.parser;
+        {
+            const KeepDenormals mode;
+            if (!parser.parse(body.data, body.size)) continue;
+        }
+        const std::size_t samples = parser.rows();
+        values += parser.keys.size();
+        if (!samples || samples > body.most || values >= std::size_t{1} << 31) continue;
+        done.fits = done.fits && parser.offsets.size() == samples * network.slots() + 1 &&
+                    parser.dense.size() == samples * network.dense();
+        body.samples = static_cast<std::int64_t>(samples);
+        plain.push_back({parser.keys.data(), parser.offsets.data(), parser.dense.data(), samples, body.out});
     }
-    const std::size_t samples = parser.rows();
-    done.plain = done.plain && samples > 0 && samples <= most && parser.keys.size() < (std::size_t{1} << 31);
-    done.fits = parser.offsets.size() == samples * network.slots() + 1 &&
-                parser.dense.size() == samples * network.dense();
-    if (done.plain && done.fits)
-        done.counts = network.score(parser.keys.data(), parser.offsets.data(), parser.dense.data(), samples,
-                                    lookup, out);
+    if (done.fits && !plain.empty()) done.counts = network.score(plain, lookup);
     return done;
+}
+
+// Each body with its parser, and its room one after the other in `out`.
+std::vector<Body> given_bodies(const std::vector<RequestParser*>& parsers,
+                               const std::vector<nb::bytes>& texts, const std::vector<std::size_t>& most,
+                               const Out<float, 1>& out) {
+    expect(parsers.size() == texts.size() && most.size() == texts.size(),
+           "a parser per body, and its most samples");
+    std::vector<RequestParser*> distinct = parsers;
+    std::sort(distinct.begin(), distinct.end());
+    expect(std::adjacent_find(distinct.begin(), distinct.end()) == distinct.end(),
+           "a parser reads one body at a time");
+    expect(distinct.empty() || distinct.front(), "a parser per body");
+    std::vector<Body> bodies;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+        expect(most[i] <= out.shape(0) - at, "room for the probabilities of all samples");
+        bodies.push_back({parsers[i], texts[i].c_str(), texts[i].size(), most[i], out.data() + at});
+        at += most[i];
+    }
+    return bodies;
+}
+
+std::vector<std::int64_t> samples_of(const std::vector<Body>& bodies) {
+    std::vector<std::int64_t> samples;
+    for (const Body& body : bodies) samples.push_back(body.samples);
+    return samples;
 }
 
 }  // namespace
@@ -192,49 +237,54 @@ void bind_served_tower(nb::module_& m) {
                  {
                      nb::gil_scoped_release release;
                      MappedLookup lookup(self.files);
-                     counts = network.score(keys.data(), offsets.data(), dense.data(), samples, lookup,
-                                            out.data());
+                     counts = network.score(
+                         {{keys.data(), offsets.data(), dense.data(), samples, out.data()}}, lookup);
                  }
                  return counts.damaged ? nb::make_tuple(-1, 0) : nb::make_tuple(counts.keys, counts.missed);
              })
-        // The same of a request's body, whose samples are counted first: -1 where it is not a plain one.
-        .def("score_body",
-             [](const BoundMapped& self, RequestParser& parser, const nb::bytes& body, Out<float, 1> out) {
-                 BodyScored done;
-                 {
-                     const ReleasedGil release;
-                     MappedLookup lookup(self.files);
-                     done = score_body(self.network, parser, body.c_str(), body.size(), lookup, out.data(),
-                                       out.shape(0));
-                 }
-                 if (!done.plain) return nb::make_tuple(-1, 0, 0);
-                 expect(done.fits, "the parser is of another schema than the network");
-                 if (done.counts.damaged) return nb::make_tuple(parser.rows(), -1, 0);
-                 return nb::make_tuple(parser.rows(), done.counts.keys, done.counts.missed);
-             });
-    // Samples (-1: not a plain request), distinct keys, those without a row, those that were fetched; and of
-    // the exchange: a ReplyStatus, an errno, and the begin and end of what is left in the buffer.
+        // The same of requests' bodies, scored together: samples of each (-1: not a plain request, which is
+        // left out), distinct keys and those without a row.
+        .def("score_bodies", [](const BoundMapped& self, const std::vector<RequestParser*>& parsers,
+                                const std::vector<nb::bytes>& texts, const std::vector<std::size_t>& most,
+                                Out<float, 1> out) {
+            std::vector<Body> bodies = given_bodies(parsers, texts, most, out);
+            BodiesScored done;
+            {
+                const ReleasedGil release;
+                MappedLookup lookup(self.files);
+                done = score_bodies(self.network, bodies, lookup);
+            }
+            expect(done.fits, "the parser is of another schema than the network");
+            const auto samples = samples_of(bodies);
+            return done.counts.damaged ? nb::make_tuple(samples, -1, 0)
+                                       : nb::make_tuple(samples, done.counts.keys, done.counts.missed);
+        });
+    // Samples of each body, distinct keys, those without a row, those that were fetched; and of the exchange:
+    // whether it was the hot rows that failed, a ReplyStatus, an errno, and the begin and end of what is left
+    // in the buffer.
     nb::class_<BoundRedis>(m, "RedisNetwork")
         .def(nb::init<nb::object, std::vector<PooledOf>, std::size_t, std::size_t, std::size_t,
                       std::vector<RedisOf>>())
-        .def("score_body", [](const BoundRedis& self, RequestParser& parser, const nb::bytes& body,
-                              std::size_t per_command, int socket, double seconds, Out<std::uint8_t, 1> data,
-                              std::size_t begin, std::size_t end, Out<float, 1> out) {
-            expect(begin <= end && end <= data.shape(0) && per_command > 0 && socket >= 0,
-                   "score_body reads within the buffer, from a socket");
-            Received received{data.data(), data.shape(0), begin, end};
-            RedisLookup lookup(self.tables, socket, seconds, received, per_command);
-            BodyScored done;
-            {
-                const ReleasedGil release;
-                done = score_body(self.network, parser, body.c_str(), body.size(), lookup, out.data(),
-                                  out.shape(0));
-            }
-            expect(!done.plain || done.fits, "the parser is of another schema than the network");
-            const std::int64_t samples = done.plain ? static_cast<std::int64_t>(parser.rows()) : -1;
-            return nb::make_tuple(samples, done.counts.keys, done.counts.missed, lookup.fetched,
-                                  lookup.status, lookup.error, received.begin, received.end);
-        });
+        .def("score_bodies",
+             [](const BoundRedis& self, const std::vector<RequestParser*>& parsers,
+                const std::vector<nb::bytes>& texts, const std::vector<std::size_t>& most,
+                std::size_t per_command, int socket, double seconds, Out<std::uint8_t, 1> data,
+                std::size_t begin, std::size_t end, Out<float, 1> out) {
+                 expect(begin <= end && end <= data.shape(0) && per_command > 0 && socket >= 0,
+                        "score_bodies reads within the buffer, from a socket");
+                 std::vector<Body> bodies = given_bodies(parsers, texts, most, out);
+                 Received received{data.data(), data.shape(0), begin, end};
+                 RedisLookup lookup(self.tables, socket, seconds, received, per_command);
+                 BodiesScored done;
+                 {
+                     const ReleasedGil release;
+                     done = score_bodies(self.network, bodies, lookup);
+                 }
+                 expect(done.fits, "the parser is of another schema than the network");
+                 return nb::make_tuple(samples_of(bodies), done.counts.keys, done.counts.missed,
+                                       lookup.fetched, lookup.hot_failed, lookup.status, lookup.error,
+                                       received.begin, received.end);
+             });
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "sparsefleet/serving/hot_rows.h"
 #include "sparsefleet/serving/redis_rows.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
@@ -45,19 +46,17 @@ int receive(int socket, Clock::time_point deadline, Received& received) {
     }
 }
 
-}  // namespace
-
-BucketsReceived receive_buckets(int socket, double seconds, Received& received, const std::uint64_t* keys,
-                                const std::int64_t* at, std::size_t n, std::size_t per_command,
-                                std::size_t stride, std::size_t answered, unsigned char* packed,
-                                std::uint8_t* found) {
+// Reads with `read`, which is given the bytes and how many values have been answered, until all have come.
+template <typename Read>
+BucketsReceived receive_with(const Read& read_some, int socket, double seconds, Received& received,
+                             std::size_t answered) {
     const auto deadline =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     BucketsReceived done;
     done.answered = answered;
     while (true) {
-        const BucketsRead read = read_buckets(received.data + received.begin, received.end - received.begin,
-                                              keys, at, n, per_command, stride, done.answered, packed, found);
+        const BucketsRead read =
+            read_some(received.data + received.begin, received.end - received.begin, done.answered);
         received.begin += read.consumed;
         done.answered = read.answered;
         done.status = read.status;
@@ -65,6 +64,28 @@ BucketsReceived receive_buckets(int socket, double seconds, Received& received, 
         done.error = receive(socket, deadline, received);
         if (done.error) return done;
     }
+}
+
+}  // namespace
+
+BucketsReceived receive_buckets(int socket, double seconds, Received& received, const std::uint64_t* keys,
+                                const std::int64_t* at, std::size_t n, std::size_t per_command,
+                                std::size_t stride, std::size_t answered, unsigned char* packed,
+                                std::uint8_t* found) {
+    return receive_with(
+        [&](const unsigned char* data, std::size_t size, std::size_t so_far) {
+            return read_buckets(data, size, keys, at, n, per_command, stride, so_far, packed, found);
+        },
+        socket, seconds, received, answered);
+}
+
+BucketsReceived receive_hot_rows(int socket, double seconds, Received& received, const std::uint32_t* to,
+                                 std::size_t rows, std::size_t stride, unsigned char* packed) {
+    return receive_with(
+        [&](const unsigned char* data, std::size_t size, std::size_t so_far) {
+            return read_hot_rows(data, size, to, rows, stride, so_far, packed);
+        },
+        socket, seconds, received, 0);
 }
 
 }  // namespace sparsefleet::SPARSEFLEET_LEVEL

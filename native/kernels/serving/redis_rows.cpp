@@ -4,12 +4,13 @@
 #include <cstring>
 
 #include "sparsefleet/mix.h"
+#include "sparsefleet/serving/redis_reply.h"
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
 namespace {
 
-constexpr std::size_t kNumberBytes = 4, kHead = 32;
+constexpr std::size_t kNumberBytes = 4, kHead = kReplyHead;
 
 std::uint64_t load_key(const unsigned char* p) {
     std::uint64_t key;
@@ -52,33 +53,6 @@ unsigned char* put_name(unsigned char* to, Bytes prefix, std::uint32_t bucket) {
     to = put_bytes(put_length(to, '$', prefix.size + kNumberBytes), prefix.data, prefix.size);
     for (std::size_t i = 0; i < kNumberBytes; ++i) *to++ = static_cast<unsigned char>(bucket >> (8 * i));
     return put_line_end(to);
-}
-
-// Reads the number of a line `<kind><digits>\r\n`; -2 if it is not a number. False: the line has not ended
-// yet.
-bool read_length(const unsigned char*& from, const unsigned char* end, std::int64_t& out) {
-    const auto* line_end = static_cast<const unsigned char*>(
-        std::memchr(from, '\n', std::min<std::size_t>(static_cast<std::size_t>(end - from), kHead)));
-    if (!line_end) {
-        out = -2;
-        return static_cast<std::size_t>(end - from) >= kHead;
-    }
-    const unsigned char* p = from + 1;
-    const unsigned char* last = line_end - 1;
-    out = 0;
-    const bool negative = p < last && *p == '-';
-    if (negative) ++p;
-    bool good = p < last && *last == '\r' && last - p <= 12;
-    for (; good && p < last; ++p) {
-        good = *p >= '0' && *p <= '9';
-        out = 10 * out + (*p - '0');
-    }
-    if (!good || (negative && out != 1))
-        out = -2;
-    else if (negative)
-        out = -1;
-    from = line_end + 1;
-    return true;
 }
 
 }  // namespace

@@ -7,15 +7,17 @@ import re
 import stat
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from sparsefleet.core.batch import U64
 from sparsefleet.core.errors import BundleError, ConfigError
 from sparsefleet.core.inputs import Inputs
 from sparsefleet.core.json_fields import document, encodes
 from sparsefleet.core.schema import Schema
 from sparsefleet.export import manifest as manifests
+from sparsefleet.export.hot import HOT_KEYS, hot_path, parse_hot_keys
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, NetworkInfo
 from sparsefleet.export.profile import Profile, parse_profile
@@ -43,6 +45,8 @@ class Bundle:
     """Samples with the scores that they must get; None in bundles of older releases."""
     profile: Profile | None = None
     """How the training's samples are spread; None where whoever exported gave none."""
+    hot: Mapping[str, U64] = field(default_factory=dict)
+    """By table the keys that training met most often; none in bundles of older releases."""
     origin: str = ""
     """Where it came from, for people: a path, or a URI without its keys."""
 
@@ -89,7 +93,10 @@ class Bundle:
         )
         bundle._check_together()
         bundle = replace(
-            bundle, warm_up=_warm_up(folder, manifest, schema, network), profile=_profile(folder, manifest, schema)
+            bundle,
+            warm_up=_warm_up(folder, manifest, schema, network),
+            profile=_profile(folder, manifest, schema),
+            hot=_hot(folder, manifest),
         )
         if full and rows:
             bundle.check_rows()
@@ -164,6 +171,15 @@ def _profile(folder: Path, manifest: BundleManifest, schema: Schema) -> Profile 
         return None
     data = _read(folder, manifest.file(manifests.PROFILE), manifests.MAX_BYTES)
     return parse_profile(data, schema, str(folder / manifests.PROFILE))
+
+
+def _hot(folder: Path, manifest: BundleManifest) -> dict[str, U64]:
+    listed, hot = {entry.path: entry for entry in manifest.files}, {}
+    for table in manifest.tables:
+        path = hot_path(table.name)
+        if path in listed:
+            hot[table.name] = parse_hot_keys(_read(folder, listed[path], 8 * HOT_KEYS), str(folder / path))
+    return hot
 
 
 def _check_schema_types(schema: Schema, where: str) -> None:

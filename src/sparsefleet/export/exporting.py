@@ -27,6 +27,7 @@ from sparsefleet.core.schema import Schema
 from sparsefleet.data.base import Reader
 from sparsefleet.export import manifest as manifests
 from sparsefleet.export.bundle import is_remote, local_path
+from sparsefleet.export.hot import HotKeys, hot_path
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import BundleFile, BundleManifest, BundleTable, Lineage, Origin
 from sparsefleet.export.network import Network, export_network
@@ -215,7 +216,7 @@ def _export(
             profile = _profile(options.seen, options.seen_as, network, schema, files)
             _write(folder / manifests.PROFILE, profile.to_json(schema))
             small.append(manifests.PROFILE)
-        paths = (*small, *(table.path for table in tables))
+        paths = (*small, *(hot_path(table.name) for table in tables), *(table.path for table in tables))
         manifest = BundleManifest(
             name=options.name or f"step-{origin.step:08d}-{bundle_id[:8]}",
             id=bundle_id,
@@ -280,11 +281,13 @@ def _write_table(
             )
     path = f"sparse/{name}.rows"
     header = RowsHeader.of(RowType[options.rows.upper()], dim, kept, bundle_id, name)
-    writer = RowsWriter(folder / path, header, options.min_seen, name)
+    writer, hot = RowsWriter(folder / path, header, options.min_seen, name), HotKeys(options.min_seen)
     try:
-        writer.write(lambda keep: checkpoint.sparse_rows(name, keep, read_state=False))
+        writer.write(lambda keep: hot.watch(checkpoint.sparse_rows(name, keep, read_state=False)))
     except OSError as error:
         raise BundleError(f"cannot write the rows of table {name!r}: {error.strerror or error}") from error
+    (folder / hot_path(name)).parent.mkdir(exist_ok=True)
+    _write(folder / hot_path(name), hot.to_bytes())
     return BundleTable(name, dim, options.rows, kept, dropped, path)
 
 

@@ -13,6 +13,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from sparsefleet.core.batch import F32, U64
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.kernels import bundle_rows as kernels
@@ -173,6 +175,24 @@ class RowsFile:
             raise
         self.check_whole()
         return found
+
+    def packed(self, keys: U64) -> U8:
+        """The bytes of rows [U, stride], for a few keys; a BundleError where one has none."""
+        at = self._layout
+        directory = self.data[at.directory : at.directory + 8 * (2**at.bits + 1)].view("<u8")
+        rows = self.data[at.values : at.values + at.stride * at.rows].reshape(at.rows, at.stride)
+        held, found = self.keys(), np.empty(len(keys), np.int64)
+        order = kernels.places(keys, at.seed)
+        buckets = order >> np.uint64(64 - at.bits) if at.bits else np.zeros_like(order)
+        for index, (key, number) in enumerate(zip(keys, buckets.tolist(), strict=True)):
+            start, stop = int(directory[number]), int(directory[number + 1])
+            here = np.flatnonzero(held[start:stop] == key)
+            if not len(here):
+                raise BundleError(f"{self.path}: it has no row for the key {key}, which is said to be a hot one")
+            found[index] = start + here[0]
+        packed: U8 = rows[found]
+        self.check_whole()
+        return packed
 
     def check_whole(self) -> None:
         """BundleError where the file was cut short: what was read from it so far may be zeros. Ask after reading."""

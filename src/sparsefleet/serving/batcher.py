@@ -36,6 +36,10 @@ JOINED_SAMPLES = 128
 sooner the queue is empty and the other threads have nothing to do until clients ask again."""
 SMALL_SAMPLES = 128
 """Requests of more samples are long: they wait for shorter ones, and are cut into pieces of this size."""
+MERGED_REQUESTS = 4
+"""Requests whose rows come over a network are merged up to so many."""
+MERGED_SAMPLES = 32
+"""Requests of fewer samples are not merged with larger ones: they would wait for those."""
 SMALL_TURNS = 8
 """Groups of short requests that are taken before a long one gets its turn."""
 RESERVED_SECONDS = 0.2
@@ -78,6 +82,8 @@ class Task:
     """Let go of as soon as the task is taken: an item that knows its task would else live on, with the bytes of its
     request, until the garbage collector finds the two of them."""
     long: bool
+    merges: bool = False
+    """It would wait for a network alone: so it is taken with others beyond `JOINED_SAMPLES`."""
     taken: bool = False
     """By a thread, or dropped."""
 
@@ -144,10 +150,12 @@ class MicroBatcher:
         self._put([task])
         return (await self._answers([task], [answer], deadline))[0]
 
-    def submit(self, work: Callable[[list[Any]], None], item: Any, samples: int, deadline: float) -> Task:
+    def submit(
+        self, work: Callable[[list[Any]], None], item: Any, samples: int, deadline: float, merges: bool = False
+    ) -> Task:
         """Have a scoring thread call `work` with this item and others of the same work that wait beside it."""
         self.check_room(samples, deadline)
-        task = Task(work, work, samples, item, samples > SMALL_SAMPLES)
+        task = Task(work, work, samples, item, samples > SMALL_SAMPLES, merges and samples >= MERGED_SAMPLES)
         self._put([task])
         return task
 
@@ -274,7 +282,11 @@ class MicroBatcher:
                 self._turns += 1
                 while queue:
                     task = queue[0]
-                    if task.joins != group[0].joins or samples + task.samples > self._joined:
+                    if task.joins != group[0].joins:
+                        break
+                    if samples + task.samples > self._joined and not (
+                        len(group) < MERGED_REQUESTS and task.merges and all(one.merges for one in group)
+                    ):
                         break
                     samples += task.samples
                     group.append(queue.popleft())

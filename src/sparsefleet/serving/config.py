@@ -28,8 +28,8 @@ class ServeConfig:
     model_name: str = "model"
     """What clients of that protocol call the model."""
     threads: int | None = None
-    """Threads that score requests; None: one a core, and two at least; twice as many where rows come from Redis, for a
-    thread that waits for Redis leaves its core to another."""
+    """Threads that score requests; None: one a core, and two at least; half as many again where rows come from Redis,
+    for a thread that waits for Redis leaves its core to another."""
     sparse: str = "mmap"
     """Where rows come from: mmap (the bundle's own files), or redis://host:port/database?prefix=NAME."""
     fallback: str | None = None
@@ -92,7 +92,7 @@ class ServeConfig:
         if self.threads is not None:
             return self.threads
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(2, cores) * (1 if self.sparse == "mmap" else 2)
+        return max(2, cores) if self.sparse == "mmap" else max(2, cores) * 3 // 2
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sparsefleet.core.batch import Batch
 from sparsefleet.serving.answers import Answer, answer_bytes, refusal, told
-from sparsefleet.serving.batcher import LateError, MicroBatcher, OverloadedError, Task
+from sparsefleet.serving.batcher import MERGED_REQUESTS, LateError, MicroBatcher, OverloadedError, Task
 from sparsefleet.serving.kernels.request import count_byte
 from sparsefleet.serving.log import tell_failure
 from sparsefleet.serving.metrics import Metrics
@@ -76,7 +76,8 @@ class DirectRequests:
         """
         request = DirectRequest(body, samples, done, time.perf_counter(), time.monotonic() + seconds, logged)
         try:
-            request.task = self._batcher.submit(self._work, request, samples, request.deadline)
+            merges = self._versions.shadow is None and self._versions.current.merges
+            request.task = self._batcher.submit(self._work, request, samples, request.deadline, merges)
         except OverloadedError as error:
             self._refuse([request], error)
             self._metrics.answered("/v1/predict", 429, 0.0)
@@ -134,20 +135,38 @@ class DirectRequests:
 
     def _answer_together(self, requests: Sequence[DirectRequest], canary: bool = False) -> None:
         with self._versions.hold(canary) as predictor:
+            now = time.monotonic()
+            if late := [request for request in requests if request.deadline < now]:
+                self._refuse(late, LateError("the request's time was up before it was scored; try again later"))
+                requests = [request for request in requests if request.answer is None]
+            if self._versions.shadow is None:  # a shadow needs what was parsed
+                requests = self._score_bodies(predictor, requests)
             for request in requests:
                 try:
-                    if request.deadline < time.monotonic():
-                        raise LateError("the request's time was up before it was scored; try again later")
-                    if len(requests) == 1 and self._versions.shadow is None:  # a shadow needs what was parsed
-                        scores = predictor.score_body(request.body, request.samples)
-                        if scores is not None:
-                            self._metrics.scored(predictor.version, (), 1, scores)
-                            self._tell(predictor, request, scores)
-                            return
                     request.request_id, request.batch = predictor.parser.identified(request.body)
                 except Exception as error:
                     self._refuse([request], error)
             self._score(predictor, [request for request in requests if request.answer is None])
+
+    def _score_bodies(self, predictor: Predictor, requests: Sequence[DirectRequest]) -> Sequence[DirectRequest]:
+        """In one native call those that can be; returns the others."""
+        # Many short ones are better off as one batch for the network.
+        if not 0 < len(requests) <= (MERGED_REQUESTS if predictor.merges else 1):
+            return requests
+        try:
+            found = predictor.score_bodies(
+                [request.body for request in requests], [request.samples for request in requests]
+            )
+        except Exception as error:
+            self._refuse(requests, error)
+            return ()
+        scored = [(request, one) for request, one in zip(requests, found, strict=True) if one is not None]
+        if not scored:
+            return requests
+        self._metrics.scored(predictor.version, (), len(scored), Scores.joined([one for _, one in scored]))
+        for request, one in scored:
+            self._tell(predictor, request, one)
+        return [request for request, one in zip(requests, found, strict=True) if one is None]
 
     def _score(self, predictor: Predictor, requests: Sequence[DirectRequest]) -> None:
         if not requests:

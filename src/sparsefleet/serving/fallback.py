@@ -14,7 +14,7 @@ from sparsefleet.core.batch import F32, U64
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import Found
 from sparsefleet.serving.kernels.request import PlainRequests
-from sparsefleet.serving.kernels.tower import NetworkPlan
+from sparsefleet.serving.kernels.tower import BodiesScored, NetworkPlan
 from sparsefleet.serving.mmap import MappedSource
 from sparsefleet.serving.source import BodyScorer, Fetch, NotPublishedError, OpenSource, SourceError, SparseSource
 
@@ -53,7 +53,12 @@ class FallbackSource(SparseSource):
             self._plan = plan
             if self._first is not None:
                 self._scorer = self._first.body_scorer(plan)
-        return self._score_body
+        return self._score_bodies
+
+    @property
+    def merges(self) -> bool:
+        first = self._first
+        return first is not None and not self._away and first.merges
 
     def look(self) -> list[str]:
         if self._first is None and time.monotonic() >= self._retry_at:
@@ -98,12 +103,14 @@ class FallbackSource(SparseSource):
             self._fetches += 1
         return file(asked)
 
-    def _score_body(self, requests: PlainRequests, body: bytes, most: int) -> tuple[F32, int, int] | None:
+    def _score_bodies(
+        self, requests: PlainRequests, bodies: Sequence[bytes], most: Sequence[int]
+    ) -> BodiesScored | None:
         scorer = self._scorer
         if scorer is None:
             return None
         try:
-            found = scorer(requests, body, most)
+            found = scorer(requests, bodies, most)
         except SourceError as error:
             self._is_away(str(error))
             return None  # the long way takes the rows from the file

@@ -197,26 +197,38 @@ class Predictor:
         ]
         return Scores.joined(parts)
 
-    def score_body(self, body: bytes, most: int) -> Scores | None:
-        """Scores of a JSON request in one native call; None: it has to be parsed and scored by itself.
+    @property
+    def merges(self) -> bool:
+        """Whether `score_bodies` should be given several requests at once, where they wait."""
+        return self._remote is not None and self.source.merges
 
-        `most`: of samples. That is so for plain requests to plain towers (`MappedNetwork`, `RedisNetwork`), but for one
-        batch in `COUNTED`.
+    def score_bodies(self, bodies: Sequence[bytes], most: Sequence[int]) -> list[Scores | None]:
+        """Scores of JSON requests in one native call; None: this one has to be parsed and scored by itself.
+
+        `most`: samples of each. That is so for plain requests to plain towers (`MappedNetwork`, `RedisNetwork`), but
+        for one in `COUNTED` calls. What they look up together is told of the first alone.
         """
-        plain = self.parser.plain
-        if plain is None or most > CHUNK_SAMPLES or self._uncounted >= COUNTED - 1:
-            return None
+        scores: list[Scores | None] = [None] * len(bodies)
+        # The first goes the long way, where it is counted, and the others need not go with it.
+        first = int(self._uncounted >= COUNTED - 1)
+        plain, bodies, most = self.parser.plain, bodies[first:], most[first:]
+        if plain is None or not bodies or max(most) > CHUNK_SAMPLES:
+            return scores
         if self._remote is not None:
-            found = self._remote(plain, body, most)
+            found = self._remote(plain, bodies, most)
         elif self._mapped is not None:
             assert isinstance(self.source, MappedSource)
-            found = self.source.over(self._mapped.score_body, plain, body, most)
+            found = self.source.over(self._mapped.score_bodies, plain, bodies, most)
         else:
-            return None
+            return scores
         if found is None:
-            return None
-        self._uncounted += 1
-        return Scores(*found)
+            return scores
+        keys, unknown = found.keys, found.unknown
+        for at, probabilities in enumerate(found.probabilities, first):
+            if probabilities is not None:
+                scores[at], keys, unknown = Scores(probabilities, keys, unknown), 0, 0
+        self._uncounted += any(one is not None for one in scores)
+        return scores
 
     def no_scores(self) -> Scores:
         """Of no samples."""

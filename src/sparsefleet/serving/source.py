@@ -11,7 +11,7 @@ from sparsefleet.core.errors import BundleError, ConfigError, SparseFleetError
 from sparsefleet.export.bundle import Bundle
 from sparsefleet.export.kernels.bundle_rows import Found
 from sparsefleet.serving.kernels.request import PlainRequests
-from sparsefleet.serving.kernels.tower import NetworkPlan
+from sparsefleet.serving.kernels.tower import BodiesScored, NetworkPlan
 
 
 class SourceError(SparseFleetError):
@@ -22,9 +22,9 @@ class NotPublishedError(BundleError):
     """Not all of a bundle's rows are published where the server reads them; once they are, it can be loaded."""
 
 
-BodyScorer = Callable[[PlainRequests, bytes, int], tuple[F32, int, int] | None]
-"""Of a body with at most so many samples: probabilities, distinct keys, and those of them that are unknown. None: it
-has to go the long way, which also tells why where Redis is at fault."""
+BodyScorer = Callable[[PlainRequests, Sequence[bytes], Sequence[int]], BodiesScored | None]
+"""Of bodies with at most so many samples each, together. None: they have to go the long way, which also tells why where
+Redis is at fault."""
 
 
 class SparseSource(ABC):
@@ -43,8 +43,13 @@ class SparseSource(ABC):
         return self.fetch(asked)
 
     def body_scorer(self, plan: NetworkPlan) -> BodyScorer | None:
-        """The way from a request's bytes to probabilities in one native call, where rows come over a network."""
+        """The way from requests' bytes to probabilities in one native call, where rows come over a network."""
         return None
+
+    @property
+    def merges(self) -> bool:
+        """Whether several requests should be scored together where they wait: they would each wait for the network."""
+        return False
 
     def look(self) -> list[str]:
         """Look after what the rows are read from, now and then; what is new and worth telling. May take long."""

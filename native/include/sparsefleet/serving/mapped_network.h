@@ -14,10 +14,12 @@
 
 namespace sparsefleet::SPARSEFLEET_LEVEL {
 
-// Distinct keys of a table, and room for their rows [n][dim] and for marks [n]: 1 where there is a row.
+// Distinct keys of a table that requests ask for, and room for their rows [n][dim] and for marks [n]: 1 where
+// there is a row. The first ends[i] keys are those of the first i + 1 requests.
 struct Wanted {
     const std::uint64_t* keys;
     std::size_t n;
+    const std::size_t* ends;
     float* rows;
     std::uint8_t* found;
 };
@@ -26,15 +28,23 @@ class RowLookup {
   public:
     virtual ~RowLookup() = default;
 
-    // Writes the rows of all tables, zeros where there is none. Returns how many it found; kDamaged: it could
-    // not give rows.
-    virtual std::size_t find(const std::vector<Wanted>& wanted) = 0;
+    // Called once, before `find`: what all requests want, of each table.
+    virtual void ask(const std::vector<Wanted>& /*wanted*/, std::size_t /*requests*/) {}
+
+    // Called for each request in turn: writes the rows that it wants and none before it wanted, of all
+    // tables, zeros where there is none. Returns how many it found; kDamaged: it could not give rows.
+    virtual std::size_t find(const std::vector<Wanted>& wanted, std::size_t request) = 0;
+
+  protected:
+    static std::size_t begin(const Wanted& of, std::size_t request) {
+        return request ? of.ends[request - 1] : 0;
+    }
 };
 
 class MappedLookup final : public RowLookup {
   public:
     explicit MappedLookup(const std::vector<MappedRows>& files) : files_(files) {}
-    std::size_t find(const std::vector<Wanted>& wanted) override;
+    std::size_t find(const std::vector<Wanted>& wanted, std::size_t request) override;
 
   private:
     const std::vector<MappedRows>& files_;
@@ -68,10 +78,20 @@ class ServedNetwork {
         bool damaged = false;              // the lookup gave no rows; there are no probabilities
     };
 
-    // keys and offsets [B * S + 1]: the bags of all slots; dense [B, dense]. Writes out [B]. `lookup` has the
-    // tables of this network, in their order.
-    Counts score(const std::uint64_t* keys, const std::int64_t* offsets, const float* dense,
-                 std::size_t samples, RowLookup& lookup, float* out) const;
+    // Samples that came together. keys and offsets [B * S + 1]: the bags of all slots; dense [B, dense];
+    // their probabilities go to out [B].
+    struct Request {
+        const std::uint64_t* keys;
+        const std::int64_t* offsets;
+        const float* dense;
+        std::size_t samples;
+        float* out;
+    };
+
+    // Scores each request as if it were alone, to the last bit, but asks for the keys of all of them at once,
+    // and only once for what several want; while one is scored, rows of the next may be on their way.
+    // `lookup` has the tables of this network, in their order.
+    Counts score(const std::vector<Request>& requests, RowLookup& lookup) const;
 
   private:
     const ServedTower& tower_;

@@ -17,6 +17,8 @@ from sparsefleet.kernels.levels import native as _native
 
 U32 = npt.NDArray[np.uint32]
 
+NOT_WANTED = 0xFFFFFFFF
+"""In place of a place: of a hot row that nobody asked for."""
 UNKNOWN = 2
 """A mark in `found`: neither there nor known not to be."""
 
@@ -126,6 +128,17 @@ def receive_buckets(
     return BucketsReceived(
         *_native.receive_buckets(descriptor, seconds, data, *span, keys, at, per_command, answered, packed, found)
     )
+
+
+def hot_value_rows(stride: int) -> int:
+    """Hot rows in one value of Redis."""
+    return int(_native.hot_value_rows(stride))
+
+
+def read_hot_rows(data: U8, span: tuple[int, int], to: U32, answered: int, packed: U8) -> BucketsRead:
+    """Read the reply to an HMGET of all values that hot rows lie in: the i-th row into packed[to[i]], unless that is
+    `NOT_WANTED`. The first `answered` values were read by earlier calls."""
+    return BucketsRead(*_native.read_hot_rows(data, *span, to, answered, packed))
 
 
 def decode_rows(packed: U8, found: U8, dim: int, dtype: int) -> F32:

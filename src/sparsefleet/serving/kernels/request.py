@@ -54,7 +54,7 @@ class PlainRequests:
             schema.sparse_feature_dim,
             *(max_samples, max_text, max_values, allow_missing),
         )
-        # A parser has scratch space, so one thread uses it at a time. `pop` and `append` of a list are atomic.
+        # A parser has scratch space, so one thread uses it at a time. `pop` and `extend` of a list are atomic.
         self._free: list[Any] = []
 
     def parse(self, body: bytes) -> tuple[F32, U64, I64] | None:
@@ -79,5 +79,5 @@ class PlainRequests:
         except IndexError:
             return _native.RequestParser(*self._plan)
 
-    def take_back(self, parser: Any) -> None:
-        self._free.append(parser)
+    def take_back(self, *parsers: Any) -> None:
+        self._free.extend(parsers)

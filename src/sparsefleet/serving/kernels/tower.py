@@ -7,6 +7,7 @@ Legend: B samples, S slots, n dense features.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -73,18 +74,32 @@ class RedisTable(NamedTuple):
     stride: int
     type: int
     place: BucketPlace
+    hot: U64
+    """Keys of the rows that lie side by side, in their order; none: []."""
+    hot_hash: bytes
+    """Where they lie."""
+
+
+class BodiesScored(NamedTuple):
+    """Requests that were scored together."""
+
+    probabilities: list[F32 | None]
+    """[B] of each; None: it is not a plain request, or has more samples than it may have, or none."""
+    keys: int
+    """Distinct ones of all of them."""
+    unknown: int
+    """Of these, the keys without a row, which count as zeros."""
 
 
 class RedisScored(NamedTuple):
-    """Of `RedisNetwork.score_body`."""
+    """Of `RedisNetwork.score_bodies`."""
 
-    probabilities: F32
-    """[B]; empty where the request is not a plain one, or the exchange did not end well."""
-    plain: bool
-    keys: int
-    unknown: int
+    scored: BodiesScored
+    """Not to be used where the exchange did not end well."""
     fetched: int
     """Keys that were not cached. 0: nothing was sent."""
+    hot_failed: bool
+    """What `status` says is of the hot rows, which are in their buckets, too."""
     status: int
     """A `ReplyStatus`. Other than DONE: replies may be on their way, so the connection must be closed."""
     error: int
@@ -94,7 +109,7 @@ class RedisScored(NamedTuple):
 
 
 class RedisNetwork:
-    """From a request's body to probabilities, with rows from caches and from Redis. Threads may share one.
+    """From requests' bodies to probabilities, with rows from caches and from Redis. Threads may share one.
 
     Its twin is the long way: `RedisSource.fetch`, and `Predictor.score` of what that gives.
     """
@@ -102,29 +117,30 @@ class RedisNetwork:
     def __init__(self, plan: NetworkPlan, tables: Sequence[RedisTable], per_command: int) -> None:
         """`tables`: those of the plan, in its order. `per_command`: the most names in one command."""
         pooled = [(slots, [tuple(one) for one in embeddings]) for _, slots, embeddings in plan.tables]
-        places = [(table.cache._native, *table[1:6], *table.place) for table in tables]
+        places = [(table.cache._native, *table[1:6], *table.place, *table[7:]) for table in tables]
         self._per_command = per_command
         self._native = _native.RedisNetwork(
             plan.tower._native, pooled, plan.slots, plan.dense, plan.dense_column, places
         )
 
-    def score_body(
+    def score_bodies(
         self,
         requests: PlainRequests,
-        body: bytes,
-        most: int,
+        bodies: Sequence[bytes],
+        most: Sequence[int],
         descriptor: int,
         seconds: float,
         data: U8,
         span: tuple[int, int],
     ) -> RedisScored:
-        """As `MappedNetwork.score_body`. Sends to a socket and receives into `data`, for so many seconds at most."""
-        parser, out = requests.lend(), np.empty(most, np.float32)
-        samples, *found = self._native.score_body(
-            parser, body, self._per_command, descriptor, seconds, data, *span, out
+        """As `MappedNetwork.score_bodies`, with one exchange for all of them: it sends to a socket and receives into
+        `data`, for so many seconds at most."""
+        parsers, out = [requests.lend() for _ in bodies], np.empty(sum(most), np.float32)
+        samples, keys, unknown, *exchange = self._native.score_bodies(
+            parsers, bodies, most, self._per_command, descriptor, seconds, data, *span, out
         )
-        requests.take_back(parser)
-        return RedisScored(out[: max(0, samples)], samples >= 0, *found)
+        requests.take_back(*parsers)
+        return RedisScored(BodiesScored(_parts(out, samples, most), keys, unknown), *exchange)
 
 
 class MappedNetwork:
@@ -147,14 +163,18 @@ class MappedNetwork:
             raise BundleError(DAMAGED)
         return out, asked, missed
 
-    def score_body(self, requests: PlainRequests, body: bytes, most: int) -> tuple[F32, int, int] | None:
-        """The same of a request's body: parsed and scored in one call, so that a thread gives the interpreter away
-        once. None where `requests` does not take it, or where it has more than `most` samples, or none."""
-        parser, out = requests.lend(), np.empty(most, np.float32)
-        samples, asked, missed = self._native.score_body(parser, body, out)
-        requests.take_back(parser)
-        if samples < 0:
-            return None
+    def score_bodies(self, requests: PlainRequests, bodies: Sequence[bytes], most: Sequence[int]) -> BodiesScored:
+        """The same of requests' bodies, of at most so many samples each: parsed and scored in one call, so that a
+        thread gives the interpreter away once. Each has the scores that it has alone, to the last bit, but keys of
+        several are looked up once."""
+        parsers, out = [requests.lend() for _ in bodies], np.empty(sum(most), np.float32)
+        samples, asked, missed = self._native.score_bodies(parsers, bodies, most, out)
+        requests.take_back(*parsers)
         if asked < 0:
             raise BundleError(DAMAGED)
-        return out[:samples], asked, missed
+        return BodiesScored(_parts(out, samples, most), asked, missed)
+
+
+def _parts(out: F32, samples: Sequence[int], most: Sequence[int]) -> list[F32 | None]:
+    starts = accumulate(most, initial=0)
+    return [out[at : at + count] if count >= 0 else None for at, count in zip(starts, samples, strict=False)]

@@ -153,7 +153,10 @@ class _Publisher:
             )
         # If buckets were evicted or deleted, all are written again, where servers that have it open look for them.
         self._record = replace(found, state="writing", published=self._record.published)
-        return all(table.buckets == rows.count() for table, rows in self._tables(found, self._catalog.connection))
+        return all(
+            table.buckets == rows.count() and rows.hot_wanted == rows.hot_values()
+            for table, rows in self._tables(found, self._catalog.connection)
+        )
 
     def _write(self) -> int:
         record, names, done = self._record, self._catalog.names, 0
@@ -175,6 +178,8 @@ class _Publisher:
             tables, sent = self._tables(record, connection), 0
             for table, rows in tables:
                 sent += rows.write(self._bundle.tables[table.name], step)
+                if table.hot:
+                    sent += rows.write_hot(self._bundle.tables[table.name], self._bundle.hot[table.name])
             for table, rows in tables:
                 self._check_count(table, rows.count())
                 self._lock.renew()

@@ -10,6 +10,7 @@ from typing import Any
 from sparsefleet.core.errors import BundleError
 from sparsefleet.core.json_fields import CHECKSUM, document, once
 from sparsefleet.export.bundle import Bundle
+from sparsefleet.export.hot import HOT_KEYS
 from sparsefleet.export.kernels.bundle_rows import RowType
 from sparsefleet.export.manifest import DTYPES, ID, MAX_DIM, NAME, BundleFields
 from sparsefleet.export.rows_file import RowsHeader
@@ -17,14 +18,17 @@ from sparsefleet.serving.kernels.redis_rows import BucketPlace
 
 FORMAT = "sparsefleet-rows"
 MARK = f"{FORMAT} 1"
-"""In the pointer, which is the same in both layouts."""
-STRINGS, HASHES = 1, 2
-"""Layouts, which are the versions of the record: buckets as strings of their own, or as fields of a hash a table."""
+"""In the pointer, which is the same in all layouts."""
+STRINGS, HASHES, HOT = 1, 2, 3
+"""Layouts, which are the versions of the record: buckets as strings of their own, as fields of a hash a table, or these
+and hot rows side by side, too."""
 STATES = ("writing", "complete", "removing")
 BUCKET_BYTES = 200
 """What a bucket holds on average, about, unless a row is longer."""
 MAX_ROWS_A_BUCKET = 16
 MAX_BITS = 32
+HOT_BYTES = 320 << 10
+"""The most bytes of hot rows of a table: all of them are read at once, for as many requests as wait together."""
 
 
 def tag(bundle_id: str) -> str:
@@ -55,7 +59,11 @@ class Names:
     def buckets(self, tag: str, table: int, layout: int) -> BucketPlace:
         """Where the buckets of a table are; `table`: its place in the record."""
         name = f"{self.prefix}:{tag}:{table}".encode()
-        return BucketPlace(name, b"") if layout == HASHES else BucketPlace(b"", name + b":")
+        return BucketPlace(b"", name + b":") if layout == STRINGS else BucketPlace(name, b"")
+
+    def hot(self, tag: str, table: int) -> bytes:
+        """The hash of a table's hot rows."""
+        return f"{self.prefix}:{tag}:{table}:hot".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ class TableRecord:
     stride: int
     seed: int
     bits: int
+    hot: int = 0
+    """Rows that lie side by side, too: those of the first keys in the bundle's list of hot ones."""
 
     @property
     def buckets(self) -> int:
@@ -88,7 +98,7 @@ class VersionRecord:
     """Checksums, by path."""
     tables: tuple[TableRecord, ...]
     layout: int = HASHES
-    """What this release writes; `STRINGS` is what earlier ones wrote."""
+    """What this release writes, or `HOT` where there are hot rows; `STRINGS` is what earlier ones wrote."""
 
     @property
     def tag(self) -> str:
@@ -99,6 +109,9 @@ class VersionRecord:
 
     def to_json(self) -> bytes:
         fields = asdict(self)
+        if self.layout != HOT:  # as releases that do not know it write and read it
+            for table in fields["tables"]:
+                del table["hot"]
         return json.dumps({"format": FORMAT, "version": fields.pop("layout"), **fields}).encode()
 
     @staticmethod
@@ -109,7 +122,9 @@ class VersionRecord:
         for table in manifest.tables:
             layout = RowsHeader.of(RowType[table.dtype.upper()], table.dim, table.rows, manifest.id, table.name).layout
             bits = bucket_bits(table.rows, layout.stride)
-            tables.append(TableRecord(table.name, table.dim, table.dtype, table.rows, layout.stride, layout.seed, bits))
+            hot = min(len(bundle.hot.get(table.name, ())), HOT_BYTES // layout.stride)
+            about = (table.name, table.dim, table.dtype, table.rows, layout.stride, layout.seed, bits, hot)
+            tables.append(TableRecord(*about))
         return VersionRecord(
             id=manifest.id,
             name=manifest.name,
@@ -118,12 +133,13 @@ class VersionRecord:
             published=published,
             files={entry.path: entry.checksum for entry in manifest.files},
             tables=tuple(tables),
+            layout=HOT if any(table.hot for table in tables) else HASHES,
         )
 
     @staticmethod
     def from_json(data: bytes, where: str) -> VersionRecord:
         fields = BundleFields(document(data, where, BundleError), where)
-        layout = fields.header(FORMAT, STRINGS, HASHES, "record of rows in Redis")
+        layout = fields.header(FORMAT, STRINGS, HOT, "record of rows in Redis")
         files = fields.take("files")
         if not isinstance(files, dict) or not all(
             isinstance(path, str) and isinstance(checksum, str) and CHECKSUM.fullmatch(checksum)
@@ -137,7 +153,7 @@ class VersionRecord:
             created=fields.created("created"),
             published=fields.created("published"),
             files=files,
-            tables=fields.items("tables", _table),
+            tables=fields.items("tables", _hot_table if layout == HOT else _table),
             layout=layout,
         )
         fields.end()
@@ -158,10 +174,13 @@ class VersionRecord:
             if self.files.get(path) != checksum:
                 return f"it was published from another {path} ({self.files.get(path)}, here {checksum})"
         for mine in ours.tables:
-            # The layout and the number of buckets are the publisher's choice; everything else is the bundle's.
+            # The layout and the numbers of buckets and of hot rows are the publisher's choice; everything else is the
+            # bundle's.
             theirs = next((table for table in self.tables if table.name == mine.name), None)
-            if theirs is None or replace(theirs, bits=0) != replace(mine, bits=0):
+            if theirs is None or replace(theirs, bits=0, hot=0) != replace(mine, bits=0, hot=0):
                 return f"table {mine.name!r} differs: {theirs}, here {mine}"
+            if theirs.hot > len(bundle.hot.get(mine.name, ())):
+                return f"it has {theirs.hot} hot rows of table {mine.name!r}, more than the bundle names"
         return ""
 
 
@@ -170,7 +189,11 @@ def bucket_bits(rows: int, stride: int) -> int:
     return min(MAX_BITS, max(0, (rows - 1) // wanted).bit_length())
 
 
-def _table(item: Any, where: str) -> TableRecord:
+def _hot_table(item: Any, where: str) -> TableRecord:
+    return _table(item, where, hot=True)
+
+
+def _table(item: Any, where: str, hot: bool = False) -> TableRecord:
     fields = BundleFields(item, where)
     table = TableRecord(
         name=fields.text("name"),
@@ -180,6 +203,7 @@ def _table(item: Any, where: str) -> TableRecord:
         stride=fields.integer("stride", 1, 8 * MAX_DIM),
         seed=fields.integer("seed", 0, 2**64 - 1),
         bits=fields.integer("bits", 0, MAX_BITS),
+        hot=fields.integer("hot", 0, HOT_KEYS) if hot else 0,
     )
     fields.end()
     return table

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ from sparsefleet.serving.kernels.redis_rows import (
     receive_buckets,
 )
 from sparsefleet.serving.kernels.request import PlainRequests
-from sparsefleet.serving.kernels.tower import NetworkPlan, RedisNetwork, RedisTable
+from sparsefleet.serving.kernels.tower import BodiesScored, NetworkPlan, RedisNetwork, RedisTable
 from sparsefleet.serving.redis.address import RedisAddress
 from sparsefleet.serving.redis.catalog import Catalog
 from sparsefleet.serving.redis.connection import Connection, RedisError
@@ -39,16 +40,30 @@ from sparsefleet.serving.source import BodyScorer, NotPublishedError, SparseSour
 
 NAMES = 4096
 """The most names in one HMGET or MGET: Redis serves nobody else until it is done."""
+MERGED_KEYS = 64
+"""Requests that wait are merged where one of them fetches so many keys, on average. Of fewer the exchange costs little,
+and scored one by one they keep all threads busy."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds after a failure in which no request tries Redis again; each failure doubles the pause."""
+
+
+NO_KEYS: U64 = np.empty(0, np.uint64)
 
 
 class _Table:
     """One table: where its buckets are in Redis, and the cache of its rows."""
 
-    def __init__(self, record: TableRecord, place: BucketPlace, cache_bytes: int) -> None:
-        self.record, self.place = record, place
+    def __init__(
+        self, record: TableRecord, place: BucketPlace, cache_bytes: int, hot_keys: U64, hot_hash: bytes
+    ) -> None:
+        self.record, self.place, self.hot_keys, self.hot_hash = record, place, hot_keys, hot_hash
         self.cache = RowCache(record.stride, cache_bytes)
+
+
+@dataclass(slots=True)
+class _Networks:
+    now: RedisNetwork
+    without_hot: Callable[[], RedisNetwork]
 
 
 class _Asked:
@@ -91,6 +106,8 @@ class RedisSource(SparseSource):
         """Message and code of the last exchange's error. Not the error itself: its traceback holds all frames that it
         passed through, and they hold the request, this source and the whole version long after it was retired."""
         self._hits = self._misses = self._trips = self._errors = 0
+        self._fetched = 0.0
+        """Keys of a plain request that were not cached: a moving mean."""
         connection = Connection(self.address)
         try:
             self.record = published_record(connection, bundle)
@@ -98,7 +115,7 @@ class RedisSource(SparseSource):
             connection.close()
             raise
         self._give_back(connection)
-        self._tables = self._plan(self.record)
+        self._tables = self._plan(self.record, bundle)
 
     def rows(self, table: str, keys: U64) -> tuple[F32, Found]:
         return self.fetch([(table, keys)])[0]
@@ -125,11 +142,20 @@ class RedisSource(SparseSource):
     def body_scorer(self, plan: NetworkPlan) -> BodyScorer | None:
         if self.address.tls:  # the kernel reads what comes from the socket as it is
             return None
+        return partial(self._score_bodies, _Networks(self._network(plan, True), partial(self._network, plan, False)))
+
+    def _network(self, plan: NetworkPlan, hot: bool) -> RedisNetwork:
         tables = []
         for name, _, _ in plan.tables:
-            record, place, cache = self._tables[name].record, self._tables[name].place, self._tables[name].cache
-            tables.append(RedisTable(cache, record.seed, record.bits, record.dim, record.stride, record.type, place))
-        return partial(self._score_body, RedisNetwork(plan, tables, NAMES))
+            table = self._tables[name]
+            record, keys = table.record, table.hot_keys if hot else table.hot_keys[:0]
+            packing = (record.seed, record.bits, record.dim, record.stride, record.type)
+            tables.append(RedisTable(table.cache, *packing, table.place, keys, table.hot_hash))
+        return RedisNetwork(plan, tables, NAMES)
+
+    @property
+    def merges(self) -> bool:
+        return self._fetched >= MERGED_KEYS
 
     def stats(self) -> Mapping[str, Any]:
         caches = [table.cache for table in self._tables.values()]
@@ -150,10 +176,11 @@ class RedisSource(SparseSource):
         for connection in free:
             connection.close()
 
-    def _score_body(
-        self, network: RedisNetwork, requests: PlainRequests, body: bytes, most: int
-    ) -> tuple[F32, int, int] | None:
-        """Over an idle connection. What fails goes the long way, which tells why; no time-out is waited for twice."""
+    def _score_bodies(
+        self, networks: _Networks, requests: PlainRequests, bodies: Sequence[bytes], most: Sequence[int]
+    ) -> BodiesScored | None:
+        """In one exchange over an idle connection. What fails goes the long way, which tells why; no time-out is waited
+        for twice."""
         with self._lock:
             connection = self._free.pop() if self._free and self._failure is None else None
         if connection is None:
@@ -161,8 +188,8 @@ class RedisSource(SparseSource):
         try:
             connection.start(self.address.timeout)
             data, begin, end = connection.received
-            found = network.score_body(
-                requests, body, most, connection.descriptor, connection.seconds_left(), data, (begin, end)
+            found = networks.now.score_bodies(
+                requests, bodies, most, connection.descriptor, connection.seconds_left(), data, (begin, end)
             )
             connection.received_up_to(found.begin, found.end, found.error)
         except RedisError as error:  # it is closed
@@ -174,20 +201,21 @@ class RedisSource(SparseSource):
             connection.close()
             raise
         if found.status != ReplyStatus.DONE:
+            if found.hot_failed:  # somebody has removed them: from now on every row comes from its bucket
+                networks.now = networks.without_hot()
             connection.close()
             return None
         self._give_back(connection, answered=found.fetched > 0)
-        if not found.plain:
-            return None
         with self._lock:
-            self._hits += found.keys - found.fetched
+            self._hits += found.scored.keys - found.fetched
             self._misses += found.fetched
             self._trips += found.fetched > 0
-        return found.probabilities, found.keys, found.unknown
+            self._fetched += (found.fetched / len(bodies) - self._fetched) / 16
+        return found.scored
 
     # -- details -----------------------------------------------------------------------------------------------------
 
-    def _plan(self, record: VersionRecord) -> dict[str, _Table]:
+    def _plan(self, record: VersionRecord, bundle: Bundle) -> dict[str, _Table]:
         names, total = Names(self.address.prefix), sum(table.rows * table.stride for table in record.tables)
         limit = int(self.address.cache_mb * 1e6)
         return {
@@ -196,6 +224,8 @@ class RedisSource(SparseSource):
                 table,
                 names.buckets(record.tag, index, record.layout),
                 limit * table.rows * table.stride // max(total, 1),
+                bundle.hot.get(table.name, NO_KEYS)[: table.hot],
+                names.hot(record.tag, index),
             )
             for index, table in enumerate(record.tables)
         }

@@ -12,7 +12,7 @@ from sparsefleet.core.batch import U64
 from sparsefleet.core.errors import BundleError
 from sparsefleet.export.kernels.bundle_rows import U8
 from sparsefleet.export.rows_file import RowsFile
-from sparsefleet.serving.kernels.redis_rows import U32, encode_buckets, encode_names
+from sparsefleet.serving.kernels.redis_rows import U32, encode_buckets, encode_names, hot_value_rows
 from sparsefleet.serving.redis.connection import Connection, RedisError
 from sparsefleet.serving.redis.record import Names, VersionRecord
 
@@ -30,7 +30,8 @@ class TableBuckets:
 
     def __init__(self, connection: Connection, record: VersionRecord, index: int) -> None:
         self._connection, self._table = connection, record.tables[index]
-        self._place = Names(connection.address.prefix).buckets(record.tag, index, record.layout)
+        names = Names(connection.address.prefix)
+        self._place, self._hot = names.buckets(record.tag, index, record.layout), names.hot(record.tag, index)
 
     def write(self, file: RowsFile, step: Callable[[int], None]) -> int:
         """Write all buckets and return the bytes sent. `step` is called with numbers of rows that Redis has stored."""
@@ -58,6 +59,23 @@ class TableBuckets:
             raise BundleError(f"{file.path}: damaged: its keys are not in the order that searches rely on")
         return sent
 
+    def write_hot(self, file: RowsFile, keys: U64) -> int:
+        """Write the rows of the hot keys and return the bytes."""
+        packed = file.packed(keys[: self._table.hot])
+        each = hot_value_rows(self._table.stride)
+        for number, start in enumerate(range(0, len(packed), each)):
+            value = packed[start : start + each].tobytes()
+            self._connection.command("HSET", self._hot, number.to_bytes(4, "little"), value)
+        return packed.size
+
+    def hot_values(self) -> int:
+        """How many of the values are there that hot rows are in."""
+        return int(self._connection.command("HLEN", self._hot)) if self._table.hot else 0
+
+    @property
+    def hot_wanted(self) -> int:
+        return -(-self._table.hot // hot_value_rows(self._table.stride))
+
     def count(self) -> int:
         """How many buckets there are."""
         if self._place.hash:
@@ -70,7 +88,7 @@ class TableBuckets:
         for _ in self._in_pieces(b"HDEL" if self._place.hash else b"UNLINK"):
             step()
         if self._place.hash:
-            self._connection.command("UNLINK", self._place.hash)  # what somebody else wrote into it
+            self._connection.command("UNLINK", self._place.hash, self._hot)  # what somebody else wrote into it, too
 
     def read(self) -> Iterator[tuple[U64, U8]]:
         """All rows, a stretch of buckets at a time: keys [n] and packed rows [n, stride]."""

@@ -13,6 +13,7 @@ from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.export.kernels.bundle_rows import U8, RowsLayout, RowType
 from sparsefleet.export.kernels.reference.bundle_rows import places
 from sparsefleet.serving.kernels.redis_rows import (
+    NOT_WANTED,
     U32,
     BucketPlace,
     BucketsRead,
@@ -117,6 +118,46 @@ def read_buckets(
             row = 8 * rows + held.index(key) * stride
             packed[at[answered]] = np.frombuffer(rest[row : row + stride], np.uint8)
         consumed = place + len(line) + 2 + size + 2
+        answered += 1
+    return BucketsRead(consumed, answered, ReplyStatus.DONE)
+
+
+def hot_value_rows(stride: int) -> int:
+    return max(1, (32 << 10) // stride)
+
+
+def read_hot_rows(data: U8, span: tuple[int, int], to: U32, answered: int, packed: U8) -> BucketsRead:
+    raw, stride, consumed = data[span[0] : span[1]].tobytes(), packed.shape[1], 0
+    each = hot_value_rows(stride)
+    values = -(-len(to) // each)
+    while answered < values:
+        place = consumed
+        if answered == 0:
+            line, separator, _ = raw[place:].partition(b"\r\n")
+            if line[:1] not in (b"*", b""):
+                status = ReplyStatus.REFUSED if line[:1] == b"-" else ReplyStatus.MISSHAPEN
+                return BucketsRead(consumed, answered, status)
+            if not separator:
+                return BucketsRead(consumed, answered, ReplyStatus.MORE)
+            if line != b"*%d" % values:
+                return BucketsRead(consumed, answered, ReplyStatus.MISSHAPEN)
+            place += len(line) + 2
+        line, separator, rest = raw[place:].partition(b"\r\n")
+        if line[:1] not in (b"$", b""):
+            return BucketsRead(consumed, answered, ReplyStatus.MISSHAPEN)
+        if not separator:
+            return BucketsRead(consumed, answered, ReplyStatus.MORE)
+        count = min(each, len(to) - answered * each)
+        if line != b"$%d" % (count * stride):
+            status = ReplyStatus.ABSENT if line == b"$-1" else ReplyStatus.MISSHAPEN
+            return BucketsRead(consumed, answered, status)
+        if len(rest) < count * stride + 2:
+            return BucketsRead(consumed, answered, ReplyStatus.MORE)
+        rows = np.frombuffer(rest[: count * stride], np.uint8).reshape(count, stride)
+        for row, at in zip(rows, to[answered * each :].tolist(), strict=False):
+            if at != NOT_WANTED:
+                packed[at] = row
+        consumed = place + len(line) + 2 + count * stride + 2
         answered += 1
     return BucketsRead(consumed, answered, ReplyStatus.DONE)
 

@@ -10,7 +10,7 @@ from sparsefleet.core.batch import F32, I64, U64
 from sparsefleet.export.kernels.reference.bundle_rows import lookup_rows
 from sparsefleet.kernels.reference.rows import pool_forward, select_slots, unique_keys
 from sparsefleet.serving.kernels.request import PlainRequests
-from sparsefleet.serving.kernels.tower import MappedTable
+from sparsefleet.serving.kernels.tower import BodiesScored, MappedTable
 
 
 class ServedTower:
@@ -58,9 +58,20 @@ class MappedNetwork:
                 pool_forward(rows, inverse, bags, slots, np.array(places, np.int32), mean, pooled)
         return self._tower.probabilities(x), asked, missed
 
-    def score_body(self, requests: PlainRequests, body: bytes, most: int) -> tuple[F32, int, int] | None:
-        found = requests.parse(body)
-        if found is None or not 0 < len(found[0]) <= most:
-            return None
-        dense, keys, offsets = found
-        return self.score(keys, offsets, dense)
+    def score_bodies(self, requests: PlainRequests, bodies: Sequence[bytes], most: Sequence[int]) -> BodiesScored:
+        found: list[F32 | None] = [None for _ in bodies]
+        plain = []
+        for at, (body, limit) in enumerate(zip(bodies, most, strict=True)):
+            parsed = requests.parse(body)
+            if parsed is not None and 0 < len(parsed[0]) <= limit:
+                plain.append((at, *parsed))
+        if not plain:
+            return BodiesScored(found, 0, 0)
+        bags = np.concatenate([np.diff(offsets) for _, _, _, offsets in plain])
+        keys = np.concatenate([keys for _, _, keys, _ in plain])
+        dense = np.concatenate([dense for _, dense, _, _ in plain])
+        scores, asked, missed = self.score(keys, np.concatenate([[0], np.cumsum(bags)]), dense)
+        starts = np.cumsum([len(dense) for _, dense, _, _ in plain])[:-1]
+        for (at, *_), part in zip(plain, np.split(scores, starts), strict=True):
+            found[at] = part
+        return BodiesScored(found, asked, missed)
