@@ -181,15 +181,17 @@ class RowsFile:
         at = self._layout
         directory = self.data[at.directory : at.directory + 8 * (2**at.bits + 1)].view("<u8")
         rows = self.data[at.values : at.values + at.stride * at.rows].reshape(at.rows, at.stride)
-        held, found = self.keys(), np.empty(len(keys), np.int64)
         order = kernels.places(keys, at.seed)
-        buckets = order >> np.uint64(64 - at.bits) if at.bits else np.zeros_like(order)
-        for index, (key, number) in enumerate(zip(keys, buckets.tolist(), strict=True)):
-            start, stop = int(directory[number]), int(directory[number + 1])
-            here = np.flatnonzero(held[start:stop] == key)
-            if not len(here):
+        buckets = (order >> np.uint64(64 - at.bits) if at.bits else np.zeros_like(order)).astype(np.int64)
+        held, found, stops = self.keys(), directory[buckets].astype(np.int64), directory[buckets + 1].astype(np.int64)
+        looking = np.arange(len(keys))
+        while len(looking):  # one row of each key's bucket at a time; they are short
+            ended = looking[found[looking] >= stops[looking]]
+            if len(ended):
+                key = keys[ended[0]]
                 raise BundleError(f"{self.path}: it has no row for the key {key}, which is said to be a hot one")
-            found[index] = start + here[0]
+            looking = looking[held[found[looking]] != keys[looking]]
+            found[looking] += 1
         packed: U8 = rows[found]
         self.check_whole()
         return packed
