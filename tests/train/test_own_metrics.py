@@ -171,9 +171,12 @@ def heads(**changed):
     [
         (
             heads(loss=None, probabilities=None),
-            r"got outputs by name: click \(20,\), buy \(20,\)\. Give the model a loss",
+            r"got outputs by name: click \(20,\), buy \(20,\) where B is 20\. Give the model a loss",
         ),
-        (heads(probabilities=None), r"got outputs by name: click \(20,\), buy \(20,\)\. Give the model a loss"),
+        (
+            heads(probabilities=None),
+            r"got outputs by name: click \(20,\), buy \(20,\) where B is 20\. Give the model a loss",
+        ),
         (
             heads(loss=None, probabilities=None, forward=lambda self, batch: (torch.zeros(3), torch.zeros(3, 2))),
             r"got 2 outputs: \(3,\), \(3, 2\)",
